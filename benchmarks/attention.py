@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 import torch
 
+from anytron.base.traits import ModelTraits
+from anytron.device.loading import open_session
 from anytron.kernels.attention import make_attention
 from anytron.kernels.contract import AttentionCall, AttentionSpec
-from anytron.plugins import open_session
-from anytron.traits import ModelTraits
 from harness import argument_parser, in_turn, progress, report, timed
 
 BY = ("by_direct", "by_torch", "by_matmul")

@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from anytron.algorithms.policy_loss import PolicyLoss
-from anytron.batch import RaggedBatch
 from anytron.config.algorithm import AlgorithmSection
 from anytron.config.schema import RunConfig
-from anytron.executor.local import LocalExecutor
-from anytron.executor.protocol import GroupSpec
-from anytron.plugins import open_session
-from anytron.trainer.updates import UpdatePlan
-from anytron.trainer.workers import TrainingWorkers
+from anytron.device.loading import open_session
+from anytron.run.trainer.updates import UpdatePlan
+from anytron.run.trainer.workers import TrainingWorkers
+from anytron.sequences.batch import RaggedBatch
+from anytron.workers.executor.local import LocalExecutor
+from anytron.workers.executor.protocol import GroupSpec
 from harness import argument_parser, in_turn, progress, report, timed
 
 VOCABULARY, LENGTH = 8192, 16

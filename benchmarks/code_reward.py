@@ -18,8 +18,8 @@ PROGRAM = "numbers = list(map(int, input().split()))\nprint(sum(number * number 
 SCORE = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from anytron.rewards.code import Code
-from anytron.rewards.sample import Sample
+from anytron.task.rewards.code import Code
+from anytron.task.rewards.sample import Sample
 code = Code(sandbox=sys.argv[2], test_timeout_s=60.0)
 tests = [{"input": "1 2 3", "output": "14"}]
 samples = [Sample("p", "?", sys.argv[4], (1,), (1,), (-0.1,), True, data={"tests": tests})] * int(sys.argv[3])

@@ -38,7 +38,7 @@ from argparse import SUPPRESS
 from dataclasses import dataclass
 from pathlib import Path
 
-from anytron.plugins import open_session
+from anytron.device.loading import open_session
 from harness import MODEL_OF_100M, argument_parser, in_turn, progress, report, run_measured
 
 ROOT = Path(__file__).parents[1]

@@ -24,12 +24,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anytron.patches.versions import installed_version
+from anytron.device.patches.versions import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from anytron.runtime import DeviceRuntime
+    from anytron.device.runtime import DeviceRuntime
 
     Number = int | float | None
     Table = Mapping[str, Mapping[str, Number]]

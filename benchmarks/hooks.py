@@ -1,6 +1,6 @@
 """What hooks cost: a call through the facade, and their share of a training step.
 
-Each hook of a micro-batch, and one that resolves a kernel, is called through ``anytron.hooks.facade.Hooks``
+Each hook of a micro-batch, and one that resolves a kernel, is called through ``anytron.device.hooks.facade.Hooks``
 and directly on its implementation, in turn, in one run; ``facade_overhead_us`` is the largest difference
 (order, contract checks). Then ``examples/grpo_sort.yaml`` is trained for real, twice: once with
 ``ANYTRON_TRACE_HOOKS=1``, whose lines in the trainer's log give the calls per step, once without, which
@@ -24,12 +24,13 @@ from pathlib import Path
 import torch
 
 from anytron import hookimpl
+from anytron.base.traits import ModelTraits, ParallelSizes
+from anytron.device.loading import hooks_of
+from anytron.device.loading.neutral import NeutralDefaults
 from anytron.kernels.contract import LogProbSpec
-from anytron.masks import MaskKind, MaskRequest
-from anytron.plugins import hooks_of
-from anytron.plugins.neutral import NeutralDefaults
-from anytron.sequences import ModelInputs, plan_layout
-from anytron.traits import ModelTraits, ParallelSizes
+from anytron.sequences.inputs import ModelInputs
+from anytron.sequences.masks import MaskKind, MaskRequest
+from anytron.sequences.planning import plan_layout
 from harness import argument_parser, in_turn, progress, report
 
 CONFIG = Path(__file__).parents[1] / "examples" / "grpo_sort.yaml"

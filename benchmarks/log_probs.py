@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 
 from anytron.config.running import EngineSection
-from anytron.hooks.types import ProcessInfo
+from anytron.device.hooks.types import ProcessInfo
+from anytron.device.loading import open_session
 from anytron.kernels.contract import LogProbSpec
-from anytron.plugins import open_session
 from harness import argument_parser, in_turn, progress, report, timed
 
 TEMPERATURE = 0.8

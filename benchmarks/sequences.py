@@ -15,7 +15,7 @@ import statistics
 
 import torch
 
-from anytron.sequences import plan_layout
+from anytron.sequences.planning import plan_layout
 from harness import argument_parser, in_turn, progress, report, timed
 
 TENSOR_PARALLEL = 2

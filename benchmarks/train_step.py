@@ -8,7 +8,7 @@ forward with labels, cross entropy over whole logits, backward, ``finalize_model
 (``plain`` of log_probs.py). They take turns, and get the same packed sequences, up to 4096 tokens long, in one
 micro-batch.
 
-MFU is the floating-point operations that the model needs (:mod:`anytron.engines.flops`, as for the metric
+MFU is the floating-point operations that the model needs (:mod:`anytron.workers.engines.flops`, as for the metric
 ``throughput/mfu``), by the time, by what the device does in a product of two large square matrices of the same element
 type, measured in the same run (``matmul_flop_per_s``). Recomputed operations do not count.
 
@@ -92,7 +92,7 @@ def write_model(config, device):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from anytron.trainer.initial_model import model_directory
+    from anytron.run.trainer.initial_model import model_directory
 
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(
@@ -121,7 +121,7 @@ class Ours:
     """The engine of this process: one rank."""
 
     def __init__(self, layer, config, process, init_method):
-        from anytron.engines.context import EngineContext
+        from anytron.workers.engines.context import EngineContext
         from anytron_megatron.engine import MegatronEngine
 
         self.engine = MegatronEngine(EngineContext(config, layer, process, init_method))
@@ -130,7 +130,7 @@ class Ours:
         """Recorded trajectories of these lengths; every token but each first one is of a response."""
         import torch
 
-        from anytron.batch import RaggedBatch
+        from anytron.sequences.batch import RaggedBatch
 
         total = sum(lengths)
         response = torch.cat([torch.arange(length) for length in lengths]) > 0
@@ -256,10 +256,10 @@ def row(found, tokens, flop, peak, *, has_peak_bytes):
 
 
 def main():
-    from anytron.executor.environment import loopback_interface, loopback_variables
-    from anytron.hooks.types import ProcessInfo
-    from anytron.layer import open_layer
-    from anytron.plugins import open_session
+    from anytron.device.hooks.types import ProcessInfo
+    from anytron.device.layer import open_layer
+    from anytron.device.loading import open_session
+    from anytron.workers.executor.environment import loopback_interface, loopback_variables
 
     parser = argument_parser(__doc__)
     parser.add_argument("--size", choices=SHAPES, help="default: tiny on a processor, else 0.6b")

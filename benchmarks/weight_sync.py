@@ -23,11 +23,11 @@ from pathlib import Path
 
 import torch
 
-from anytron.engines.weight_carriers import BUCKETS
-from anytron.engines.weight_memory import SharedMemory
-from anytron.engines.weight_network import LOOPBACK, NetworkMeeting, NetworkReader
-from anytron.engines.weight_stream import BUCKET_BYTES, StreamOrigin, WeightStream
-from anytron.engines.weights import WeightFile, WeightManifest
+from anytron.workers.weights.carriers import BUCKETS
+from anytron.workers.weights.memory import SharedMemory
+from anytron.workers.weights.network import LOOPBACK, NetworkMeeting, NetworkReader
+from anytron.workers.weights.stream import BUCKET_BYTES, StreamOrigin, WeightStream
+from anytron.workers.weights.transfer import WeightFile, WeightManifest
 from anytron_rollout.weights import load_verified
 from harness import argument_parser, in_turn, progress, report, timed
 

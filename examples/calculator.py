@@ -16,13 +16,13 @@ import random
 import re
 from typing import TYPE_CHECKING
 
-from anytron.data import Prompt
-from anytron.environments import Observation
+from anytron.task.data import Prompt
+from anytron.task.environments import Observation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.environments import Task, Turn
+    from anytron.task.environments import Task, Turn
 
 SIGNS = "0123456789*>;!"
 SPECIAL = ("<eos>", "<pad>", "<unk>")

@@ -6,7 +6,7 @@ classes, with multi-latent attention, on packed sequences (thd) and on padded ro
 
 import sys
 
-from anytron.layer import Layer, open_layer
+from anytron.device.layer import Layer, open_layer
 
 VOCABULARY, CONTEXT = 64, 32
 
@@ -18,8 +18,8 @@ def train(layer: Layer, sequence_format: str, steps: int) -> list[float]:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
     from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-    from anytron.batch import RaggedBatch
-    from anytron.traits import ModelTraits
+    from anytron.base.traits import ModelTraits
+    from anytron.sequences.batch import RaggedBatch
     from anytron_megatron.own_trainer import forward, micro_batches, token_log_probs
 
     config = MLATransformerConfig(

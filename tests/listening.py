@@ -6,7 +6,7 @@ import contextlib
 import threading
 from pathlib import Path
 
-from tests.core.executor.processes import LOOPBACK, listeners, offspring
+from tests.core.workers.executor.processes import LOOPBACK, listeners, offspring
 from tests.house import ROOT
 
 EVERYWHERE = {"0.0.0.0", "::"}

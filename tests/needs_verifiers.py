@@ -2,7 +2,7 @@
 
 import pytest
 
-from anytron.errors import ConfigError
+from anytron.base.errors import ConfigError
 from anytron_verifiers.loading import require_supported
 
 

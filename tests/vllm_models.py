@@ -13,14 +13,14 @@ from transformers import AutoConfig
 
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
-from anytron.data.pretrained import load_tokenizer, model_class
-from anytron.engines.context import EngineContext
-from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
-from anytron.engines.weights import WeightFile, WeightManifest
-from anytron.hooks.types import ProcessInfo
-from anytron.layer import Layer
-from anytron.patches import Ledger
-from anytron.trainer.initial_model import write_random_model
+from anytron.device.hooks.types import ProcessInfo
+from anytron.device.layer import Layer
+from anytron.device.patches import Ledger
+from anytron.run.trainer.initial_model import write_random_model
+from anytron.task.data.pretrained import load_tokenizer, model_class
+from anytron.workers.engines.context import EngineContext
+from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
+from anytron.workers.weights.transfer import WeightFile, WeightManifest
 from anytron_cpu import CpuPlatform
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

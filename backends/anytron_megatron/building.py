@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from anytron.device.platform import EngineFacts, decisions_of
 from anytron.kernels.contract import LogProbSpec
-from anytron.platform import EngineFacts, decisions_of
 from anytron_megatron.critic.critic import Critic
 from anytron_megatron.experts.experts import Experts
 from anytron_megatron.models.source import AdapterSource, text_model
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from anytron.engines.context import EngineContext
-    from anytron.masks import AttnMask
-    from anytron.runtime import DeviceRuntime
-    from anytron.sequences import LayoutConstraints
-    from anytron.sequences.layout import Format
-    from anytron.traits import ModelTraits, ParallelSizes
+    from anytron.base.traits import ModelTraits, ParallelSizes
+    from anytron.device.runtime import DeviceRuntime
+    from anytron.sequences.layout import Format, LayoutConstraints
+    from anytron.sequences.masks import AttnMask
+    from anytron.workers.engines.context import EngineContext
     from anytron_megatron.lora.adapters import Adapters
     from anytron_megatron.models.bridge import BridgeSource
     from anytron_megatron.models.source import ModelSource

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.engines.device_memory import MemoryUse
-from anytron.errors import EngineError
-from anytron.patches import Phase
-from anytron.sequences import LayoutConstraints
-from anytron.trainer.initial_model import model_directory
+from anytron.base.errors import EngineError
+from anytron.device.patches import Phase
+from anytron.run.trainer.initial_model import model_directory
+from anytron.sequences.layout import LayoutConstraints
+from anytron.workers.engines.device_memory import MemoryUse
 from anytron_megatron.building import ModelBuilder, join_ranks, prepare_platform, rank_facts
 from anytron_megatron.checkpoint.checkpoints import Checkpoints
 from anytron_megatron.experts.experts import Experts
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.contract import LossFunction
-    from anytron.batch import RaggedBatch, TokenOutputs
-    from anytron.checkpoint.manifest import FileRecord
-    from anytron.engines.context import EngineContext
-    from anytron.engines.inspection import Inspection
-    from anytron.engines.rollout_engine import GenerationRequest, Response
-    from anytron.engines.training_engine import Additions, Conformance, ScoringRole, Topology, UpdatedModel
-    from anytron.engines.weights import Sent, WeightDestination
+    from anytron.record.checkpoint.manifest import FileRecord
+    from anytron.sequences.batch import RaggedBatch, TokenOutputs
+    from anytron.workers.engines.context import EngineContext
+    from anytron.workers.engines.inspection import Inspection
+    from anytron.workers.engines.rollout_engine import GenerationRequest, Response
+    from anytron.workers.engines.training_engine import Additions, Conformance, ScoringRole, Topology, UpdatedModel
+    from anytron.workers.weights.transfer import Sent, WeightDestination
     from anytron_megatron.critic.critic import Critic
     from anytron_megatron.generation.policy_rollout import PolicyRollout
     from anytron_megatron.lora.adapters import Adapters
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 class MegatronEngine:
     """Train one policy, and the critic of PPO; score with the policy, its reference, a teacher; generate, if asked to.
 
-    Implements :class:`anytron.engines.training_engine.TrainingEngine`. An engine whose models come from elsewhere is a
-    subclass with an :meth:`open_source` of its own.
+    Implements :class:`anytron.workers.engines.training_engine.TrainingEngine`. An engine whose models come from
+    elsewhere is a subclass with an :meth:`open_source` of its own.
 
     Args:
         context: Configuration, device layer and rank.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anytron.metric import Metric
+from anytron.base.metric import Metric
 
 _EXPERTS = "the coefficient of that loss is set ([experts](../how-to/train-mixture-of-experts.md))"
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from anytron.components import Component, EngineInfo
+from anytron.base.components import Component, EngineInfo
 from anytron.config.section import Section
 from anytron_megatron.metrics import METRICS
 from anytron_megatron.names import ENGINE
 
 if TYPE_CHECKING:
+    from anytron.base.traits import ParallelSizes
     from anytron.config.schema import RunConfig
-    from anytron.traits import ParallelSizes
 
 
 RoutingReplay = Literal["off", "old-log-probs", "rollout"]

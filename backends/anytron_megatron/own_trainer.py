@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
-from anytron.limits import Feature
-from anytron.masks import MaskKind
-from anytron.platform import EngineFacts, features_asked
+from anytron.base.traits import ModelTraits, ParallelSizes
+from anytron.device.limits import Feature
+from anytron.device.platform import EngineFacts, features_asked
 from anytron.sequences import scopes
-from anytron.traits import ModelTraits, ParallelSizes
+from anytron.sequences.masks import MaskKind
 from anytron_megatron.training import parallel
 from anytron_megatron.training.micro_batch import BatchPreparer
 
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, device, nn
 
-    from anytron.layer import Layer
-    from anytron.sequences import LayoutConstraints
-    from anytron.sequences.layout import Format
+    from anytron.device.layer import Layer
+    from anytron.sequences.layout import Format, LayoutConstraints
     from anytron_megatron.training.micro_batch import PreparedBatch
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.hooks.markers import hookimpl
-from anytron.hooks.types import Requirement
+from anytron.device.hooks.markers import hookimpl
+from anytron.device.hooks.types import Requirement
 from anytron_megatron.checks.run import run_diagnostics
 from anytron_megatron.models.release import SUPPORTED
 from anytron_megatron.names import ENGINE
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import PatchContext, ProcessInfo
-    from anytron.patches import Patch, Phase
+    from anytron.device.hooks.types import PatchContext, ProcessInfo
+    from anytron.device.patches import Patch, Phase
 
 _INSTALL = "pip install 'anytron' again, or the version in constraints/"
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.engines.device_memory import Parked
-from anytron.patches import Phase
+from anytron.device.patches import Phase
+from anytron.workers.engines.device_memory import Parked
 from anytron_megatron.building import ModelBuilder, join_ranks, prepare_platform, rank_facts
 from anytron_megatron.models.bridge import BridgeSource
 from anytron_megatron.options import MegatronOptions
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.batch import RaggedBatch
-    from anytron.engines.context import EngineContext
-    from anytron.engines.training_engine import Topology
+    from anytron.sequences.batch import RaggedBatch
+    from anytron.workers.engines.context import EngineContext
+    from anytron.workers.engines.training_engine import Topology
 
 
 class MegatronRewardModel:
-    """Score sequences. Implements :class:`anytron.engines.reward_model.RewardModelEngine`.
+    """Score sequences. Implements :class:`anytron.workers.engines.reward_model.RewardModelEngine`.
 
     Its process groups are its own, and so are its parallel sizes: Megatron has one layout in a process
     (``megatron.core.parallel_state``), which is why the policy's ranks do not hold it.

@@ -13,8 +13,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from anytron.errors import ConfigError, ProcessLost, WorkerError
-from anytron.executor.protocol import Host
+from anytron.base.errors import ConfigError, ProcessLost, WorkerError
+from anytron.workers.executor.protocol import Host
 from anytron_ray.agent import Agent
 
 if TYPE_CHECKING:

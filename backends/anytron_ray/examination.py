@@ -8,15 +8,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.entries import Entry, of_error
-from anytron.errors import ConfigError
+from anytron.base.entries import Entry, of_error
+from anytron.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from anytron.base.entries import Status
     from anytron.config.schema import RunConfig
-    from anytron.entries import Status
-    from anytron.platform import Platform
+    from anytron.device.platform import Platform
 
 ADDRESS = "RAY_ADDRESS"
 RUNNING = Path("ray", "ray_current_cluster")

@@ -7,20 +7,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from anytron.components import find_component
-from anytron.entries import Entry
-from anytron.errors import ConfigError, WorkerError
-from anytron.executor.base import BaseExecutor
-from anytron.executor.environment import loopback_variables, ranks_beside, with_devices, worker_environment
+from anytron.base.components import find_component
+from anytron.base.entries import Entry
+from anytron.base.errors import ConfigError, WorkerError
+from anytron.workers.executor.base import BaseExecutor
+from anytron.workers.executor.environment import loopback_variables, ranks_beside, with_devices, worker_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from anytron.config.schema import RunConfig
-    from anytron.executor.bootstrap import Bootstrap
-    from anytron.executor.protocol import GroupSpec
-    from anytron.platform import Platform
-    from anytron.plugins import Session
+    from anytron.device.loading import Session
+    from anytron.device.platform import Platform
+    from anytron.workers.executor.bootstrap import Bootstrap
+    from anytron.workers.executor.protocol import GroupSpec
     from anytron_ray.agent import Place
     from anytron_ray.cluster import Agents
     from anytron_ray.group import RayRank, RayWorkerGroup
@@ -57,12 +57,12 @@ def passed_on(variables: Mapping[str, str], platform: Platform, further: Sequenc
 
 
 class RayExecutor(BaseExecutor):
-    """An :class:`~anytron.executor.protocol.Executor` of processes on the machines of a Ray cluster.
+    """An :class:`~anytron.workers.executor.protocol.Executor` of processes on the machines of a Ray cluster.
 
     An agent, an actor of Ray, starts the worker process of each rank on its machine and passes messages on. Agents
     of training ranks take one device and one processor each; others take none, go to the machine of the training
-    ranks beside which they are (:func:`~anytron.executor.environment.ranks_beside`) and work with those ranks' devices.
-    Each rank of a reward model has the machine and the device of the training rank of its number. With
+    ranks beside which they are (:func:`~anytron.workers.executor.environment.ranks_beside`) and work with those ranks'
+    devices. Each rank of a reward model has the machine and the device of the training rank of its number. With
     ``rollout.placement=separate`` replicas take a device each like training ranks, wherever there is one.
 
     What a worker writes goes to ``<trainer.output_dir>/logs/<role>-<rank>.log`` on its machine.

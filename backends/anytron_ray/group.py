@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
-from anytron.errors import ProcessLost
-from anytron.executor.group import RankGroup
-from anytron.executor.process import tail
+from anytron.base.errors import ProcessLost
+from anytron.workers.executor.group import RankGroup
+from anytron.workers.executor.process import tail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from anytron.config.running import ExecutorSection
-    from anytron.executor.channel import Message
-    from anytron.executor.protocol import Host
-    from anytron.executor.standing import Standing
+    from anytron.workers.executor.channel import Message
+    from anytron.workers.executor.protocol import Host
+    from anytron.workers.executor.standing import Standing
     from anytron_ray.cluster import Agents
 
 ASK_S = 10.0
@@ -27,7 +27,7 @@ ASK_S = 10.0
 
 
 class RayRank:
-    """A :class:`~anytron.executor.rank.Rank` whose process an agent has started, somewhere in the cluster.
+    """A :class:`~anytron.workers.executor.rank.Rank` whose process an agent has started, somewhere in the cluster.
 
     Args:
         name: For people: role and rank.

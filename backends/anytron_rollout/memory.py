@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.engines.memory import BYTES, MemoryPart, key_value_elements
+from anytron.workers.engines.memory import BYTES, MemoryPart, key_value_elements
 from anytron_rollout.options import TransformersOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anytron.config.schema import RunConfig
-    from anytron.engines.memory import DeviceMemory, TrainingEstimate, When
+    from anytron.workers.engines.memory import DeviceMemory, TrainingEstimate, When
 
 LOGITS = 6
 """Tensors of ``[B, V]`` that one step of sampling has at a time: logits, the copy that transformers hands on, scaled by

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from anytron.components import Component, EngineInfo
+from anytron.base.components import Component, EngineInfo
 from anytron.config.section import Section
 
 

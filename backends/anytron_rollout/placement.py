@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from anytron.errors import ConfigError
+from anytron.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from anytron.runtime import DeviceRuntime
+    from anytron.device.runtime import DeviceRuntime
 
 _NO_LIMIT = 1 << 60
 """Bytes. How much fits is only known once the training engine has taken its part, which is later."""

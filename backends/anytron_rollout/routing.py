@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.engines.routing import RoutingShape
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
+from anytron.workers.engines.routing import RoutingShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor, nn
 
-    from anytron.engines.rollout_engine import PromptInputs, Response
+    from anytron.workers.engines.rollout_engine import PromptInputs, Response
 
 EXPERTS = ".mlp.experts"
 """How the names of modules end that are called with (hidden states ``[N, H]``, experts ``[N, K]``, weights ``[N, K]``):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
-from anytron.data.model_files import read_config
-from anytron.errors import ConfigError
+from anytron.task.data.model_files import read_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from anytron.config.schema import RunConfig
-    from anytron.platform import Platform
+    from anytron.device.platform import Platform
 
 TOLD = ("deepseek_v3", "qwen3_moe")
 """Types of models of which :mod:`anytron_rollout.routing` can tell the routing: a test compares it with Megatron's."""

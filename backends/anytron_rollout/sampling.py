@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
 
-from anytron.engines.rollout_engine import Response, SamplingParams, StopReason
-from anytron.engines.sampling import TokenDraws
+from anytron.workers.engines.rollout_engine import Response, SamplingParams, StopReason
+from anytron.workers.engines.sampling import TokenDraws
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.engines.stop_strings import StopStrings
+    from anytron.workers.engines.stop_strings import StopStrings
 
 
 class TokenSampler(LogitsProcessor):
-    """Draw each row's next token (:class:`anytron.engines.sampling.TokenDraws`), and keep the tokens' log-probs.
+    """Draw each row's next token (``anytron.workers.engines.sampling.TokenDraws``), and keep the tokens' log-probs.
 
     Only one ``[B, V]`` tensor exists at a time (``output_logits=True`` would keep W of them).
 

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.engines.rollout_engine import PromptInputs
+    from anytron.workers.engines.rollout_engine import PromptInputs
 
 _ARGUMENTS = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values"})
 

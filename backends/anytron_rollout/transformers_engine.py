@@ -11,11 +11,11 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from anytron.data.pretrained import load_hf_config, load_tokenizer, model_class, take_latent_epsilon
-from anytron.engines.device_memory import MemoryUse, Parked
-from anytron.engines.request_queue import RequestQueue
-from anytron.engines.stop_strings import StopStrings
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
+from anytron.task.data.pretrained import load_hf_config, load_tokenizer, model_class, take_latent_epsilon
+from anytron.workers.engines.device_memory import MemoryUse, Parked
+from anytron.workers.engines.request_queue import RequestQueue
+from anytron.workers.engines.stop_strings import StopStrings
 from anytron_rollout.options import TransformersOptions
 from anytron_rollout.placement import place
 from anytron_rollout.routing import RoutingRecorder, with_routing
@@ -26,14 +26,14 @@ from anytron_rollout.weights import differing_weights, load_verified
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from anytron.data.images import ImagePatches
-    from anytron.engines.context import EngineContext
-    from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
-    from anytron.engines.weights import WeightOrigin
+    from anytron.task.data.images import ImagePatches
+    from anytron.workers.engines.context import EngineContext
+    from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
+    from anytron.workers.weights.transfer import WeightOrigin
 
 
 class TransformersEngine:
-    """A rollout engine (:class:`anytron.engines.rollout_engine.RolloutEngine`).
+    """A rollout engine (:class:`anytron.workers.engines.rollout_engine.RolloutEngine`).
 
     The model is built from its config alone. Its weights always come from the training engine, before the first
     rollout as after every update. A poll generates one batch, of ``rollout.max_batch_size`` responses at most, to its

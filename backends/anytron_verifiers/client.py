@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import verifiers as vf
 from verifiers.types import Response, ResponseMessage, ToolCall, Usage
 
-from anytron.errors import DataError
+from anytron.base.errors import DataError
 from anytron_verifiers.tool_calls import found_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.environments import Turn
+    from anytron.task.environments import Turn
     from anytron_verifiers.tool_calls import ToolCallFormat
 
 

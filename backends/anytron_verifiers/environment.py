@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.imports import resolve
-from anytron.environments import Observation
+from anytron.task.environments import Observation
 from anytron_verifiers.loading import load
 from anytron_verifiers.messages import as_function, plain, said, tools_of
 from anytron_verifiers.tool_calls import FORMATS, TOOL_CALLS
@@ -18,7 +18,7 @@ from anytron_verifiers.tool_calls import FORMATS, TOOL_CALLS
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping
 
-    from anytron.environments import Task, Turn
+    from anytron.task.environments import Task, Turn
     from anytron_verifiers.client import Request
 
 

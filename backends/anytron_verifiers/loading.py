@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 
-from anytron.errors import ConfigError
+from anytron.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from anytron.data import Prompt
+from anytron.task.data import Prompt
 from anytron_verifiers.loading import load
 from anytron_verifiers.messages import plain, tools_of
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from anytron.functions import Called, Kind
+from anytron.base.functions import Called, Kind
 
 ToolCallFormat = Callable[[str], tuple[str, Sequence[tuple[str, str]]]]
 """What the model wrote -> what of it is no tool call, and for each call the tool's name and its arguments as JSON."""

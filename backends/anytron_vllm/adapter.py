@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from anytron.temporary import PrivateDirectory
+from anytron.base.temporary import PrivateDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,7 @@ class AdapterDirectory:
         """
         from safetensors.torch import save_file
 
-        from anytron.engines.weights import checksum
+        from anytron.workers.weights.transfer import checksum
 
         written = {
             name: (tensor.float() * (self._section.scaling if ".lora_B." in name else 1.0)).to(self._dtype)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
-from anytron.data.model_files import faults, read_config
-from anytron.data.pretrained import processor_files
-from anytron.errors import ConfigError
+from anytron.task.data.model_files import faults, read_config
+from anytron.task.data.pretrained import processor_files
 from anytron_vllm.adapter import LARGEST_RANK
 from anytron_vllm.installation import INSTALL, SUPPORTED, find_installation
 from anytron_vllm.options import VllmOptions
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from anytron.config.schema import LoraSection, RunConfig
-    from anytron.platform import Platform
+    from anytron.device.platform import Platform
     from anytron_vllm.installation import Installation
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.data.pretrained import load_hf_config, load_tokenizer
-from anytron.engines.stop_strings import StopStrings
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
+from anytron.task.data.pretrained import load_hf_config, load_tokenizer
+from anytron.workers.engines.stop_strings import StopStrings
 from anytron_vllm.adapter import ADAPTER_ID, AdapterDirectory
 from anytron_vllm.expected_weights import ExpectedWeights
 from anytron_vllm.installation import require_supported, require_torchvision
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.engines.context import EngineContext
-    from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, Response
-    from anytron.engines.weights import WeightOrigin
+    from anytron.workers.engines.context import EngineContext
+    from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response
+    from anytron.workers.weights.transfer import WeightOrigin
 
 
 class VllmEngine:
-    """A rollout engine (:class:`anytron.engines.rollout_engine.RolloutEngine`) on vLLM's ``LLM``.
+    """A rollout engine (:class:`anytron.workers.engines.rollout_engine.RolloutEngine`) on vLLM's ``LLM``.
 
     One step of vLLM is one token of every response under way; between two steps weights can be exchanged, requests
     added and aborted. Responses that go on over an update are computed anew up to their last token, so that what

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.data.pretrained import load_hf_config, model_class
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
+from anytron.task.data.pretrained import load_hf_config, model_class
 from anytron_rollout.weights import Places
 
 if TYPE_CHECKING:

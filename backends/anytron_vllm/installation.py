@@ -16,7 +16,7 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from anytron.errors import ConfigError
+from anytron.base.errors import ConfigError
 
 SUPPORTED = SpecifierSet(">=0.32,<0.33")
 """Minor versions whose tests pass (tests/backends/vllm). vLLM changes what this engine uses of it from one to the next:

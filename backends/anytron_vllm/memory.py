@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.engines.memory import BYTES, MemoryPart
+from anytron.workers.engines.memory import BYTES, MemoryPart
 from anytron_vllm.options import CPU_CACHE_GIB, VllmOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anytron.config.schema import RunConfig
-    from anytron.engines.memory import DeviceMemory, TrainingEstimate, When
+    from anytron.workers.engines.memory import DeviceMemory, TrainingEstimate, When
 
 DEFAULT_SHARE = 0.9
 """vLLM's own ``gpu_memory_utilization``."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from anytron.components import Component, EngineInfo
+from anytron.base.components import Component, EngineInfo
 from anytron.config.section import Section
 
 CPU_CACHE_GIB = 1.0

@@ -1,7 +1,7 @@
 """Prompts as vLLM's engine takes them: what its own renderer would make of them, made here of tokens and patches.
 
 vLLM's renderer prepares images with the model's processor. They have been prepared already, for training and rollout
-alike (:class:`anytron.data.images.ImagePatches`), and a second preparation might give others.
+alike (:class:`anytron.task.data.images.ImagePatches`), and a second preparation might give others.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.data.images import ImagePatches
-    from anytron.engines.rollout_engine import PromptInputs
+    from anytron.task.data.images import ImagePatches
+    from anytron.workers.engines.rollout_engine import PromptInputs
 
 
 @dataclass(frozen=True)

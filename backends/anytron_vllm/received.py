@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.engines.weights import ReceivedWeights
+    from anytron.workers.weights.transfer import ReceivedWeights
     from anytron_vllm.expected_weights import ExpectedWeights
 
 CHUNK_BYTES = 256 << 20

@@ -27,7 +27,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.layerwise import logger as layerwise_logger
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from anytron.engines.rollout_engine import Response
+from anytron.workers.engines.rollout_engine import Response
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.engines.rollout_engine import GenerationRequest, SamplingParams, StopReason
+    from anytron.workers.engines.rollout_engine import GenerationRequest, SamplingParams, StopReason
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.engines.weights import checksum
+from anytron.workers.weights.transfer import checksum
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,8 +16,8 @@ place where Python looks for modules, those of the standard library included.
 
 TYPE_CHECKING = False  # the constant of typing, without importing it
 if TYPE_CHECKING:
-    from anytron.hooks.markers import hookimpl
-    from anytron.platform import Platform
+    from anytron.device.hooks.markers import hookimpl
+    from anytron.device.platform import Platform
 
 __version__ = "0.1.0"
 
@@ -27,11 +27,11 @@ __all__ = ["Platform", "__version__", "hookimpl"]
 def __getattr__(name: str) -> object:
     """Import what is above when it is first asked for."""
     if name == "Platform":
-        from anytron.platform import Platform
+        from anytron.device.platform import Platform
 
         return Platform
     if name == "hookimpl":
-        from anytron.hooks.markers import hookimpl
+        from anytron.device.hooks.markers import hookimpl
 
         return hookimpl
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from anytron.components import EngineInfo
-from anytron.engines import rollout_engine, training_engine
+from anytron.base.components import EngineInfo
+from anytron.workers.engines import rollout_engine, training_engine
 from anytron_megatron.options import MEGATRON, MEGATRON_ROLLOUT
 from anytron_rollout.options import TRANSFORMERS
 from anytron_vllm.options import VLLM

@@ -11,7 +11,7 @@ import weakref
 import pytest
 import torch
 
-from anytron.runtime import MemoryStats
+from anytron.device.runtime import MemoryStats
 from anytron_cpu.runtime import CpuRuntime
 from benchmarks import harness
 from tests.house import ROOT

@@ -7,7 +7,7 @@ import importlib
 import pytest
 import torch
 
-from anytron.runtime import MemoryStats
+from anytron.device.runtime import MemoryStats
 from anytron_cpu.runtime import CpuRuntime
 from tests.house import ROOT
 

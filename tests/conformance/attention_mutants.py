@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from anytron.kernels.attention import make_attention
-from anytron.masks import AttnMask, MaskKind, Polarity
-from anytron.reference.attention import attend_where
+from anytron.kernels.oracles.attention import attend_where
+from anytron.sequences.masks import AttnMask, MaskKind, Polarity
 from tests.conformance.kernel_mutant import KernelMutant
 
 

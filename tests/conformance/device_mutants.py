@@ -13,7 +13,7 @@ from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from anytron import hookimpl
-from anytron.patches import Installed, Patch, Phase
+from anytron.device.patches import Installed, Patch, Phase
 from anytron_cpu import CpuPlatform
 from anytron_cpu.runtime import CpuRuntime
 from tests.conformance.mutant import Mutant

@@ -8,11 +8,11 @@ import itertools
 import torch
 
 from anytron import hookimpl
+from anytron.device.patches import Patch, Phase
 from anytron.kernels.attention import make_attention
 from anytron.kernels.contract import KernelName
 from anytron.kernels.fused import adam, default_kernel, grouped_mm
 from anytron.kernels.log_prob import make_log_prob
-from anytron.patches import Patch, Phase
 from anytron_cpu.runtime import CpuRuntime
 from tests.conformance.mutant import Mutant
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from anytron.engines import context as engines
-from anytron.executor import worker
-from anytron.executor.local import LocalExecutor
-from anytron.layer import Layer
-from anytron.plugins import open_session
+from anytron.device.layer import Layer
+from anytron.device.loading import open_session
+from anytron.workers.engines import context as engines
+from anytron.workers.executor import worker
+from anytron.workers.executor.local import LocalExecutor
 
 if TYPE_CHECKING:
-    from anytron.hooks.facade import Hooks
+    from anytron.device.hooks.facade import Hooks
 
 FOLDER = "ANYTRON_TEST_PLATFORMS"
 """Variable that names the folder in which each platform's distribution has a folder of its name."""

@@ -9,10 +9,11 @@ from dataclasses import replace
 import torch
 
 from anytron import hookimpl
+from anytron.device.loading.neutral import NeutralDefaults
 from anytron.kernels.attention import make_attention
-from anytron.masks import MaskKind, Polarity
-from anytron.plugins.neutral import NeutralDefaults
-from anytron.sequences import LayoutConstraints, scopes
+from anytron.sequences import scopes
+from anytron.sequences.layout import LayoutConstraints
+from anytron.sequences.masks import MaskKind, Polarity
 from anytron.sequences.parallel import gather_slots
 from tests.conformance import vendor
 from tests.conformance.mutant import Mutant

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from anytron.testing.checking import check_rule
-from anytron.testing.levels import rules_of
-from anytron.testing.model.table import FAMILIES
-from anytron.testing.subject import Source, Subject
-from anytron.testing.tiny_models import CONFIGS
-from anytron.verification.report import Status
+from anytron.proof.conformance.checking import check_rule
+from anytron.proof.conformance.levels import rules_of
+from anytron.proof.conformance.model.table import FAMILIES
+from anytron.proof.conformance.subject import Source, Subject
+from anytron.proof.conformance.tiny_models import CONFIGS
+from anytron.proof.verification.report import Status
 from anytron_megatron.models import families
 from tests.conformance import engine_mutants
 from tests.conformance.mutant import mutants_of

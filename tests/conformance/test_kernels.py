@@ -8,8 +8,8 @@ from torch.utils._pytree import tree_map_only
 
 from anytron.kernels import fused
 from anytron.kernels.contract import KernelName
-from anytron.testing.levels import rules_of
-from anytron.verification.report import Status
+from anytron.proof.conformance.levels import rules_of
+from anytron.proof.verification.report import Status
 from tests.conformance.kernel_mutant import KernelMutant
 from tests.conformance.test_mutants import result_of
 

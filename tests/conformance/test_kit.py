@@ -15,20 +15,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from anytron.base.errors import ConfigError, PlatformError
 from anytron.cli.conformance import run_conformance
 from anytron.cli.main import app
-from anytron.errors import ConfigError, PlatformError
-from anytron.limits import Feature, Limit
-from anytron.plugins import hooks_of
-from anytron.plugins.session import Session
-from anytron.testing import document, levels
-from anytron.testing.checking import check_rule
-from anytron.testing.levels import checked_levels, find_rule, rules_of
-from anytron.testing.results import ConformanceReport, RuleResult
-from anytron.testing.rules import LEVELS, PAGE, TITLE, Broken, Case, Inapplicable, rule
-from anytron.testing.run import Checker, run
-from anytron.testing.subject import Source, Subject
-from anytron.verification.report import Status
+from anytron.device.limits import Feature, Limit
+from anytron.device.loading import hooks_of
+from anytron.device.loading.session import Session
+from anytron.proof.conformance import document, levels
+from anytron.proof.conformance.checking import check_rule
+from anytron.proof.conformance.levels import checked_levels, find_rule, rules_of
+from anytron.proof.conformance.results import ConformanceReport, RuleResult
+from anytron.proof.conformance.rules import LEVELS, PAGE, TITLE, Broken, Case, Inapplicable, rule
+from anytron.proof.conformance.run import Checker, run
+from anytron.proof.conformance.subject import Source, Subject
+from anytron.proof.verification.report import Status
 from anytron_cpu import CpuPlatform
 from tests.conformance.device_mutants import with_runtime
 from tests.conformance.mutant import Mutant
@@ -293,7 +293,7 @@ def test_without_torch_it_says_what_to_install(tmp_path):
 
 def test_a_mistake_is_told_before_torch_is_imported():
     program = (
-        "import sys\nfrom anytron.cli.conformance import run_conformance\nfrom anytron.errors import AnytronError\n"
+        "import sys\nfrom anytron.base.errors import AnytronError\nfrom anytron.cli.conformance import run_conformance\n"
         "try:\n    run_conformance(sys.argv[1], [], sys.argv[2:], as_json=False)\n"
         "except AnytronError as error:\n    print(error.what, 'torch' in sys.modules)"
     )
@@ -325,12 +325,12 @@ def test_every_rule_has_a_name_of_its_own_and_a_section():
         assert one.help, one.name
     assert page.splitlines()[2] == f"# {TITLE}"
     assert f"- {TITLE}: reference/conformance.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert document.render() == page, "run python -m anytron.testing.document docs/reference/conformance.md"
+    assert document.render() == page, "run python -m anytron.proof.conformance.document docs/reference/conformance.md"
 
 
 def test_it_is_three_lines_in_a_suite(pytester_run):
     output = pytester_run(
-        "from anytron.testing import conformance\n\ntest_conformance = conformance('basalt', level='device')\n"
+        "from anytron.proof.conformance import conformance\n\ntest_conformance = conformance('basalt', level='device')\n"
     )
     assert "test_conformance[device/rng-round-trip] PASSED" in output
     assert "basalt declares no own-device: the simulator computes on the host's processor" in output

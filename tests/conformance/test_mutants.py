@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from anytron.plugins import hooks_of
-from anytron.plugins.session import Session
-from anytron.testing.checking import check_rule
-from anytron.testing.levels import rules_of
-from anytron.testing.rules import LEVELS
-from anytron.testing.subject import Source, Subject
-from anytron.verification.report import Status
+from anytron.device.loading import hooks_of
+from anytron.device.loading.session import Session
+from anytron.proof.conformance.checking import check_rule
+from anytron.proof.conformance.levels import rules_of
+from anytron.proof.conformance.rules import LEVELS
+from anytron.proof.conformance.subject import Source, Subject
+from anytron.proof.verification.report import Status
 from anytron_cpu import CpuPlatform
 from tests.conformance import attention_mutants, device_mutants, kernel_mutants, no_rows_mutants, sequence_mutants
 from tests.conformance.mutant import mutants_of

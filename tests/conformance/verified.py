@@ -20,13 +20,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from anytron.base.errors import AnytronError
 from anytron.config.diagnostics import refuse
-from anytron.errors import AnytronError
-from anytron.executor import process as processes
-from anytron.preflight.open_run import open_run
-from anytron.tracking.progress import Progress
-from anytron.verification.report import in_one_line
-from anytron.verification.tolerances import FACTORS
+from anytron.proof.verification.report import in_one_line
+from anytron.proof.verification.tolerances import FACTORS
+from anytron.record.tracking.progress import Progress
+from anytron.run.preflight.open_run import open_run
+from anytron.workers.executor import process as processes
 from anytron_cpu import CpuPlatform
 from tests.conformance import (
     attention_mutants,
@@ -156,7 +156,7 @@ class Laboratory:
         assert not difference(self._of_the_processor(run), again, LIMITS.get(run, LIMIT)), run
 
     def _train(self, run: str, platform: str) -> list[dict[str, float]]:
-        from anytron.trainer.loop import train
+        from anytron.run.trainer.loop import train
 
         with self._opened(run, platform) as opened:
             with LastingProcesses(opened.config, opened.session) as executor:
@@ -165,7 +165,7 @@ class Laboratory:
             return [json.loads(line) for line in metrics.splitlines()]
 
     def _verify(self, run: str, platform: str) -> dict[str, str]:
-        from anytron.verification.checks import verify
+        from anytron.proof.verification.checks import verify
 
         with self._opened(run, platform) as opened:
             Path(opened.config.trainer.output_dir).mkdir()

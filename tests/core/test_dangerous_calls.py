@@ -17,21 +17,27 @@ KEYWORDS = {"trust_remote_code", "shell", "allow_pickle"}
 EVERYBODY = "0.0.0.0"
 
 ALLOWED = {
-    ("core/anytron/executor/channel.py", "pickle.loads"): "between processes of one run, over unnamed socket pairs",
     (
-        "core/anytron/isolation/worker.py",
+        "core/anytron/workers/executor/channel.py",
+        "pickle.loads",
+    ): "between processes of one run, over unnamed socket pairs",
+    (
+        "core/anytron/task/isolation/worker.py",
         "pickle.loads",
     ): "what the driver sends, over an unnamed socket pair; answers are JSON",
-    ("core/anytron/isolation/reader.py", "pickle.loads"): "what the driver asks its own fork; nothing comes back so",
+    (
+        "core/anytron/task/isolation/reader.py",
+        "pickle.loads",
+    ): "what the driver asks its own fork; nothing comes back so",
     ("backends/anytron_megatron/checkpoint/unpickling.py", "pickle.Unpickler"): "with a list of classes, of all others",
     ("backends/anytron_megatron/checkpoint/unpickling.py", "torch.load"): "with weights_only=True",
     ("backends/anytron_megatron/redirect/factories.py", "torch.load"): "replaced by one that translates map_location",
     (
-        "core/anytron/data/pretrained.py",
+        "core/anytron/task/data/pretrained.py",
         "from_pretrained",
     ): "with trust_remote_code=False and local_files_only=True",
     (
-        "core/anytron/verification/hugging_face.py",
+        "core/anytron/proof/verification/hugging_face.py",
         "from_pretrained",
     ): "of a class of transformers itself, with local_files_only=True",
 }

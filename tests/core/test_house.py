@@ -30,17 +30,17 @@ HEAVY = ("megatron", "torch_npu", "mindspeed", "flash_attn", "transformer_engine
 LIGHT = (
     "anytron",
     "anytron.config.schema",
-    "anytron.errors",
-    "anytron.plugins.neutral",
-    "anytron.hooks.facade",
-    "anytron.hooks.markers",
-    "anytron.hooks.specs",
-    "anytron.hooks.types",
-    "anytron.limits",
-    "anytron.masks",
-    "anytron.platform",
+    "anytron.base.errors",
+    "anytron.device.loading.neutral",
+    "anytron.device.hooks.facade",
+    "anytron.device.hooks.markers",
+    "anytron.device.hooks.specs",
+    "anytron.device.hooks.types",
+    "anytron.device.limits",
+    "anytron.sequences.masks",
+    "anytron.device.platform",
     "anytron.plugins",
-    "anytron.runtime",
+    "anytron.device.runtime",
     "anytron.cli.main",
     "anytron_cpu",
 )
@@ -65,8 +65,12 @@ def test_the_floors_are_drawn_in_the_docs():
 @pytest.mark.parametrize(
     ("importer", "imported", "named"),
     [
-        ("sequences/layout.py", "from anytron.trainer.loop import train", "core/anytron/sequences/layout.py:"),
-        ("errors.py", "if TYPE_CHECKING:\n    from anytron.config.schema import RunConfig", "core/anytron/errors.py:"),
+        ("sequences/layout.py", "from anytron.run.trainer.loop import train", "core/anytron/sequences/layout.py:"),
+        (
+            "errors.py",
+            "if TYPE_CHECKING:\n    from anytron.config.schema import RunConfig",
+            "core/anytron/base/errors.py:",
+        ),
     ],
 )
 def test_an_import_that_climbs_is_named_with_its_line(importer, imported, named, tmp_path, monkeypatch):

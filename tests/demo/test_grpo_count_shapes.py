@@ -10,8 +10,8 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 from anytron.config.imports import resolve
-from anytron.data.pretrained import PROCESSOR
-from anytron.data.sources import DATA_SOURCE
+from anytron.task.data.pretrained import PROCESSOR
+from anytron.task.data.sources import DATA_SOURCE
 from tests.demo.test_grpo_sort import ROOT, anytron
 
 EXAMPLE = ROOT / "examples" / "grpo_count_shapes.yaml"

@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from anytron.config.imports import resolve
-from anytron.data.pretrained import TOKENIZER
+from anytron.task.data.pretrained import TOKENIZER
 from tests.demo.test_grpo_sort import users_environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -1,4 +1,4 @@
-"""What real engines add to a step's metrics is in the tables; tests/core/trainer/test_metric_table.py has the rest."""
+"""Metrics that real engines add are in the tables; tests/core/run/trainer/test_metric_table.py has the others."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anytron.tracking.metric_table import METRICS
+from anytron.record.tracking.metric_table import METRICS
 from anytron_megatron.metrics import METRICS as OF_MEGATRON
 from tests.demo.test_grpo_sort import users_environment
 

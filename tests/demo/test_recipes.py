@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from anytron.engines.memory import DeviceMemory
-from anytron.planning.plan import make_plan
-from anytron.preflight.open_run import open_run
+from anytron.proof.planning.plan import make_plan
+from anytron.run.preflight.open_run import open_run
+from anytron.workers.engines.memory import DeviceMemory
 from tests.fake_vllm import install
 from tests.recipes import FOLDER, recipes
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron import errors
-from anytron.errors import AnytronError
+from anytron.base import errors
+from anytron.base.errors import AnytronError
 from tests.house import PACKAGES, modules
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HEADING = """# Errors
 
-<!-- Generated from core/anytron/errors.py and the places that raise errors by
+<!-- Generated from core/anytron/base/errors.py and the places that raise errors by
 `python -m tests.docs.error_page docs/reference/errors.md`. -->
 
 What Anytron refuses or cannot do is an error of four parts: what failed, where, why, and the command or setting that
@@ -30,14 +30,15 @@ cures it. The command line prints them without a traceback and ends with status 
 bug, and keeps its traceback. Below, an ellipsis stands for what an error fills in.
 [Troubleshooting](../how-to/troubleshooting.md) says more about the frequent ones.
 
-All classes are in `anytron.errors` and inherit from `AnytronError`, whose instances have the attributes `what`,
+All classes are in `anytron.base.errors` and inherit from `AnytronError`, whose instances have the attributes `what`,
 `where`, `why` and `fix`.
 """
 FAULTS = """## What is wrong with a function of yours
 
-Whatever the configuration names by `file.py:name` or `module:name` (`anytron.functions`): a reward, an environment, an
-advantage, a loss, a source of prompts, a tokenizer's or processor's function, a sink of metrics. Found before the start
-it is a `ConfigError`; later a `DataError`, a sample's failure, or of a sink a warning. Fix says what the arguments are.
+Whatever the configuration names by `file.py:name` or `module:name` (`anytron.base.functions`): a reward, an
+environment, an advantage, a loss, a source of prompts, a tokenizer's or processor's function, a sink of metrics. Found
+before the start it is a `ConfigError`; later a `DataError`, a sample's failure, or of a sink a warning. Fix says what
+the arguments are.
 """
 MISTAKES = """## Mistakes of a configuration
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from anytron.errors import AnytronError
-from anytron.testing.results import versions
-from anytron.testing.subject import Source
+from anytron.base.errors import AnytronError
+from anytron.proof.conformance.results import versions
+from anytron.proof.conformance.subject import Source
 from tests.docs import support_matrix
 from tests.docs.results import Measured
 from tests.house import ROOT

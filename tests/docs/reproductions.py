@@ -19,7 +19,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from anytron.patches.versions import installed_version
+from anytron.device.patches.versions import installed_version
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "upstream").glob("*.md"))
@@ -118,7 +118,7 @@ def main(setting: str, *packages: str) -> None:
     warnings.simplefilter("ignore")
     chosen = [one for one in reproductions(*packages) if one.setting == setting and one.is_installed]
     if setting.startswith("on "):
-        from anytron.layer import open_layer
+        from anytron.device.layer import open_layer
 
         if setting == "on MindSpeed":
             open_layer("ascend", {"adaptor": "mindspeed"})

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.testing.levels import rules_of
-from anytron.testing.tiny_models import CONFIGS
+from anytron.proof.conformance.levels import rules_of
+from anytron.proof.conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.families.layouts import MODELS
 from tests.docs.results import NOT_RUN, measured, of_case, of_test, worst

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from anytron.testing.levels import rules_of
-from anytron.testing.rules import LEVELS
-from anytron.verification.checks import CHECKS
+from anytron.proof.conformance.levels import rules_of
+from anytron.proof.conformance.rules import LEVELS
+from anytron.proof.verification.checks import CHECKS
 from tests.docs.test_commands import BLOCKS
 from tests.house import ROOT
 

@@ -8,19 +8,19 @@ import re
 
 import pytest
 
-from anytron.checkpoint import document as resumed_keys
+from anytron.base.errors import AnytronError
 from anytron.cli import document as cli_page
 from anytron.config.options import section_model
 from anytron.config.schema import RunConfig
-from anytron.errors import AnytronError
-from anytron.tracking import document as metrics_page
+from anytron.record.checkpoint import document as resumed_keys
+from anytron.record.tracking import document as metrics_page
 from tests.docs import error_page, support_matrix
 from tests.house import PACKAGES, ROOT, modules
 
 REFERENCE = ROOT / "docs" / "reference"
 GENERATED = {
     "cli.md": (cli_page, "anytron.cli.document"),
-    "metrics.md": (metrics_page, "anytron.tracking.document"),
+    "metrics.md": (metrics_page, "anytron.record.tracking.document"),
     "errors.md": (error_page, "tests.docs.error_page"),
     "support-matrix.md": (support_matrix, "tests.docs.support_matrix"),
 }
@@ -35,7 +35,9 @@ def test_a_page_in_the_tree_is_current(page):
 
 def test_the_keys_that_may_change_are_those_of_the_code():
     page = (ROOT / "docs/how-to/resume-a-run.md").read_text(encoding="utf-8")
-    assert page == resumed_keys.drawn(page), "run: python -m anytron.checkpoint.document docs/how-to/resume-a-run.md"
+    assert page == resumed_keys.drawn(page), (
+        "run: python -m anytron.record.checkpoint.document docs/how-to/resume-a-run.md"
+    )
     assert page.count("| `optimizer.lr` | remedy of") == 1
 
 
@@ -63,7 +65,7 @@ def test_every_class_of_error_of_ours_is_on_the_page():
     def family(one):
         return {one, *(below for child in one.__subclasses__() for below in family(child))}
 
-    ours = {one.__name__ for one in family(AnytronError) if one.__module__ == "anytron.errors"}
+    ours = {one.__name__ for one in family(AnytronError) if one.__module__ == "anytron.base.errors"}
     assert ours == error_page.classes().keys()
     text = error_page.render()
     assert all(f"\n## {name}\n" in text for name in ours)

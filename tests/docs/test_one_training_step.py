@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs/explanation/one-training-step.md").read_text(encoding="utf-
 SECTIONS = {section.splitlines()[0]: section for section in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]}
 LETTERS = {"B", "T", "R", "C", "V"}
 """Sizes in shapes."""
-HOOKS = "core/anytron/hooks/specs.py"
+HOOKS = "core/anytron/device/hooks/specs.py"
 
 
 def definitions(file):

@@ -10,14 +10,14 @@ from anytron.config.generation import EnvironmentSection
 from anytron.config.imports import resolve
 from anytron.config.load import load_config
 from anytron.config.schema import DataSection
-from anytron.data.sources import load_prompts
-from anytron.environments import Task, Turn
-from anytron.environments.called import ENVIRONMENT_PATH
-from anytron.environments.loading import check_environment
-from anytron.rewards import Sample
-from anytron.sinks import SinkRun
-from anytron.sinks.loading import load_sink, sink_diagnostics
-from tests.core.sinks.conftest import configuration
+from anytron.record.sinks import SinkRun
+from anytron.record.sinks.loading import load_sink, sink_diagnostics
+from anytron.task.data.sources import load_prompts
+from anytron.task.environments import Task, Turn
+from anytron.task.environments.called import ENVIRONMENT_PATH
+from anytron.task.environments.loading import check_environment
+from anytron.task.rewards import Sample
+from tests.core.record.sinks.conftest import configuration
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

@@ -11,15 +11,18 @@ import pytest
 import torch
 
 from anytron import hookimpl
+from anytron.base.errors import EngineError
+from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.load import load_config
 from anytron.config.schema import RunConfig
-from anytron.errors import EngineError
-from anytron.hooks.types import LayoutRequest, PatchContext
-from anytron.patches import Ledger, Phase
-from anytron.plugins import hooks_of, survey_plugins
-from anytron.runtime import DeviceRuntime
-from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout, scopes
-from anytron.traits import ModelTraits, ParallelSizes
+from anytron.device.hooks.types import LayoutRequest, PatchContext
+from anytron.device.loading import hooks_of, survey_plugins
+from anytron.device.patches import Ledger, Phase
+from anytron.device.runtime import DeviceRuntime
+from anytron.sequences import scopes
+from anytron.sequences.inputs import ModelInputs
+from anytron.sequences.layout import LayoutConstraints
+from anytron.sequences.planning import plan_layout
 from tests.docs.test_pages import ROOT, blocks
 
 PLATFORM, EXTENSION = "docs/how-to/write-a-platform.md", "docs/how-to/write-an-extension.md"

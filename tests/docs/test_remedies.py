@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from anytron.checkpoint.differences import REMEDIES, is_free
+from anytron.record.checkpoint.differences import REMEDIES, is_free
 from tests.docs.remedies import Remedy, exists, refusal, remedies, remedies_of
 from tests.house import ROOT
 
@@ -27,8 +27,8 @@ STARTS = {
     "backends/anytron_megatron/lora/peft_directory.py": "the adapter is read before the first step",
     "backends/anytron_rollout/routing.py": "found while the rollout engine is built",
     "backends/anytron_verifiers/loading.py": "found while the environment is loaded",
-    "core/anytron/rewards/reference.py": "right answers are looked at before the first step",
-    "core/anytron/rewards/judge.py": "right answers are looked at before the first step",
+    "core/anytron/task/rewards/reference.py": "right answers are looked at before the first step",
+    "core/anytron/task/rewards/judge.py": "right answers are looked at before the first step",
 }
 """Files elsewhere whose errors come up before the first step, too, and why."""
 NEW_RUN = re.compile(r"\b(?:new run|begin anew|begin again)\b")
@@ -88,7 +88,7 @@ def test_every_key_that_may_change_as_a_remedy_is_one():
     ],
 )
 def test_a_wrong_remedy_is_noticed(text, key, value, wrong):
-    (found,) = remedies_of(text, "core/anytron/trainer/loop.py")
+    (found,) = remedies_of(text, "core/anytron/run/trainer/loop.py")
     assert (found.key, found.value) == (key, value)
     assert exists(key) is (wrong != "missing")
     assert bool(value and refusal(key, value)) is (wrong == "refused")

@@ -37,48 +37,49 @@ class Twin(NamedTuple):
     broken: str
 
 
-_STREAM = "tests/core/engines/test_weight_stream.py::test_"
+_STREAM = "tests/core/workers/engines/test_weight_stream.py::test_"
 _UNPROVED = (
-    "engines/weight_secret.py",
+    "workers/weights/secret.py",
     "if not hmac.compare_digest(proof, _proof(secret, side, challenges)):",
     "if len(proof) != len(_proof(secret, side, challenges)):",
 )
-_PRIVATE = ("files.py", "PRIVATE = 0o600", "PRIVATE = 0o644")
+_PRIVATE = ("base/files.py", "PRIVATE = 0o600", "PRIVATE = 0o644")
 TWINS = [
     Twin(f"{_STREAM}a_reader_with_another_secret_is_refused_and_the_right_one_gets_its_weights", *_UNPROVED),
     Twin(f"{_STREAM}a_reader_does_not_take_weights_from_another_sender", *_UNPROVED),
     Twin(
-        f"{_STREAM}a_recorded_proof_proves_nothing_again", "engines/weight_secret.py",
+        f"{_STREAM}a_recorded_proof_proves_nothing_again", "workers/weights/secret.py",
         "self.text = secrets.token_bytes(_CHALLENGE_BYTES)",
         "self.text = bytes(_CHALLENGE_BYTES)",
     ),
     Twin(
-        f"{_STREAM}a_proof_has_one_deadline_however_slowly_its_bytes_come", "engines/weight_network.py",
+        f"{_STREAM}a_proof_has_one_deadline_however_slowly_its_bytes_come", "workers/weights/network.py",
         "time.monotonic() + PROOF_S)", "time.monotonic() + 1e6)",
     ),
     Twin(
         f"{_STREAM}rank_0_and_the_driver_listen_where_they_are_told_and_only_while_it_is_needed",
-        "engines/weight_network.py", "create_server((address, 0),", 'create_server(("", 0),',
+        "workers/weights/network.py", "create_server((address, 0),", 'create_server(("", 0),',
     ),
-    Twin("tests/core/tracking/test_run_directory.py::test_configurations_may_hold_secrets_and_are_private", *_PRIVATE),
-    Twin(
-        "tests/core/checkpoint/test_directory.py::test_the_drivers_state_holds_the_configuration_and_is_private",
+    Twin("tests/core/record/tracking/test_run_directory.py::test_configurations_may_hold_secrets_and_are_private",
+    *_PRIVATE), Twin(
+        "tests/core/record/checkpoint/test_directory.py::test_the_drivers_state_holds_the_configuration_and_is_private",
         *_PRIVATE,
     ),
     Twin(
         "tests/core/cli/test_report_command.py::test_a_report_is_one_private_file_and_is_written_again", *_PRIVATE
     ),
     Twin(
-        "tests/core/checkpoint/test_manifest.py::test_a_link_is_not_a_file_of_the_checkpoint",
-        "checkpoint/manifest.py", "if not path.is_file() or path.is_symlink():\n        yield",
+        "tests/core/record/checkpoint/test_manifest.py::test_a_link_is_not_a_file_of_the_checkpoint",
+        "record/checkpoint/manifest.py", "if not path.is_file() or path.is_symlink():\n        yield",
         "if not path.is_file():\n        yield",
     ),
     Twin(
-        "tests/core/data/test_sources.py::test_a_path_that_leaves_the_folder_is_refused", "data/records.py",
+        "tests/core/task/data/test_sources.py::test_a_path_that_leaves_the_folder_is_refused", "task/data/records.py",
         "leaves = not file.resolve().is_relative_to(folder.resolve())", "leaves = False",
     ),
     Twin(
-        "tests/core/data/test_rows.py::test_an_enormous_line_is_refused_before_it_is_in_memory", "data/rows.py",
+        "tests/core/task/data/test_rows.py::test_an_enormous_line_is_refused_before_it_is_in_memory",
+        "task/data/rows.py",
         "stream.readline(LONGEST_LINE + 1):", "stream.readline():",
     ),
     Twin(
@@ -86,49 +87,53 @@ TWINS = [
         "        del sys.path[0]\n", "        pass\n",
     ),
     Twin(
-        "tests/core/executor/test_local.py::test_a_worker_is_built_in_order_and_told_who_it_is", "executor/process.py",
+        "tests/core/workers/executor/test_local.py::test_a_worker_is_built_in_order_and_told_who_it_is",
+        "workers/executor/process.py",
         "sys.path[:] = filter(None, sys.path); ", "",
     ),
     Twin(
-        "tests/core/cli/test_terminal.py::test_nor_does_a_console", "terminal.py",
+        "tests/core/cli/test_terminal.py::test_nor_does_a_console", "base/terminal.py",
         'lambda found: " " if found[0] == "\\t" else f"\\\\x{ord(found[0]):02x}"', "lambda found: found[0]",
     ),
     Twin(
-        "tests/core/report/test_choosing.py::test_nothing_that_is_shown_moves_the_cursor", "terminal.py",
+        "tests/core/record/report/test_choosing.py::test_nothing_that_is_shown_moves_the_cursor", "base/terminal.py",
         'lambda found: " " if found[0] == "\\t" else f"\\\\x{ord(found[0]):02x}"', "lambda found: found[0]",
     ),
     Twin(
-        "tests/core/report/test_choosing.py::test_a_picture_elsewhere_is_not_named", "report/samples.py",
+        "tests/core/record/report/test_choosing.py::test_a_picture_elsewhere_is_not_named", "record/report/samples.py",
         "isinstance(name, str) and _PICTURE.fullmatch(name)]", "isinstance(name, str)]",
     ),
     Twin(
-        "tests/core/executor/test_failures.py::test_no_log_is_written_through_a_link", "files.py",
+        "tests/core/workers/executor/test_failures.py::test_no_log_is_written_through_a_link", "base/files.py",
         "os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)", "os.O_APPEND | os.O_CLOEXEC, 0o666)",
     ),
     Twin(
-        "tests/core/rewards/test_processes.py::test_no_log_is_written_through_a_link_or_emptied", "files.py",
+        "tests/core/task/rewards/test_processes.py::test_no_log_is_written_through_a_link_or_emptied", "base/files.py",
         "os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)", "os.O_APPEND | os.O_CLOEXEC, 0o666)",
     ),
     Twin(
-        "tests/core/isolation/test_sandbox.py::test_it_sees_no_secret_and_no_open_file", "isolation/sandbox.py",
+        "tests/core/task/isolation/test_sandbox.py::test_it_sees_no_secret_and_no_open_file",
+        "task/isolation/sandbox.py",
         "os.execve(python, [python, *options, \"-c\", _PROGRAM], environment)",
         "os.execve(python, [python, *options, \"-c\", _PROGRAM], {**os.environ, **environment})",
     ),
     Twin(
-        "tests/core/executor/test_local.py::test_collectives_work_and_listen_on_the_loopback_interface_alone",
-        "executor/environment.py", "return {} if interface is None else dict.fromkeys(names, interface)", "return {}",
+        "tests/core/workers/executor/test_local.py::test_collectives_work_and_listen_on_the_loopback_interface_alone",
+        "workers/executor/environment.py",
+        "return {} if interface is None else dict.fromkeys(names, interface)", "return {}",
     ),
     Twin(
         "tests/core/config/test_json_files.py::test_every_reader_says_it_with_the_name_of_the_file",
         "config/json_files.py", "    except RecursionError:\n", "    except FloatingPointError:\n",
     ),
     Twin(
-        "tests/core/config/test_json_files.py::test_that_no_file_can_be_opened_is_not_that_one_is_missing", "files.py",
+        "tests/core/config/test_json_files.py::test_that_no_file_can_be_opened_is_not_that_one_is_missing",
+        "base/files.py",
         "    errno.EMFILE: (", "    errno.EXFULL: (",
     ),
     Twin(
-        "tests/core/checkpoint/test_manifest.py::test_a_good_checkpoint_that_cannot_be_read_now_is_not_set_aside",
-        "checkpoint/manifest.py", "        raise _unreadable(directory / name, error) from error\n",
+        "tests/core/record/checkpoint/test_manifest.py::test_a_good_checkpoint_that_cannot_be_read_now_is_not_set_aside",
+        "record/checkpoint/manifest.py", "        raise _unreadable(directory / name, error) from error\n",
         '        sizes = [f"{name} cannot be read: {error}"]\n',
     ),
     Twin(

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron import hookimpl
-from anytron.patches import Patch, Phase
+from anytron.device.patches import Patch, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from anytron.hooks.types import PatchContext
+    from anytron.device.hooks.types import PatchContext
 
 VARIABLE = "ANYTRON_SABOTAGE"
 TRAINER = "anytron_megatron.engine:MegatronEngine"

@@ -12,7 +12,7 @@ from tests.faults import saboteur
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.rewards import Sample
+    from anytron.task.rewards import Sample
 
 
 def reward(samples: Sequence[Sample]) -> list[float]:

@@ -10,15 +10,17 @@ import sys
 import pytest
 import torch
 
-from anytron.errors import HookContractError
-from anytron.hooks.registry import specifications
+from anytron.base.errors import HookContractError
+from anytron.base.traits import ModelTraits, ParallelSizes
+from anytron.device.hooks.registry import specifications
+from anytron.device.loading import check_requirements, examine_requirements, hooks_of, open_session
+from anytron.device.platform import Decision, decisions_of
 from anytron.kernels.contract import AttentionCall, AttentionSpec, KernelName, KernelSpec, LogProbSpec
-from anytron.masks import AttnMask, MaskKind, MaskRequest
-from anytron.platform import Decision, decisions_of
-from anytron.plugins import check_requirements, examine_requirements, hooks_of, open_session
-from anytron.reference.masks import defined_pairs, read_flash_attention, read_transformer_engine
-from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout
-from anytron.traits import ModelTraits, ParallelSizes
+from anytron.kernels.oracles.masks import defined_pairs, read_flash_attention, read_transformer_engine
+from anytron.sequences.inputs import ModelInputs
+from anytron.sequences.layout import LayoutConstraints
+from anytron.sequences.masks import AttnMask, MaskKind, MaskRequest
+from anytron.sequences.planning import plan_layout
 from tests.third_party_platform import USABLE, install_into
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from anytron.verification.gradient_differences import adapter_gradients, compare_gradients, may_be_frozen
-from anytron.verification.report import Status
+from anytron.proof.verification.gradient_differences import adapter_gradients, compare_gradients, may_be_frozen
+from anytron.proof.verification.report import Status
 
 NAMES = (
     "model.embed_tokens.weight",

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from anytron.config.roles import OptimizerSection
-from anytron.verification.optimizer import VISIBLE, compare_moves
-from anytron.verification.report import Status
+from anytron.proof.verification.optimizer import VISIBLE, compare_moves
+from anytron.proof.verification.report import Status
 
 SECTION = OptimizerSection(**VISIBLE)
 NAMES = ("model.embed_tokens.weight", "model.layers.0.mlp.down_proj.weight", "model.norm.weight")

@@ -6,9 +6,9 @@ from itertools import permutations
 
 import pytest
 
+from anytron.base.errors import AnytronError, ConfigError, EngineError, ProcessLost, WorkerError
 from anytron.cli.verify import _print_table
-from anytron.errors import AnytronError, ConfigError, EngineError, ProcessLost, WorkerError
-from anytron.verification.report import CheckResult, Status, failed, in_one_line, joined, measured, skipped, used
+from anytron.proof.verification.report import CheckResult, Status, failed, in_one_line, joined, measured, skipped, used
 
 TRACEBACK = """Traceback (most recent call last):
   File "kernels.py", line 3, in norm

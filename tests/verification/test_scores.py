@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from anytron.data.pretrained import read_hf_config
-from anytron.testing.tiny_models import write_tiny_model
-from anytron.verification.hugging_face import load_model
-from anytron.verification.report import Status
-from anytron.verification.scores import LENGTHS, check_scores, random_sequences, transformers_logits, verify_scores
+from anytron.proof.conformance.tiny_models import write_tiny_model
+from anytron.proof.verification.hugging_face import load_model
+from anytron.proof.verification.report import Status
+from anytron.proof.verification.scores import (
+    LENGTHS,
+    check_scores,
+    random_sequences,
+    transformers_logits,
+    verify_scores,
+)
+from anytron.task.data.pretrained import read_hf_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "verify-before-you-train.md"
 

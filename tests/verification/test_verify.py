@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from anytron.verification.checks import CHECKS
+from anytron.proof.verification.checks import CHECKS
 from tests import packed_platform
 from tests.reward_models import write_reward_model
 from tests.third_party_platform import USABLE, install_into
@@ -34,11 +34,11 @@ MADE = set(CHECKS) - {"recomputed-equals-kept", *OF_PARTS}
 PLUGIN = """
 import torch
 from anytron import hookimpl
-from anytron.hooks.types import ConfigEdit
+from anytron.device.hooks.types import ConfigEdit
 from anytron.kernels.attention import make_attention
 from anytron.kernels.log_prob import make_log_prob
-from anytron.masks import AttnMask, MaskKind
-from anytron.patches import Patch, Phase
+from anytron.sequences.masks import AttnMask, MaskKind
+from anytron.device.patches import Patch, Phase
 
 LAYER = "mcore_bridge.model.modules.gated_delta_net"
 
@@ -199,7 +199,7 @@ def teacher(tmp_path_factory):
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from anytron.testing.training.sort_task import tokenizer
+    from anytron.proof.conformance.training.sort_task import tokenizer
 
     directory = tmp_path_factory.mktemp("teacher")
     torch.manual_seed(5)
@@ -213,7 +213,7 @@ def teacher(tmp_path_factory):
 @pytest.fixture(scope="module")
 def judge(teacher, tmp_path_factory):
     """A reward model of the teacher's trunk."""
-    from anytron.testing.training.sort_task import tokenizer
+    from anytron.proof.conformance.training.sort_task import tokenizer
 
     directory = write_reward_model(teacher, tmp_path_factory.mktemp("judge"))
     tokenizer().save_pretrained(directory)

@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch.distributed.checkpoint.metadata import StorageMeta
 
-from anytron.errors import EngineError
-from anytron.files import exhausted, sync
-from anytron.seeds import derive_seed
+from anytron.base.errors import EngineError
+from anytron.base.files import exhausted, sync
+from anytron.base.seeds import derive_seed
 from anytron_megatron.checkpoint.optimizer_state import prepare_state, steps_done
 from anytron_megatron.checkpoint.plan import plan_writing
 from anytron_megatron.checkpoint.progress import PROGRESS, ModelProgress, Progress
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-    from anytron.checkpoint.manifest import FileRecord
-    from anytron.runtime import DeviceRuntime
-    from anytron.traits import ParallelSizes
+    from anytron.base.traits import ParallelSizes
+    from anytron.device.runtime import DeviceRuntime
+    from anytron.record.checkpoint.manifest import FileRecord
     from anytron_megatron.checkpoint.shards import SavedTensor
     from anytron_megatron.lora.adapters import Adapters
     from anytron_megatron.training.trained_model import TrainedModel
@@ -75,7 +75,7 @@ class Checkpoints:
         self._writing: tuple[Path, PartWriter, Metadata | None] | None = None
 
     def save(self, directory: Path, *, asynchronous: bool) -> None:
-        """Begin to write (:meth:`anytron.engines.training_engine.CheckpointEngine.save_checkpoint`)."""
+        """Begin to write (:meth:`anytron.workers.engines.training_engine.CheckpointEngine.save_checkpoint`)."""
         self.close()
         rank = dist.get_rank()
         plan = plan_writing(shard for one in self._tensors() for shard in one.shards)
@@ -93,7 +93,7 @@ class Checkpoints:
             writer.run()
 
     def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
-        """Ask for what was written (:meth:`anytron.engines.training_engine.CheckpointEngine.written_files`)."""
+        """Ask for what was written (:meth:`anytron.workers.engines.training_engine.CheckpointEngine.written_files`)."""
         if self._writing is None:
             raise EngineError("No checkpoint is being written.", where="written_files", fix="begin one")
         directory, writer, table = self._writing
@@ -121,7 +121,7 @@ class Checkpoints:
         return records
 
     def load(self, directory: Path) -> None:
-        """Take back what was saved (:meth:`anytron.engines.training_engine.CheckpointEngine.load_checkpoint`)."""
+        """Take back what was saved (``CheckpointEngine.load_checkpoint``)."""
         progress = Progress.read(directory)
         for role, trained in self._models.items():
             if role not in progress.models:

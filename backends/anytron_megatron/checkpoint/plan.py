@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

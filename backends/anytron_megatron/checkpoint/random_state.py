@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.runtime import DeviceRuntime
+    from anytron.device.runtime import DeviceRuntime
 
 HOST, DEVICE, TRACKED = "host", "device", "tracked."
 """Keys: torch's generator of the processor, the device's, and the states of Megatron's tracker by name. Nothing of the

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
-from anytron.errors import EngineError
-from anytron.files import exhausted
+from anytron.base.errors import EngineError
+from anytron.base.files import exhausted
 from anytron_megatron.checkpoint.rectangles import overlap
 from anytron_megatron.checkpoint.unpickling import read_table_of_contents, read_tensor, refusal
 

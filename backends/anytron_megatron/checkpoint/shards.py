@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron_megatron.checkpoint.rectangles import rectangles
 
 if TYPE_CHECKING:

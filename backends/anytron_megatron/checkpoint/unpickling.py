@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from typing_extensions import override
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 
 _CLASSES = (
     Metadata,

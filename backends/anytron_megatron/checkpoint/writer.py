@@ -20,8 +20,8 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from typing_extensions import Self
 
-from anytron.checkpoint.manifest import FileRecord
-from anytron.files import sync
+from anytron.base.files import sync
+from anytron.record.checkpoint.manifest import FileRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import MetadataIndex
     from typing_extensions import Buffer
 
-    from anytron.runtime import DeviceRuntime
+    from anytron.device.runtime import DeviceRuntime
 
 
 class RecordedFile:

@@ -119,7 +119,7 @@ def _number_of_experts(subject: Subject, run: RunConfig, options: MegatronOption
     if given or not needed or subject.path is not None:
         return int(given)
     # A config that is written by hand may leave the number to the default of its class.
-    from anytron.data.pretrained import load_hf_config
+    from anytron.task.data.pretrained import load_hf_config
 
     complete = load_hf_config(run.model).get_text_config()
     return int(next((getattr(complete, name) for name in EXPERTS if getattr(complete, name, None)), 0))

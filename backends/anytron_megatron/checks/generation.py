@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from anytron.config.schema import RunConfig
-    from anytron.platform import Platform
+    from anytron.device.platform import Platform
     from anytron_megatron.checks.subject import Subject
     from anytron_megatron.options import MegatronOptions
 

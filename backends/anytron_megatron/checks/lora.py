@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytron.base.errors import ConfigError, did_you_mean
 from anytron.config.diagnostics import Diagnostic
-from anytron.data.model_files import faults, flag, number, read_object, whole
-from anytron.errors import ConfigError, did_you_mean
+from anytron.task.data.model_files import faults, flag, number, read_object, whole
 from anytron_megatron.lora.names import ALL_LINEAR, CONFIG_FILE, LAYERS, WEIGHTS_FILE
 from anytron_megatron.models.weight_files import INDEX, DamagedFileError, read_header
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from anytron.config.schema import LoraSection, RunConfig
-    from anytron.data.model_files import Kind
+    from anytron.task.data.model_files import Kind
     from anytron_megatron.options import MegatronOptions
 
 

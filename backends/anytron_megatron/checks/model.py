@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from anytron.base.errors import did_you_mean
 from anytron.config.diagnostics import Diagnostic
-from anytron.errors import did_you_mean
 from anytron_megatron.models.families import FAMILIES, proved
 from anytron_megatron.options import transformer_fields
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.diagnostics import Diagnostic
-from anytron.platform import decisions_of
+from anytron.device.platform import decisions_of
 from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from anytron.config.schema import RunConfig
-    from anytron.platform import Platform
+    from anytron.device.platform import Platform
 
 
 def precision_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.data.model_files import faults, read_config
-from anytron.errors import ConfigError
+from anytron.base.errors import ConfigError
+from anytron.task.data.model_files import faults, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import load_file, save_file
 
-from anytron.engines.training_engine import VALUE_HEAD, VALUE_HEAD_FILE
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
+from anytron.workers.engines.training_engine import VALUE_HEAD, VALUE_HEAD_FILE
 from anytron_megatron.critic.value_head import ValueHead
 from anytron_megatron.training import parallel
 from anytron_megatron.training.gradients import named_gradients
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from anytron.algorithms.contract import LossFunction
-    from anytron.batch import RaggedBatch
     from anytron.config.schema import RunConfig
-    from anytron.engines.inspection import Inspection
+    from anytron.sequences.batch import RaggedBatch
+    from anytron.workers.engines.inspection import Inspection
     from anytron_megatron.experts.experts import Experts
     from anytron_megatron.models.source import ModelSource
     from anytron_megatron.training.micro_batch import BatchPreparer
@@ -73,27 +73,27 @@ class Critic:
         )
 
     def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
-        """Compute values of states without gradients (:meth:`anytron.engines.training_engine.CriticEngine.values`)."""
+        """Compute values of states without gradients (``CriticEngine.values``)."""
         outputs = forward(self._trained.chunks, micro_batches, self._preparer)
         values = [one.values for one in outputs if one.values is not None]
         return values if parallel.topology().reports else None
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
-        """Do one optimizer update (:meth:`anytron.engines.training_engine.CriticEngine.update_critic`)."""
+        """Do one optimizer update (:meth:`anytron.workers.engines.training_engine.CriticEngine.update_critic`)."""
         features = [] if self._experts is None else [self._experts.replay_routing()]
         metrics = self._trained.update(micro_batches, loss, *features)
         balance = {} if self._experts is None else self._experts.metrics()
         return None if metrics is None else {**{f"critic/{name}": part for name, part in balance.items()}, **metrics}
 
     def inspect(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Inspection:
-        """Look at an update's numbers (:meth:`anytron.engines.training_engine.InspectableEngine.inspect_update`)."""
+        """Look at an update's numbers (``InspectableEngine.inspect_update``)."""
         features = [] if self._experts is None else [self._experts.replay_routing()]
         return self._trained.inspect(micro_batches, loss, *features)
 
     def gradients(
         self, micro_batches: Sequence[RaggedBatch], loss: LossFunction, *, balanced: bool
     ) -> Iterator[tuple[str, Tensor]]:
-        """Compute and yield gradients (:meth:`anytron.engines.training_engine.DifferentiableEngine.export_gradients`).
+        """Compute and yield gradients (``DifferentiableEngine.export_gradients``).
 
         Args:
             micro_batches: Those of this rank.
@@ -111,7 +111,7 @@ class Critic:
         yield from named_gradients(self._modules, partial(self._source.export, self._modules))
 
     def save(self, directory: Path) -> None:
-        """Write trunk and head (:meth:`anytron.engines.training_engine.CriticEngine.save_critic`)."""
+        """Write trunk and head (:meth:`anytron.workers.engines.training_engine.CriticEngine.save_critic`)."""
         self._source.save(self._modules, directory)
         topology = parallel.topology()
         if self._head is not None and topology.reports and topology.dp_rank == 0:

@@ -8,7 +8,7 @@ import torch
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import nn
 
-from anytron.batch import TokenOutputs
+from anytron.sequences.batch import TokenOutputs
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel

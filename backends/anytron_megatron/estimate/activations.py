@@ -17,7 +17,7 @@ from anytron_megatron.estimate.sharding import COLUMN, ROW, Piece
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from anytron.traits import ParallelSizes
+    from anytron.base.traits import ParallelSizes
 
 
 _SHARED_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}

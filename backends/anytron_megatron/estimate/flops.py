@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from anytron.engines.flops import AttentionLayers, ModelFlops
+from anytron.workers.engines.flops import AttentionLayers, ModelFlops
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.estimate.sharding import VISION, kind_of
 from anytron_megatron.estimate.tensors import model_shapes

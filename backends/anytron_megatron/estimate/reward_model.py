@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from anytron.engines.memory import BYTES, MemoryPart, TrainingEstimate
+from anytron.workers.engines.memory import BYTES, MemoryPart, TrainingEstimate
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.estimate.activations import kept_elements
 from anytron_megatron.estimate.sharding import pieces
@@ -14,7 +14,7 @@ from anytron_megatron.estimate.tensors import model_shapes
 
 if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
-    from anytron.engines.memory import When
+    from anytron.workers.engines.memory import When
 
 
 def estimate(run: RunConfig) -> TrainingEstimate:

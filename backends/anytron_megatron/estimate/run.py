@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from anytron.engines.memory import BYTES, MemoryPart, TrainingEstimate, key_value_elements, readable
+from anytron.workers.engines.memory import BYTES, MemoryPart, TrainingEstimate, key_value_elements, readable
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.estimate.activations import activation_bytes, kept_elements, tile_bytes
 from anytron_megatron.estimate.adapters import adapter_pieces
@@ -17,10 +17,10 @@ from anytron_megatron.options import MegatronOptions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from anytron.base.traits import ParallelSizes
     from anytron.config.roles import OptimizerSection
     from anytron.config.schema import RunConfig
-    from anytron.engines.memory import DeviceMemory, When
-    from anytron.traits import ParallelSizes
+    from anytron.workers.engines.memory import DeviceMemory, When
     from anytron_megatron.estimate.sharding import Piece
 
 _ALIGNER = ("merger", "aligner", "projector")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-    from anytron.traits import ParallelSizes
+    from anytron.base.traits import ParallelSizes
     from anytron_megatron.models.weight_names import Shapes
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from anytron.base.traits import ParallelSizes
     from anytron.config.roles import OptimizerSection
-    from anytron.traits import ParallelSizes
     from anytron_megatron.estimate.sharding import Piece
 
 GRADIENT_BYTES = 4

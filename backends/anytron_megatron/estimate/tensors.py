@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.errors import ConfigError
+from anytron.base.errors import ConfigError
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.weight_files import DamagedFileError, read_header
 from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors, with_score_head

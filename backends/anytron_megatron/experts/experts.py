@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
     from torch import Tensor, nn
 
-    from anytron.engines.routing import RoutingShape
     from anytron.sequences.scopes import ScopeFactory
+    from anytron.workers.engines.routing import RoutingShape
     from anytron_megatron.experts.load_balancing import LoadBalancing
     from anytron_megatron.experts.router_replay import RouterReplays
     from anytron_megatron.options import RoutingReplay

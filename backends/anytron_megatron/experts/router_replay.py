@@ -21,9 +21,9 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 
-from anytron.engines.routing import RoutingShape
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron.sequences.parallel import gather_slots
+from anytron.workers.engines.routing import RoutingShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
     from torch import Tensor, nn
 
-    from anytron.sequences import SequenceLayout
+    from anytron.sequences.layout import SequenceLayout
     from anytron.sequences.scopes import ScopeFactory
     from anytron_megatron.training.micro_batch import PreparedBatch
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from anytron.batch import RaggedBatch
 from anytron.sequences import scopes
+from anytron.sequences.batch import RaggedBatch
 from anytron_megatron.models.release import static_inference_context
 from anytron_megatron.training import parallel
 

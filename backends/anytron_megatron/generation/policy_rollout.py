@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.data.pretrained import load_tokenizer
-from anytron.engines.request_queue import RequestQueue
-from anytron.engines.sampling import TokenDraws
-from anytron.engines.stop_strings import StopStrings
+from anytron.task.data.pretrained import load_tokenizer
+from anytron.workers.engines.request_queue import RequestQueue
+from anytron.workers.engines.sampling import TokenDraws
+from anytron.workers.engines.stop_strings import StopStrings
 from anytron_megatron.generation.cache import Cache
 from anytron_megatron.generation.rows import Rows
 from anytron_megatron.generation.sequence_parallel import without_sequence_parallel
@@ -20,9 +20,9 @@ from anytron_megatron.training.token_score_head import TokenScoreHead
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from anytron.base.traits import ParallelSizes
     from anytron.config.schema import RunConfig
-    from anytron.engines.rollout_engine import GenerationRequest, Response
-    from anytron.traits import ParallelSizes
+    from anytron.workers.engines.rollout_engine import GenerationRequest, Response
     from anytron_megatron.training.micro_batch import BatchPreparer
     from anytron_megatron.training.schedule import ModelChunk
 

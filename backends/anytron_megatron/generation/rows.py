@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.engines.rollout_engine import Response
+from anytron.workers.engines.rollout_engine import Response
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from anytron.engines.rollout_engine import GenerationRequest, StopReason
-    from anytron.engines.stop_strings import StopStrings
+    from anytron.workers.engines.rollout_engine import GenerationRequest, StopReason
+    from anytron.workers.engines.stop_strings import StopStrings
 
 
 @dataclass

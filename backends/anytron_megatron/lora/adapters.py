@@ -20,8 +20,8 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor, nn
 
-from anytron.errors import ConfigError, did_you_mean
-from anytron.seeds import derive_seed
+from anytron.base.errors import ConfigError, did_you_mean
+from anytron.base.seeds import derive_seed
 from anytron_megatron.lora.names import ALL_LINEAR, matches
 from anytron_megatron.lora.peft_directory import require_same_tensors, write_adapter
 from anytron_megatron.models.source import text_model

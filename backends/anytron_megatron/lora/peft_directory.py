@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from anytron.errors import EngineError
-from anytron.files import exhausted
+from anytron.base.errors import EngineError
+from anytron.base.files import exhausted
 from anytron_megatron.lora.names import WEIGHTS_FILE
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anytron.masks import MaskKind
+from anytron.sequences.masks import MaskKind
 
 
 def accepted_masks(sequence_format: str, *, context_parallel: int, vision: bool, portable: bool) -> frozenset[MaskKind]:

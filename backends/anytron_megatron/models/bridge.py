@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.data.pretrained import read_hf_config
-from anytron.errors import ConfigError, EngineError
-from anytron.traits import AttentionHeads
+from anytron.base.errors import ConfigError, EngineError
+from anytron.base.traits import AttentionHeads
+from anytron.task.data.pretrained import read_hf_config
 from anytron_megatron.models.accepted_masks import accepted_masks
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.loading import load_weights
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
     from torch import Tensor, nn
 
+    from anytron.base.traits import ModelTraits, ParallelSizes
     from anytron.config.schema import ModelPart
-    from anytron.masks import MaskKind
-    from anytron.traits import ModelTraits, ParallelSizes
+    from anytron.sequences.masks import MaskKind
 
 _RECOMPUTE: Mapping[str, Mapping[str, Any]] = {
     "none": {},

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
-from anytron.errors import EngineError
-from anytron.files import exhausted
+from anytron.base.errors import EngineError
+from anytron.base.files import exhausted
 from anytron_megatron.models.weight_files import listed
 from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from anytron.errors import ResourceError
+    from anytron.base.errors import ResourceError
 
 _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, AttributeError, SafetensorError)
 """What mcore-bridge raises, from various places, when a tensor is missing or has another shape."""

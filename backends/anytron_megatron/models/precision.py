@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from anytron.errors import ConfigError
+from anytron.base.errors import ConfigError
 
 
 class _Quantisation(Protocol):

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
     from torch import Tensor, nn
 
+    from anytron.base.traits import AttentionHeads, ModelTraits
     from anytron.config.schema import ModelPart
-    from anytron.masks import MaskKind
-    from anytron.traits import AttentionHeads, ModelTraits
+    from anytron.sequences.masks import MaskKind
     from anytron_megatron.training.vision import VisionInputs
 
 

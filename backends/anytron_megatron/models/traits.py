@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.limits import Feature
-from anytron.traits import ModelTraits
+from anytron.base.traits import ModelTraits
+from anytron.device.limits import Feature
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig

@@ -10,11 +10,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytron.base.errors import ConfigError
+from anytron.base.files import exhausted
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.json_files import parse_object
-from anytron.data.model_files import read_object
-from anytron.errors import ConfigError
-from anytron.files import exhausted
+from anytron.task.data.model_files import read_object
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.weight_names import (
     LM_HEAD,

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from anytron.patches import Installed
+from anytron.device.patches import Installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.hooks.types import PatchContext
+    from anytron.device.hooks.types import PatchContext
 
 # Modules that mcore_bridge/patcher.py and tuners/patcher.py import and patch. We import them first, so that
 # their own definitions do not count as changes.

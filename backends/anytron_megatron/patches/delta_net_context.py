@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from anytron.patches import Installed
+from anytron.device.patches import Installed
 from anytron.sequences.zigzag import inverted, zigzag_order
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from anytron.hooks.types import PatchContext
+    from anytron.device.hooks.types import PatchContext
 
 
 class Packed(NamedTuple):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
+from anytron.device.patches import Installed
 from anytron.kernels.contract import KernelName, KernelSpec
-from anytron.patches import Installed
 from anytron_megatron.models.release import delta_net_modules
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.hooks.types import PatchContext
+    from anytron.device.hooks.types import PatchContext
 
 
 def install_kernels(context: PatchContext) -> Installed:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.errors import EngineError
-from anytron.masks import current_mask
+from anytron.base.errors import EngineError
+from anytron.sequences.masks import current_mask
 from anytron.sequences.zigzag import zigzag_order
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
             "A Gated DeltaNet layer does not know which tokens are padding.",
             where=f"layer {layer.layer_number}",
             why="it runs outside of its micro-batch's scope" if mask is None else "the mask has no linear_attn_mask",
-            fix="run the model inside anytron.masks.scope_of(mask), or on packed sequences",
+            fix="run the model inside anytron.sequences.masks.scope_of(mask), or on packed sequences",
         )
     padding = ~mask.linear_attn_mask.t()
     context, parts = layer.pg_collection.cp, layer.sp_size

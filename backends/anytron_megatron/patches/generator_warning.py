@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from anytron.patches import Installed
+from anytron.device.patches import Installed
 
 if TYPE_CHECKING:
-    from anytron.hooks.types import PatchContext
+    from anytron.device.hooks.types import PatchContext
 
 LOGGER = "megatron.core.tensor_parallel.random"
 MESSAGE = "CPU RNG state changed within GPU RNG context"

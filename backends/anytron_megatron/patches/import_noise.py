@@ -6,10 +6,10 @@ import logging
 import warnings
 from typing import TYPE_CHECKING
 
-from anytron.patches import Installed
+from anytron.device.patches import Installed
 
 if TYPE_CHECKING:
-    from anytron.hooks.types import PatchContext
+    from anytron.device.hooks.types import PatchContext
 
 # Regular expressions of how messages begin, and where megatron-core emits them: 0.16.1 unless another is named.
 WARNINGS: tuple[tuple[str, type[Warning]], ...] = (

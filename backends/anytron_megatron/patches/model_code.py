@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

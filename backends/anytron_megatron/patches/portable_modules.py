@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.patches import Installed
+from anytron.device.patches import Installed
 from anytron_megatron.portable_te.alias import install
 
 if TYPE_CHECKING:
-    from anytron.hooks.types import PatchContext
+    from anytron.device.hooks.types import PatchContext
 
 
 def alias_portable_modules(context: PatchContext) -> Installed:

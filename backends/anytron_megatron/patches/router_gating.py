@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from anytron.patches import Installed
+from anytron.device.patches import Installed
 
 if TYPE_CHECKING:
-    from anytron.hooks.types import PatchContext
+    from anytron.device.hooks.types import PatchContext
 
 MODULE = "megatron.core.transformer.moe.moe_utils"
 NAME = "te_general_gemm"

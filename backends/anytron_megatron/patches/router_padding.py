@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from anytron.errors import EngineError
-from anytron.masks import current_mask
+from anytron.base.errors import EngineError
+from anytron.sequences.masks import current_mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from anytron.hooks.types import OWN_TRAINER
+from anytron.device.hooks.types import OWN_TRAINER
 from anytron_megatron.names import ENGINE
 from anytron_megatron.patches.catalog import (
     classifiers,
@@ -21,8 +21,8 @@ from anytron_megatron.patches.catalog import (
 )
 
 if TYPE_CHECKING:
-    from anytron.hooks.types import PatchContext
-    from anytron.patches import Patch, Phase
+    from anytron.device.hooks.types import PatchContext
+    from anytron.device.patches import Patch, Phase
 
 
 def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.patches import Installed
+from anytron.device.patches import Installed
 from anytron_megatron.redirect import redirect_torch_cuda
 
 if TYPE_CHECKING:
-    from anytron.hooks.types import PatchContext
+    from anytron.device.hooks.types import PatchContext
 
 
 def redirect_to_platform(context: PatchContext) -> Installed:

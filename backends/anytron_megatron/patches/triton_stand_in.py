@@ -15,13 +15,13 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from anytron.errors import EngineError
-from anytron.patches import Installed
+from anytron.base.errors import EngineError
+from anytron.device.patches import Installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from anytron.hooks.types import PatchContext
+    from anytron.device.hooks.types import PatchContext
 
 # Modules on mcore-bridge's import path that import triton without a guard, and what their kernels are for.
 CONCERNED = {

@@ -9,7 +9,7 @@ that :func:`anytron_megatron.portable_te.binding.bind` was given.
 What is absent is absent on purpose: Megatron falls back to plain torch where it cannot import
 ``cpp_extensions``, ``permutation``, ``cross_entropy``, ``cpu_offload``, ``graph`` or
 ``module.base.get_dummy_wgrad``. What Megatron could ask for and this package does not compute (FP8,
-userbuffers, delayed weight gradients, fused routing) is an :class:`~anytron.errors.EngineError`.
+userbuffers, delayed weight gradients, fused routing) is an :class:`~anytron.base.errors.EngineError`.
 ``docs/reference/portable-te.md`` lists what each module supports.
 """
 

@@ -9,7 +9,7 @@ import pkgutil
 import sys
 from typing import TYPE_CHECKING
 
-from anytron.errors import PatchError
+from anytron.base.errors import PatchError
 from anytron_megatron import portable_te
 from anytron_megatron.portable_te.binding import bind
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron.kernels.contract import KernelName, KernelSpec
 
 if TYPE_CHECKING:

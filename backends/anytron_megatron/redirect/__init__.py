@@ -2,7 +2,7 @@
 
 Megatron-Core has ``device=torch.cuda.current_device()`` in about 180 places, and ``.cuda()``,
 ``torch.cuda.Stream`` or ``"torch.cuda.FloatTensor"`` in a hundred more. While the redirection is
-active, the platform's :class:`~anytron.runtime.DeviceRuntime` answers all of them.
+active, the platform's :class:`~anytron.device.runtime.DeviceRuntime` answers all of them.
 
 The redirection replaces attributes, from tables, with one file for each concern. We do not use
 

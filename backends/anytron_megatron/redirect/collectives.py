@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.runtime import DeviceRuntime
+    from anytron.device.runtime import DeviceRuntime
 
 
 def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:

@@ -13,7 +13,7 @@ from anytron_megatron.redirect.substitution import Substitution
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from anytron.runtime import DeviceRuntime
+    from anytron.device.runtime import DeviceRuntime
 
 
 class DeviceTranslator:

@@ -11,7 +11,7 @@ from anytron_megatron.redirect.substitution import Substitution
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.runtime import DeviceRuntime
+    from anytron.device.runtime import DeviceRuntime
 
 
 class MemoryCalls:

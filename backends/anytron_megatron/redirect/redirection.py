@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron_megatron.redirect import (
     collectives,
     devices,
@@ -21,7 +21,7 @@ from anytron_megatron.redirect.substitution import substitute
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anytron.runtime import DeviceRuntime
+    from anytron.device.runtime import DeviceRuntime
 
 _active: DeviceRuntime | None = None
 

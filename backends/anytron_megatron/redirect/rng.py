@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.runtime import DeviceRuntime
+    from anytron.device.runtime import DeviceRuntime
     from anytron_megatron.redirect.devices import DeviceTranslator
 
 

@@ -17,7 +17,7 @@ from anytron_megatron.redirect.substitution import Substitution
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.runtime import DeviceRuntime
+    from anytron.device.runtime import DeviceRuntime
 
 
 class Scheduler:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.jit import _builtins
 
-from anytron.patches.rebind import rebind
+from anytron.device.patches.rebind import rebind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

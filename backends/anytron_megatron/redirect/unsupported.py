@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron_megatron.redirect.substitution import Substitution
 
 if TYPE_CHECKING:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.batch import RaggedBatch
-from anytron.engines.training_engine import Conformance
-from anytron.preflight.adapted import NotPossible, adapted
-from anytron.reference.attention_numbers import LENGTHS, TOLERANCE, described, drawn_operands, largest_difference
-from anytron.reference.influence import influence
-from anytron.reference.masks import defined_pairs, read_transformer_engine, wrong_companion
-from anytron.sequences import ContextShard, scopes
+from anytron.kernels.oracles.attention_numbers import LENGTHS, TOLERANCE, described, drawn_operands, largest_difference
+from anytron.kernels.oracles.influence import influence
+from anytron.kernels.oracles.masks import defined_pairs, read_transformer_engine, wrong_companion
+from anytron.run.preflight.adapted import NotPossible, adapted
+from anytron.sequences import scopes
+from anytron.sequences.batch import RaggedBatch
+from anytron.sequences.layout import ContextShard
+from anytron.workers.engines.training_engine import Conformance
 from anytron_megatron.portable_te.pytorch.attention.dot_product_attention import DotProductAttention
 
 if TYPE_CHECKING:
@@ -28,13 +29,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from anytron.base.traits import AttentionHeads, ParallelSizes
     from anytron.config.schema import RunConfig
-    from anytron.masks import Pair
-    from anytron.plugins import Session
-    from anytron.reference.influence import Attend
-    from anytron.sequences import SequenceLayout
-    from anytron.sequences.layout import Format
-    from anytron.traits import AttentionHeads, ParallelSizes
+    from anytron.device.loading import Session
+    from anytron.kernels.oracles.influence import Attend
+    from anytron.sequences.layout import Format, SequenceLayout
+    from anytron.sequences.masks import Pair
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
 
 

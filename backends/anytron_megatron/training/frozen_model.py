@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from anytron.batch import RaggedBatch, TokenOutputs
+    from anytron.sequences.batch import RaggedBatch, TokenOutputs
     from anytron_megatron.training.micro_batch import BatchPreparer
     from anytron_megatron.training.schedule import ModelChunk
 
@@ -31,7 +31,7 @@ class FrozenModel:
             module.requires_grad_(False)
 
     def score(self, micro_batches: Sequence[RaggedBatch]) -> list[TokenOutputs] | None:
-        """Compute what the model's heads give (:meth:`anytron.engines.training_engine.TrainingEngine.score`)."""
+        """Compute what the model's heads give (``TrainingEngine.score``)."""
         outputs = forward(self._chunks, micro_batches, self._preparer)
         return outputs if parallel.topology().reports else None
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from anytron.algorithms.importance import with_moments_resolved
-from anytron.engines.inspection import Inspection, NonFinite
-from anytron.metric import joined
+from anytron.base.metric import joined
+from anytron.workers.engines.inspection import Inspection, NonFinite
 from anytron_megatron.training.schedule import forward_backward
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from anytron.algorithms.contract import LossFunction, LossOutputs
-    from anytron.batch import RaggedBatch, TokenOutputs
+    from anytron.sequences.batch import RaggedBatch, TokenOutputs
     from anytron.sequences.scopes import ScopeFactory
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
     from anytron_megatron.training.schedule import Feature, ModelChunk

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.batch import RaggedBatch
-    from anytron.traits import ParallelSizes
+    from anytron.base.traits import ParallelSizes
+    from anytron.sequences.batch import RaggedBatch
     from anytron_megatron.training.micro_batch import BatchPreparer
     from anytron_megatron.training.schedule import ModelChunk
 

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from anytron.hooks.types import LayoutRequest
-from anytron.masks import AttnMask, MaskKind, MaskRequest, scope_of
-from anytron.sequences import ModelInputs, plan_layout, scopes, shared_prompts
+from anytron.device.hooks.types import LayoutRequest
+from anytron.sequences import scopes, shared_prompts
+from anytron.sequences.inputs import ModelInputs
+from anytron.sequences.masks import AttnMask, MaskKind, MaskRequest, scope_of
+from anytron.sequences.planning import plan_layout
 from anytron.sequences.shared_prompts import Pieces, SharedPrompts, common_prompts
 from anytron_megatron.training.vision import refuse_images
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.batch import RaggedBatch
-    from anytron.hooks.facade import Hooks
-    from anytron.sequences import ContextShard, LayoutConstraints, SequenceLayout
-    from anytron.sequences.layout import Format, TakenAs
+    from anytron.base.traits import ModelTraits, ParallelSizes
+    from anytron.device.hooks.facade import Hooks
+    from anytron.sequences.batch import RaggedBatch
+    from anytron.sequences.layout import ContextShard, Format, LayoutConstraints, SequenceLayout, TakenAs
     from anytron.sequences.scopes import ScopeFactory
-    from anytron.traits import ModelTraits, ParallelSizes
     from anytron_megatron.training.vision import VisionInputs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from anytron.engines.device_memory import Parked
+from anytron.workers.engines.device_memory import Parked
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from anytron.config.running import Offloadable
-    from anytron.runtime import DeviceRuntime
+    from anytron.device.runtime import DeviceRuntime
     from anytron_megatron.training.trained_model import TrainedModel
 
 

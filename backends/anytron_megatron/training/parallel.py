@@ -11,16 +11,16 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from anytron.engines.training_engine import Topology
-from anytron.patches import Phase
-from anytron.sequences import ContextShard
+from anytron.device.patches import Phase
+from anytron.sequences.layout import ContextShard
+from anytron.workers.engines.training_engine import Topology
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.layer import Layer
-    from anytron.runtime import DeviceRuntime
-    from anytron.traits import ParallelSizes
+    from anytron.base.traits import ParallelSizes
+    from anytron.device.layer import Layer
+    from anytron.device.runtime import DeviceRuntime
 
 
 def join(
@@ -28,7 +28,7 @@ def join(
 ) -> DeviceRuntime:
     """Let this rank meet the others, with the patches that come before and after; return its device.
 
-    The platform has prepared the process (:meth:`anytron.layer.Layer.prepare`). The arguments are those of
+    The platform has prepared the process (:meth:`anytron.device.layer.Layer.prepare`). The arguments are those of
     :func:`initialize`.
     """
     runtime = layer.platform.runtime()

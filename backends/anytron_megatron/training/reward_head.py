@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from anytron.batch import TokenOutputs
+from anytron.sequences.batch import TokenOutputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.batch import RaggedBatch
+    from anytron.sequences.batch import RaggedBatch
     from anytron_megatron.training.micro_batch import PreparedBatch
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.contract import LossFunction
-    from anytron.batch import RaggedBatch, TokenOutputs
+    from anytron.sequences.batch import RaggedBatch, TokenOutputs
     from anytron.sequences.scopes import ScopeFactory
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
 

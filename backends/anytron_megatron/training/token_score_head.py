@@ -14,8 +14,8 @@ from megatron.core.tensor_parallel.mappings import (
     gather_from_tensor_model_parallel_region,
 )
 
-from anytron.batch import TokenOutputs
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
+from anytron.sequences.batch import TokenOutputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

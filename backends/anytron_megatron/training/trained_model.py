@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.metric import is_maximum
+from anytron.base.metric import is_maximum
 from anytron_megatron.training import parallel
 from anytron_megatron.training.gradients import gather_gradients
 from anytron_megatron.training.inspection import inspect_update
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.contract import LossFunction
-    from anytron.batch import RaggedBatch
     from anytron.config.roles import OptimizerSection
-    from anytron.engines.inspection import Inspection
+    from anytron.sequences.batch import RaggedBatch
+    from anytron.workers.engines.inspection import Inspection
     from anytron_megatron.training.micro_batch import BatchPreparer
     from anytron_megatron.training.optimizer import DataParallel
     from anytron_megatron.training.schedule import Feature

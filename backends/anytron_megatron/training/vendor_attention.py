@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from megatron.core.transformer.attention import Attention
 from megatron.core.transformer.enums import AttnMaskType
 
-from anytron.errors import EngineError
-from anytron.masks import MaskKind
+from anytron.base.errors import EngineError
+from anytron.sequences.masks import MaskKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import nn
 
-    from anytron.masks import AttnMask
+    from anytron.sequences.masks import AttnMask
 
 MODES = {
     ("thd", MaskKind.NONE): ("padding_causal", "padding"),
@@ -32,7 +32,7 @@ def set_mask_type(chunks: Iterable[nn.Module], mask: AttnMask, sequence_format: 
     """Give the language model's attention layers the mask type that the platform answered.
 
     A mask that brings a reader is for attention that the vendor has patched to look the mask up itself
-    (:func:`anytron.masks.current_mask`); nothing is set for it.
+    (:func:`anytron.sequences.masks.current_mask`); nothing is set for it.
 
     Raises:
         EngineError: The modules cannot be told this mode.
@@ -46,7 +46,7 @@ def set_mask_type(chunks: Iterable[nn.Module], mask: AttnMask, sequence_format: 
             where=f"build_attn_mask of plugin '{mask.plugin}', {sequence_format}, kind {mask.kind.value}",
             why=f"they take Transformer Engine's attn_mask_type, here {' or '.join(known) or 'nothing'}",
             fix="answer one of these; or set portable_modules and answer attention_kernel; or let the vendor's "
-            "attention read anytron.masks.current_mask() and give the mask a reader",
+            "attention read anytron.sequences.masks.current_mask() and give the mask a reader",
         )
     causal = (AttnMaskType.causal, AttnMaskType.padding_causal)
     for chunk in chunks:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.errors import DataError
+from anytron.base.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.batch import RaggedBatch
-    from anytron.data.images import ImagePatches
-    from anytron.sequences import SequenceLayout
+    from anytron.sequences.batch import RaggedBatch
+    from anytron.sequences.layout import SequenceLayout
+    from anytron.task.data.images import ImagePatches
 
 
 @dataclass(frozen=True)

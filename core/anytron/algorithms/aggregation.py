@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anytron.errors import DataError
+from anytron.base.errors import DataError
 
 Aggregation = Literal["token-mean", "sequence-mean", "token-sum", "length-constant"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from anytron.algorithms.contract import Advantages, PolicyTokens, TokenLosses
-from anytron.batch import RaggedBatch
-from anytron.functions import Called, Kind, has
+from anytron.base.functions import Called, Kind, has
+from anytron.sequences.batch import RaggedBatch
 
 _ALGORITHM = "algorithm is the section algorithm of the configuration"
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from anytron.errors import DataError
+from anytron.base.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.config.algorithm import AlgorithmSection
+    from anytron.sequences.batch import RaggedBatch, TokenOutputs
 
 LOG_RATIO_LIMIT = 20.0
 """Logarithms of ratios are held within this, as in verl (``trainer/ppo/core_algos.py``): float32's exp overflows at

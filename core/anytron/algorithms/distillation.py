@@ -20,8 +20,8 @@ from anytron.algorithms.contract import LOG_RATIO_LIMIT, required
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.batch import RaggedBatch
     from anytron.config.algorithm import AlgorithmSection
+    from anytron.sequences.batch import RaggedBatch
 
 
 def with_distillation(batch: RaggedBatch, algorithm: AlgorithmSection) -> RaggedBatch:

@@ -15,11 +15,11 @@ from anytron.algorithms.contract import LossOutputs, PolicyTokens, TokenLosses, 
 from anytron.algorithms.importance import correct
 from anytron.algorithms.kl import KL_ESTIMATORS
 from anytron.algorithms.registered import LOSSES, call, policy_loss_function, unusable
-from anytron.metric import is_maximum
+from anytron.base.metric import is_maximum
 
 if TYPE_CHECKING:
-    from anytron.batch import RaggedBatch, TokenOutputs
     from anytron.config.algorithm import AlgorithmSection
+    from anytron.sequences.batch import RaggedBatch, TokenOutputs
 
 OWNER = "PolicyLoss"
 USER_METRICS = "loss/metrics/"

@@ -27,10 +27,10 @@ from anytron.config.imports import resolve
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from anytron.batch import RaggedBatch
+    from anytron.base.errors import AnytronError
+    from anytron.base.functions import Kind
     from anytron.config.algorithm import AlgorithmSection
-    from anytron.errors import AnytronError
-    from anytron.functions import Kind
+    from anytron.sequences.batch import RaggedBatch
 
 ADVANTAGES: Mapping[str, AdvantageFunction] = MappingProxyType(
     {

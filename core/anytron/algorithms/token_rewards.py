@@ -12,8 +12,8 @@ from anytron.algorithms.contract import required
 from anytron.algorithms.kl import KL_ESTIMATORS, penalizes_rewards
 
 if TYPE_CHECKING:
-    from anytron.batch import RaggedBatch
     from anytron.config.algorithm import AlgorithmSection
+    from anytron.sequences.batch import RaggedBatch
 
 
 def rewards_and_token_rewards(

@@ -10,7 +10,7 @@ import torch
 from anytron.algorithms.contract import LossOutputs, required
 
 if TYPE_CHECKING:
-    from anytron.batch import RaggedBatch, TokenOutputs
+    from anytron.sequences.batch import RaggedBatch, TokenOutputs
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from anytron.checkpoint.directory import CheckpointDirectory
+    from anytron.record.checkpoint.directory import CheckpointDirectory
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at checkpoints, and export models from them.")
 
@@ -45,8 +45,8 @@ def verify(path: AnyPath, as_json: AsJson = False) -> None:
 
     The exit status is 1 if a file is missing, has changed or was added. --json prints a list of {path, problems}.
     """
-    from anytron.checkpoint.directory import locate
-    from anytron.errors import CheckpointError
+    from anytron.base.errors import CheckpointError
+    from anytron.record.checkpoint.directory import locate
 
     checkpoints = [locate(path)] if path.is_file() else _directory(path).complete() or [locate(path)]
     results = []
@@ -92,8 +92,8 @@ def export(
 
 
 def _directory(path: Path) -> CheckpointDirectory:
-    from anytron.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
-    from anytron.errors import CheckpointError
+    from anytron.base.errors import CheckpointError
+    from anytron.record.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
 
     if not path.is_dir():
         raise CheckpointError("There are no checkpoints.", where=str(path), why="no such directory")
@@ -102,7 +102,7 @@ def _directory(path: Path) -> CheckpointDirectory:
 
 
 def _rows(directory: CheckpointDirectory) -> list[dict[str, Any]]:
-    from anytron.errors import CheckpointError
+    from anytron.base.errors import CheckpointError
 
     rows: list[dict[str, Any]] = [
         {"path": str(path), "step": None, "complete": False, "bytes": None, "weights_version": None, "best": None}

@@ -10,18 +10,18 @@ import yaml
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from anytron.base.errors import ConfigError
 from anytron.cli.output import error_console
 from anytron.cli.scratch import ScratchDirectory
 from anytron.cli.tables import colored, print_table
-from anytron.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
-    from anytron.testing.results import ConformanceReport, RuleResult
-    from anytron.testing.rules import Rule
+    from anytron.proof.conformance.results import ConformanceReport, RuleResult
+    from anytron.proof.conformance.rules import Rule
 
 
 def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str], *, as_json: bool) -> bool:
@@ -36,9 +36,9 @@ def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str]
         AnytronError: The platform is not installed or its device not there; there is no such level or option.
         KeyboardInterrupt: Ctrl-C. The rules that had been checked are printed; all processes have ended.
     """
-    from anytron.testing.levels import checked_levels, rules_of
-    from anytron.testing.results import ConformanceReport
-    from anytron.testing.subject import Source
+    from anytron.proof.conformance.levels import checked_levels, rules_of
+    from anytron.proof.conformance.results import ConformanceReport
+    from anytron.proof.conformance.subject import Source
 
     asked = checked_levels(levels)
     source = Source(platform, _parsed(options))
@@ -49,7 +49,7 @@ def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str]
     try:
         total = sum(len(rules_of(level)) for level in asked)  # torch: only when nothing has been found wrong so far
 
-        from anytron.testing.run import run
+        from anytron.proof.conformance.run import run
 
         with ScratchDirectory("conformance", notes) as scratch:
             logs = scratch.path / "logs"

@@ -13,8 +13,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from anytron.data.mixture import Mixture
-    from anytron.data.prompts import TokenizedPrompt
+    from anytron.task.data.mixture import Mixture
+    from anytron.task.data.prompts import TokenizedPrompt
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at the prompts of a run.")
 
@@ -53,9 +53,9 @@ def show(
 
     Example: anytron data show examples/grpo_sort.yaml data.shuffle=false
     """
-    from anytron.checkpoint.resume import first_beginning
     from anytron.config.load import load_config
-    from anytron.preflight.prepare import prepare_prompts
+    from anytron.record.checkpoint.resume import first_beginning
+    from anytron.run.preflight.prepare import prepare_prompts
 
     run = load_config(config, overrides or [])
     prepared = prepare_prompts(run)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from anytron.base.errors import within
 from anytron.cli.output import error_console, result_console
 from anytron.config.load import read_stages
-from anytron.errors import within
-from anytron.preflight.prepare import prepare, prepare_prompts
-from anytron.preflight.rehearsal import TrialProcesses, rehearse
-from anytron.preflight.trial import Rehearsal
-from anytron.preflight.validation import prepare_held_out, prepare_validation
+from anytron.run.preflight.prepare import prepare, prepare_prompts
+from anytron.run.preflight.rehearsal import TrialProcesses, rehearse
+from anytron.run.preflight.trial import Rehearsal
+from anytron.run.preflight.validation import prepare_held_out, prepare_validation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from anytron.config.schema import RunConfig
-    from anytron.preflight.prepare import PreparedPrompts
+    from anytron.run.preflight.prepare import PreparedPrompts
 
 WIDTH = 80
 """Columns of what is printed, where the output is not a terminal."""
@@ -74,7 +74,7 @@ def _checked(name: str, config: RunConfig, prepared: PreparedPrompts) -> Rehears
     """Try a subject's rewards; of supervised fine-tuning the data have been read, and no more is done."""
     from rich.progress import Progress
 
-    from anytron.preflight.prepare import PreparedRun
+    from anytron.run.preflight.prepare import PreparedRun
 
     if not isinstance(prepared, PreparedRun):
         return Rehearsal(notes=prepared.sampler.remarks)

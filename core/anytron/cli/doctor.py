@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from anytron.cli.tables import print_table
-from anytron.doctor.examination import examine
+from anytron.proof.doctor.examination import examine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from anytron.entries import Entry
+    from anytron.base.entries import Entry
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from anytron.checkpoint.directory import locate
+from anytron.base.components import EXECUTORS, load_component
+from anytron.base.errors import CheckpointError, ConfigError
 from anytron.cli.alone import alone, override
 from anytron.cli.output import error_console
 from anytron.cli.scratch import ScratchDirectory
-from anytron.components import EXECUTORS, load_component
 from anytron.config.diagnostics import refuse
 from anytron.config.dump import to_yaml
 from anytron.config.schema import RunConfig
-from anytron.errors import CheckpointError, ConfigError
-from anytron.preflight.open_run import open_run
+from anytron.record.checkpoint.directory import locate
+from anytron.run.preflight.open_run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.checkpoint.directory import Checkpoint
+    from anytron.record.checkpoint.directory import Checkpoint
 
 POLICY_ALONE = ("algorithm={}", "critic=null", "teacher=null")
 """Neither a critic nor a reference model nor a teacher is loaded."""
@@ -58,7 +58,7 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
         refuse(run.diagnostics)
         executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
 
-        from anytron.trainer.export import export_checkpoint
+        from anytron.run.trainer.export import export_checkpoint
 
         with executor_class(run.config, run.session) as executor:
             beginning = checkpoint.state().beginning

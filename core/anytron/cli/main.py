@@ -11,15 +11,15 @@ from typing import Annotated, NoReturn
 import typer
 
 import anytron
+from anytron.base.errors import AnytronError, WorkerError
+from anytron.base.files import exhausted
+from anytron.base.terminal import make_output_visible
 from anytron.cli.checkpoint import app as checkpoint_app
 from anytron.cli.data import app as data_app
 from anytron.cli.patches import app as patches_app
 from anytron.cli.plugins import app as plugins_app
-from anytron.errors import AnytronError, WorkerError
-from anytron.files import exhausted
-from anytron.plugins import disable_device_autoload
-from anytron.plugins.requirements import not_installed
-from anytron.terminal import make_output_visible
+from anytron.device.loading import disable_device_autoload
+from anytron.device.loading.requirements import not_installed
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""

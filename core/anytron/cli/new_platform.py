@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from anytron.scaffold.names import names_of
-from anytron.scaffold.write import write_package
+from anytron.cli.scaffold.names import names_of
+from anytron.cli.scaffold.write import write_package
 
 if TYPE_CHECKING:
     from pathlib import Path

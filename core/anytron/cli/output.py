@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.segment import Segment
 
-from anytron.terminal import VisibleStream, visible
+from anytron.base.terminal import VisibleStream, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,8 +31,8 @@ class VisibleConsole(Console):
     """A console of rich's whose texts are made visible. It takes no markup: a file's name may have brackets in it.
 
     Args:
-        file: The stream. Of a :class:`~anytron.terminal.VisibleStream`, the stream below it: colours and moves of the
-            cursor, which rich itself writes, pass.
+        file: The stream. Of a :class:`~anytron.base.terminal.VisibleStream`, the stream below it: colours and moves of
+            the cursor, which rich itself writes, pass.
         options: As for :class:`rich.console.Console`.
     """
 

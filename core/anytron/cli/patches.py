@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 if TYPE_CHECKING:
-    from anytron.hooks.types import Role
+    from anytron.device.hooks.types import Role
 
 app = typer.Typer(no_args_is_help=True, help="Show the patches of third-party code.")
 
@@ -36,10 +36,10 @@ def list_command(
     that inherits from the target defines its own version), or `target missing` (the installed version has no such
     module or attribute). This imports and changes nothing. A run writes what it really did to its patches.json.
     """
-    from anytron.components import TRAINING_ENGINES, find_component
-    from anytron.hooks.types import Role
-    from anytron.plugins import open_session
-    from anytron.preflight.planned_patches import planned_patches
+    from anytron.base.components import TRAINING_ENGINES, find_component
+    from anytron.device.hooks.types import Role
+    from anytron.device.loading import open_session
+    from anytron.run.preflight.planned_patches import planned_patches
 
     if engine is not None:
         find_component(TRAINING_ENGINES, engine, "--engine")

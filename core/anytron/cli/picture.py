@@ -9,20 +9,20 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from anytron.report.chapters import LEADING, validation_means
-from anytron.report.page import duration
-from anytron.report.run import State
-from anytron.report.samples import last_samples
-from anytron.report.sparkline import BLOCKS, PLAIN, plot
-from anytron.report.workers import devices
-from anytron.terminal import visible
+from anytron.base.terminal import visible
+from anytron.record.report.chapters import LEADING, validation_means
+from anytron.record.report.page import duration
+from anytron.record.report.run import State
+from anytron.record.report.samples import last_samples
+from anytron.record.report.sparkline import BLOCKS, PLAIN, plot
+from anytron.record.report.workers import devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import RenderableType
 
-    from anytron.report.run import Run
+    from anytron.record.report.run import Run
 
 PLOTTED = ("reward/mean", "loss/nll")
 """The first of them that a run has gets a plot of several lines."""

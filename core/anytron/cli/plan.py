@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from anytron.base.errors import AnytronError, ConfigError
 from anytron.cli.tables import print_table
-from anytron.doctor.live import Live
-from anytron.doctor.memory import device_memory
-from anytron.doctor.subject import look
-from anytron.engines.memory import DeviceMemory, readable
-from anytron.errors import AnytronError, ConfigError
-from anytron.planning.plan import as_installed, make_plan
-from anytron.planning.remedies import remedies
-from anytron.preflight.prepare import prepare, prepare_prompts
+from anytron.proof.doctor.live import Live
+from anytron.proof.doctor.memory import device_memory
+from anytron.proof.doctor.subject import look
+from anytron.proof.planning.plan import as_installed, make_plan
+from anytron.proof.planning.remedies import remedies
+from anytron.run.preflight.prepare import prepare, prepare_prompts
+from anytron.workers.engines.memory import DeviceMemory, readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from anytron.config.schema import RunConfig
-    from anytron.doctor.subject import Subject
-    from anytron.planning.plan import DevicePlan, Plan
-    from anytron.planning.remedies import Remedy
+    from anytron.proof.doctor.subject import Subject
+    from anytron.proof.planning.plan import DevicePlan, Plan
+    from anytron.proof.planning.remedies import Remedy
 
 PROMPTS = 256
 """How many prompts are looked at for their mean length."""

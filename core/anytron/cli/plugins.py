@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from anytron.plugins import Survey
+    from anytron.device.loading import Survey
 
 app = typer.Typer(no_args_is_help=True, help="Show installed plugins: hardware platforms and extensions.")
 
@@ -38,7 +38,7 @@ def list_command(
     contract: runs refuse it. A platform whose device is absent is not an error. Nor is a missing package
     that a plugin needs: it is listed, and `anytron doctor` tells whether a run could start.
     """
-    from anytron.plugins import survey_plugins
+    from anytron.device.loading import survey_plugins
 
     survey = survey_plugins()
     if as_json:

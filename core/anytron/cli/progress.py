@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from anytron.cli.tables import kernels_line
-from anytron.tracking.progress import Progress
+from anytron.record.tracking.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,25 +6,25 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from anytron.base.components import EXECUTORS, load_component
+from anytron.base.errors import DataError
 from anytron.cli.alone import alone, override
 from anytron.cli.output import error_console
 from anytron.cli.scratch import ScratchDirectory
-from anytron.components import EXECUTORS, load_component
 from anytron.config.diagnostics import refuse
 from anytron.config.load import load_config
-from anytron.errors import DataError
-from anytron.preflight.capabilities import replay_diagnostics
-from anytron.preflight.open_run import open_run
+from anytron.run.preflight.capabilities import replay_diagnostics
+from anytron.run.preflight.open_run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from anytron.checkpoint.directory import Checkpoint
     from anytron.config.schema import RunConfig
-    from anytron.engines.inspection import NonFinite
-    from anytron.trainer.bad_batch import BadUpdate
-    from anytron.trainer.replay import Finding
+    from anytron.record.checkpoint.directory import Checkpoint
+    from anytron.run.trainer.bad_batch import BadUpdate
+    from anytron.run.trainer.replay import Finding
+    from anytron.workers.engines.inspection import NonFinite
 
 
 def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None, as_json: bool) -> bool:
@@ -39,8 +39,8 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
     Raises:
         AnytronError: The directory, the configuration or the machine is not fit for it.
     """
-    from anytron.checkpoint.directory import locate
-    from anytron.trainer.bad_batch import CONFIG, read_bad_batch
+    from anytron.record.checkpoint.directory import locate
+    from anytron.run.trainer.bad_batch import CONFIG, read_bad_batch
 
     notes = error_console()
     path = path.resolve()
@@ -58,7 +58,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
         refuse([*run.diagnostics, *replay_diagnostics(run.config)])
         executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
 
-        from anytron.trainer.replay import replay  # torch: only when nothing has been found wrong so far
+        from anytron.run.trainer.replay import replay  # torch: only when nothing has been found wrong so far
 
         notes.print(f"replaying step {update.step}, update {update.update} of the {update.model}, from {origin}")
         files = None if found is None else found.training
@@ -70,7 +70,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
 
 def _weights(path: Path, config: RunConfig, checkpoint: Checkpoint | None) -> tuple[str, list[str]]:
     """Find what the update starts from: its name for people, and overrides."""
-    from anytron.trainer.initial_model import model_directory
+    from anytron.run.trainer.initial_model import model_directory
 
     made = config.model.path is None
     initial = [override("model.path", model_directory(config)), "model.config=null"] if made else []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anytron.base.errors import ConfigError
+from anytron.base.files import PRIVATE, exhausted, write_durably
 from anytron.cli.output import error_console
-from anytron.errors import ConfigError
-from anytron.files import PRIVATE, exhausted, write_durably
-from anytron.report.page import MARK, render
-from anytron.report.run import Run, runs_in
+from anytron.record.report.page import MARK, render
+from anytron.record.report.run import Run, runs_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

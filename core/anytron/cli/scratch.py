@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
-from anytron.files import remove
+from anytron.base.files import remove
 
 if TYPE_CHECKING:
     from rich.console import Console

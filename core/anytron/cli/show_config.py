@@ -8,7 +8,7 @@ import typer
 
 from anytron.config.diagnostics import refuse
 from anytron.config.dump import to_yaml
-from anytron.preflight.open_run import open_stages
+from anytron.run.preflight.open_run import open_stages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -34,7 +34,7 @@ def kernels_line(suppliers: Mapping[str, str]) -> str:
     """Say in one line which plugins supplied which kernels.
 
     Args:
-        suppliers: Plugins by kernel, as :meth:`anytron.hooks.facade.Hooks.suppliers` gives them.
+        suppliers: Plugins by kernel, as :meth:`anytron.device.hooks.facade.Hooks.suppliers` gives them.
     """
     by_plugin: dict[str, list[str]] = {}
     for kernel, plugins in suppliers.items():

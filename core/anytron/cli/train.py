@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anytron.base.components import EXECUTORS, load_component
 from anytron.cli.output import run_output
 from anytron.cli.progress import make_progress
-from anytron.components import EXECUTORS, load_component
 from anytron.config.diagnostics import refuse
-from anytron.preflight.open_run import open_stages
+from anytron.run.preflight.open_run import open_stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from anytron.config.schema import RunConfig
-    from anytron.plugins import Session
-    from anytron.trainer.summary import RunSummary
+    from anytron.device.loading import Session
+    from anytron.run.trainer.summary import RunSummary
 
 CONTINUE = "the same command with resume=auto continues the run"
 """What to do after a run that did not come to its end."""
@@ -42,7 +42,7 @@ def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
 
     import torch  # only when nothing has been found wrong so far
 
-    from anytron.trainer.stages import remaining_stages
+    from anytron.run.trainer.stages import remaining_stages
 
     # The driver's tensors are small, and threads of its own would spin on the processors where workers compute next.
     torch.set_num_threads(1)
@@ -60,7 +60,7 @@ def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
 def _train_run(config: RunConfig, session: Session, console: Console) -> RunSummary:
     executor_class = load_component(EXECUTORS, config.executor.kind, "executor.kind")
 
-    from anytron.trainer.loop import train
+    from anytron.run.trainer.loop import train
 
     ranks = config.parallel.world_size
     generating = "" if config.supervised else f"generating with {config.rollout.engine}; "

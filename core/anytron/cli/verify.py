@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from anytron.base.components import EXECUTORS, VERIFICATIONS, component_names, load_component
+from anytron.base.errors import ConfigError
 from anytron.cli.output import error_console
 from anytron.cli.scratch import ScratchDirectory
 from anytron.cli.tables import colored, kernels_line, print_table
-from anytron.components import EXECUTORS, VERIFICATIONS, component_names, load_component
 from anytron.config.diagnostics import refuse
-from anytron.errors import ConfigError
-from anytron.preflight.capabilities import verification_diagnostics
-from anytron.preflight.open_run import open_run
+from anytron.run.preflight.capabilities import verification_diagnostics
+from anytron.run.preflight.open_run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-    from anytron.verification.report import CheckResult, Report
+    from anytron.proof.verification.report import CheckResult, Report
 
 
 def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
@@ -49,7 +49,7 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
     config, session = run.config, run.session
     executor_class = load_component(EXECUTORS, config.executor.kind, "executor.kind")
 
-    from anytron.verification.checks import verify  # torch: only when nothing has been found wrong so far
+    from anytron.proof.verification.checks import verify  # torch: only when nothing has been found wrong so far
 
     with ScratchDirectory("verify", notes) as scratch:
         trainer = config.trainer.model_copy(update={"output_dir": str(scratch.path)})
@@ -63,7 +63,7 @@ def run_verification_of(framework: str, path: Path, overrides: Sequence[str], *,
     """Check the engine of another framework as that one's own configuration says, and print what was found.
 
     Args:
-        framework: Its name among the entry points of :data:`~anytron.components.VERIFICATIONS`.
+        framework: Its name among the entry points of :data:`~anytron.base.components.VERIFICATIONS`.
         path: Its configuration.
         overrides: Of it, in its grammar.
         as_json: Print JSON.

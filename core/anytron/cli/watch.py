@@ -11,7 +11,7 @@ from rich.live import Live
 from anytron.cli.output import result_console
 from anytron.cli.picture import picture
 from anytron.cli.progress import facts
-from anytron.report.run import Run, State, runs_in
+from anytron.record.report.run import Run, State, runs_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

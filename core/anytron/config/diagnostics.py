@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from anytron.errors import ConfigError
+from anytron.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

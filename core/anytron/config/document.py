@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from anytron.components import ROLLOUT_ENGINES, TRAINING_ENGINES, component_names, engine_info
+from anytron.base.components import ROLLOUT_ENGINES, TRAINING_ENGINES, component_names, engine_info
 from anytron.config.data import SOURCE_OPTIONS
 from anytron.config.options import section_model
 from anytron.config.schema import RunConfig

@@ -10,14 +10,14 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from anytron.base.errors import ConfigError, did_you_mean
+from anytron.base.functions import traced
 from anytron.config.diagnostics import Diagnostic, refuse
-from anytron.errors import ConfigError, did_you_mean
-from anytron.functions import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from anytron.functions import Kind
+    from anytron.base.functions import Kind
 
 NOTHING_REGISTERED: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 

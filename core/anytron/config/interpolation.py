@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from anytron.errors import ConfigError
+from anytron.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -1,8 +1,8 @@
 """Read JSON that another user or another machine may have written: the one place where a file becomes values.
 
 What is wrong with it is a ``ValueError`` with words for people. That the process cannot open any file, or that the disk
-fails, is no fault of the file: it is a :class:`~anytron.errors.ResourceError`, and never taken for a file that is not
-there.
+fails, is no fault of the file: it is a :class:`~anytron.base.errors.ResourceError`, and never taken for a file that is
+not there.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from anytron.base.files import exhausted
 from anytron.config.plain import DEEPEST, is_too_deep
-from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,6 +12,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from anytron.base.errors import ConfigError, did_you_mean
+from anytron.base.files import exhausted
 from anytron.config.anchor import anchor
 from anytron.config.data import SOURCE_OPTIONS
 from anytron.config.diagnostics import Diagnostic, refuse
@@ -22,14 +24,12 @@ from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
 from anytron.config.running import EngineSection
 from anytron.config.schema import RunConfig
 from anytron.config.stages import STAGE, STAGES, choose_stage, split_stages
-from anytron.errors import ConfigError, did_you_mean
-from anytron.files import exhausted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from anytron.components import EngineInfo
+    from anytron.base.components import EngineInfo
 
 PUBLIC = re.compile(
     r"(?:^|\.)(?:(?:rewards|sets|mix|stages)\.\d+\.name|model\.config(?:\..+)?|data(?:\..+)?\.options\.system)$"
@@ -79,8 +79,8 @@ def read_config(path: Path, overrides: Sequence[str] = (), relative_to: Path | N
 
     Returns:
         The configuration, valid in itself, its paths absolute (:func:`anytron.config.anchor.anchor`), and
-        the places of its keys. :mod:`anytron.preflight` checks whether the run can work. Of a file with stages it is
-        the one that the key ``stage`` names.
+        the places of its keys. :mod:`anytron.run.preflight` checks whether the run can work. Of a file with stages it
+        is the one that the key ``stage`` names.
 
     Raises:
         ConfigError: The file is missing or is not YAML, an override has no ``=``, a key is unknown

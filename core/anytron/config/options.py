@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from anytron.components import ROLLOUT_ENGINES, TRAINING_ENGINES, EngineInfo, component_names, engine_info, nowhere
+from anytron.base.components import ROLLOUT_ENGINES, TRAINING_ENGINES, EngineInfo, component_names, engine_info, nowhere
+from anytron.base.errors import did_you_mean
 from anytron.config.diagnostics import Diagnostic
-from anytron.errors import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from anytron.components import PlaceOf
+    from anytron.base.components import PlaceOf
     from anytron.config.schema import RunConfig
 
 
 def chosen_engines(engine: str, rollout: str) -> dict[str, EngineInfo]:
     """Load the descriptions of a run's engines, by the key of their options.
 
-    Engines that are not installed are left out: :mod:`anytron.preflight` reports them.
+    Engines that are not installed are left out: :mod:`anytron.run.preflight` reports them.
 
     Args:
         engine: ``engine.name``.

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from anytron.base.traits import ParallelSizes
 from anytron.config.section import Section
-from anytron.traits import ParallelSizes
 
 
 class ParallelSection(Section):

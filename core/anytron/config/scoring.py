@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from anytron.base.errors import did_you_mean
 from anytron.config.data import DataSection
 from anytron.config.section import Section, refuse_zero
-from anytron.errors import did_you_mean
 
 Direction = Literal["max", "min"]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from anytron.base.errors import ConfigError, did_you_mean
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.options import in_words
 from anytron.config.running import TrainerSection
 from anytron.config.section import Section
-from anytron.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

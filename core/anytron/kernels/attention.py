@@ -32,7 +32,7 @@ def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None =
     differ in number, the last query stands at the last key. Padding rows (thd) and rows whose keys
     are all masked give zeros and no gradient.
 
-    The kernel raises :class:`~anytron.errors.HookContractError` for a mode that is not a neutral one
+    The kernel raises :class:`~anytron.base.errors.HookContractError` for a mode that is not a neutral one
     (:mod:`anytron.kernels.neutral_modes`).
     """
     limit = spec.traits.window

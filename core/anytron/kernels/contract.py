@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-    from anytron.traits import ModelTraits
+    from anytron.base.traits import ModelTraits
 
 
 @dataclass(frozen=True)

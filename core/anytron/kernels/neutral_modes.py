@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from anytron.errors import HookContractError
+from anytron.base.errors import HookContractError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,15 +9,3 @@ R, C  rows and columns of the local model input: thd has R = 1, bshd has R = B
 N     slots of one rank, N = R * C (real tokens and padding)
 ====  ==========================================================================================
 """
-
-from anytron.sequences.inputs import ModelInputs
-from anytron.sequences.layout import ContextShard, LayoutConstraints, SequenceLayout
-from anytron.sequences.planning import plan_layout
-
-__all__ = [
-    "ContextShard",
-    "LayoutConstraints",
-    "ModelInputs",
-    "SequenceLayout",
-    "plan_layout",
-]

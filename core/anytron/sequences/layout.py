@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from anytron.errors import DataError
+from anytron.base.errors import DataError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

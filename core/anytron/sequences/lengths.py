@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from anytron.errors import DataError
+from anytron.base.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

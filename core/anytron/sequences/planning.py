@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.errors import DataError
+from anytron.base.errors import DataError
 from anytron.sequences.alignment import padded_packed, padded_rows, sequence_alignment
 from anytron.sequences.layout import ContextShard, Format, LayoutConstraints, SequenceLayout, TakenAs
 from anytron.sequences.lengths import checked_lengths

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron.kernels.neutral_modes import is_causal
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron import Platform, hookimpl
+from anytron.base.traits import ModelTraits
 from anytron.config.diagnostics import Diagnostic
-from anytron.hooks.types import ConfigEdit, Requirement
-from anytron.limits import Feature, Limit
-from anytron.masks import AttnMask, MaskKind
-from anytron.platform import Availability, Decision, Probe
-from anytron.traits import ModelTraits
+from anytron.device.hooks.types import ConfigEdit, Requirement
+from anytron.device.limits import Feature, Limit
+from anytron.device.platform import Availability, Decision, Probe
+from anytron.sequences.masks import AttnMask, MaskKind
 from anytron_basalt.options import BasaltOptions
 
 if TYPE_CHECKING:
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import ProcessInfo
+    from anytron.device.hooks.types import ProcessInfo
+    from anytron.device.patches import Patch, Phase
+    from anytron.device.runtime import DeviceRuntime
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName, LogProbKernel, LogProbSpec
-    from anytron.masks import MaskRequest
-    from anytron.patches import Patch, Phase
-    from anytron.runtime import DeviceRuntime
-    from anytron.sequences import LayoutConstraints, ModelInputs, SequenceLayout
+    from anytron.sequences.inputs import ModelInputs
+    from anytron.sequences.layout import LayoutConstraints, SequenceLayout
+    from anytron.sequences.masks import MaskRequest
 
 DEVICE = Path("/dev/basalt0")
 
@@ -117,7 +118,7 @@ class BasaltPlatform(Platform):
     @hookimpl
     def layout_constraints(self) -> LayoutConstraints:
         """Whole tiles."""
-        from anytron.sequences import LayoutConstraints
+        from anytron.sequences.layout import LayoutConstraints
 
         return LayoutConstraints(align=self.options.tile)
 

@@ -9,16 +9,18 @@ import pytest
 import torch
 from basalt_sdk import LONGEST_SEQUENCE
 
+from anytron.base.errors import ConfigError, EngineError
+from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.schema import RunConfig
-from anytron.errors import ConfigError, EngineError
-from anytron.hooks.types import LayoutRequest, PatchContext, ProcessInfo
+from anytron.device.hooks.types import LayoutRequest, PatchContext, ProcessInfo
+from anytron.device.loading import hooks_of
+from anytron.device.patches import Ledger, Phase
+from anytron.device.platform import Availability
 from anytron.kernels.contract import AttentionCall, AttentionSpec
-from anytron.masks import MaskKind, MaskRequest
-from anytron.patches import Ledger, Phase
-from anytron.platform import Availability
-from anytron.plugins import hooks_of
-from anytron.sequences import ModelInputs, plan_layout, scopes
-from anytron.traits import ModelTraits, ParallelSizes
+from anytron.sequences import scopes
+from anytron.sequences.inputs import ModelInputs
+from anytron.sequences.masks import MaskKind, MaskRequest
+from anytron.sequences.planning import plan_layout
 from anytron_basalt import BasaltPlatform, platform
 from anytron_basalt.attention import LENGTHS
 from anytron_basalt.options import BasaltOptions

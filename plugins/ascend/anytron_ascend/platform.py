@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 
 from anytron import Platform, hookimpl
+from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
-from anytron.errors import ConfigError
-from anytron.hooks.types import Requirement
-from anytron.limits import Feature, Limit
-from anytron.platform import Availability, Decision, PeakFlops, Probe
+from anytron.device.hooks.types import Requirement
+from anytron.device.limits import Feature, Limit
+from anytron.device.platform import Availability, Decision, PeakFlops, Probe
 from anytron_ascend import cann, vllm_ascend
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.adaptors.mindspeed_llm import MindSpeedLlmAdaptor
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import PatchContext, ProcessInfo
+    from anytron.device.hooks.types import PatchContext, ProcessInfo
+    from anytron.device.patches import Ledger, Patch, Phase
+    from anytron.device.platform import EngineFacts
+    from anytron.device.runtime import DeviceRuntime
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
-    from anytron.masks import AttnMask, MaskRequest
-    from anytron.patches import Ledger, Patch, Phase
-    from anytron.platform import EngineFacts
-    from anytron.runtime import DeviceRuntime
-    from anytron.sequences import ModelInputs
+    from anytron.sequences.inputs import ModelInputs
+    from anytron.sequences.masks import AttnMask, MaskRequest
     from anytron_ascend.adaptors.adaptor import Adaptor
 
 _SOURCE_CANN = "source the set_env.sh of the CANN toolkit (by default in /usr/local/Ascend/ascend-toolkit)"

@@ -6,8 +6,8 @@ import contextlib
 import importlib
 from typing import TYPE_CHECKING, ClassVar
 
-from anytron.errors import PlatformError
-from anytron.runtime import TorchDeviceRuntime
+from anytron.base.errors import PlatformError
+from anytron.device.runtime import TorchDeviceRuntime
 from anytron_ascend import simulation
 
 if TYPE_CHECKING:

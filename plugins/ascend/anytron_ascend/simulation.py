@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from anytron.errors import PlatformError
+from anytron.base.errors import PlatformError
 
 VARIABLE = "ANYTRON_ASCEND_SIMULATOR"
 

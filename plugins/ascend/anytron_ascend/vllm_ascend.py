@@ -12,7 +12,7 @@ from packaging.requirements import Requirement as Dependency
 from packaging.specifiers import SpecifierSet
 
 from anytron.config.diagnostics import Diagnostic
-from anytron.hooks.types import Requirement
+from anytron.device.hooks.types import Requirement
 from anytron_vllm.installation import find_installation
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from anytron_ascend_simulator import aclnn
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from anytron.errors import PlatformError
+from anytron.base.errors import PlatformError
+from anytron.base.traits import ModelTraits
 from anytron.kernels.attention import make_attention as make_neutral
 from anytron.kernels.contract import AttentionCall, AttentionSpec
-from anytron.reference.attention import reference_attention
-from anytron.traits import ModelTraits
+from anytron.kernels.oracles.attention import reference_attention
 from anytron_ascend.kernels.attention import compressed_mask, make_attention
 
 D, SCALE = 8, 0.3

@@ -5,9 +5,9 @@ def test_an_assertion_on_the_device_does_not_run_on_the_host(run_program):
     """mcore-bridge asserts so that a sequence with images has as many placeholders as features."""
     program = """
 import torch
-from anytron.hooks.types import PatchContext
-from anytron.patches import Ledger, Phase
-from anytron.plugins import open_session
+from anytron.device.hooks.types import PatchContext
+from anytron.device.patches import Ledger, Phase
+from anytron.device.loading import open_session
 session = open_session(platform="ascend")
 session.platform.runtime()
 wrong, right = torch.zeros((), device="npu", dtype=torch.bool), torch.ones((), device="npu")

@@ -16,11 +16,11 @@ import torch_npu
 from anytron_ascend_simulator import aclnn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from anytron.base.errors import ConfigError, PlatformError
+from anytron.base.traits import ModelTraits
 from anytron.config.diagnostics import refuse
-from anytron.errors import ConfigError, PlatformError
 from anytron.kernels.attention import make_attention as make_neutral
 from anytron.kernels.contract import AttentionCall, AttentionSpec
-from anytron.traits import ModelTraits
 from anytron_ascend import platform
 from anytron_ascend.environment import worker_environment
 from anytron_ascend.kernels.attention import compressed_mask, make_attention
@@ -341,7 +341,7 @@ from anytron_ascend_simulator import activate
 activate()
 import torch
 from torch_npu.contrib import transfer_to_npu
-from anytron.plugins import open_session
+from anytron.device.loading import open_session
 print("cuda:", torch.cuda.is_available(), "platform:", open_session().platform.name)
 """
     assert "cuda: True platform: ascend" in run_program(program)[0]

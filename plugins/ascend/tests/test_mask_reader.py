@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anytron.masks import AttnMask, MaskKind, Polarity
-from anytron.reference.masks import defined_pairs
-from anytron.sequences import ContextShard, plan_layout
-from anytron.traits import ModelTraits
+from anytron.base.traits import ModelTraits
+from anytron.kernels.oracles.masks import defined_pairs
+from anytron.sequences.layout import ContextShard
+from anytron.sequences.masks import AttnMask, MaskKind, Polarity
+from anytron.sequences.planning import plan_layout
 from anytron_ascend.kernels.mask_reader import read_mindspeed, read_npu_fusion_attention
 
 LENGTHS = [3, 1, 4]

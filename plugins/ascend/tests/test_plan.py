@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from anytron.config.diagnostics import refuse
-from anytron.plugins import open_session
-from anytron.preflight.capabilities import platform_diagnostics
-from anytron.preflight.limits import limit_diagnostics
+from anytron.device.loading import open_session
+from anytron.run.preflight.capabilities import platform_diagnostics
+from anytron.run.preflight.limits import limit_diagnostics
 from tests.recipes import recipes
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "npu"

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from anytron.base.errors import ConfigError
 from anytron.config.schema import RunConfig
-from anytron.errors import ConfigError
-from anytron.plugins import open_session
-from anytron.preflight.limits import limit_diagnostics
+from anytron.device.loading import open_session
+from anytron.run.preflight.limits import limit_diagnostics
 from anytron_ascend import AscendPlatform, environment, platform
 from anytron_ascend.environment import visible_devices_mistake, worker_environment
 from anytron_ascend.options import AscendOptions

@@ -4,13 +4,13 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from anytron.engines.context import EngineContext
-from anytron.engines.rollout_engine import PromptInputs, SamplingParams
-from anytron.engines.weights import WeightManifest, checksum
-from anytron.hooks.types import ProcessInfo
-from anytron.layer import Layer
-from anytron.patches import Ledger
-from anytron.plugins import open_session
+from anytron.device.hooks.types import ProcessInfo
+from anytron.device.layer import Layer
+from anytron.device.loading import open_session
+from anytron.device.patches import Ledger
+from anytron.workers.engines.context import EngineContext
+from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
+from anytron.workers.weights.transfer import WeightManifest, checksum
 from anytron_rollout.transformers_engine import TransformersEngine
 from tests.backends.rollout.conftest import QWEN3, generate, run_config
 

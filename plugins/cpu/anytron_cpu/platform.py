@@ -6,10 +6,10 @@ import functools
 from typing import TYPE_CHECKING
 
 from anytron import Platform
-from anytron.platform import Availability, PeakFlops, Probe
+from anytron.device.platform import Availability, PeakFlops, Probe
 
 if TYPE_CHECKING:
-    from anytron.runtime import DeviceRuntime
+    from anytron.device.runtime import DeviceRuntime
 
 
 class CpuPlatform(Platform):

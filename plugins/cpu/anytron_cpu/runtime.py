@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from anytron.errors import EngineError
-from anytron.runtime import DeviceRuntime, MemoryStats
+from anytron.base.errors import EngineError
+from anytron.device.runtime import DeviceRuntime, MemoryStats
 
 
 class CpuRuntime(DeviceRuntime):

@@ -16,7 +16,7 @@ from anytron.config.diagnostics import Diagnostic
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from anytron.hooks.types import Role
+    from anytron.device.hooks.types import Role
     from anytron_cuda.options import CudaOptions
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"

@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from anytron import Platform, hookimpl
-from anytron.hooks.types import ConfigEdit, Requirement
-from anytron.platform import Decision
+from anytron.device.hooks.types import ConfigEdit, Requirement
+from anytron.device.platform import Decision
 from anytron_cuda import modules
 from anytron_cuda.capabilities import broken_libraries
 from anytron_cuda.environment import (
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
     from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import ProcessInfo
+    from anytron.device.hooks.types import ProcessInfo
+    from anytron.device.patches import Ledger
+    from anytron.device.platform import EngineFacts, PeakFlops, Probe
+    from anytron.device.runtime import DeviceRuntime
     from anytron.kernels.contract import (
         AttentionKernel,
         AttentionSpec,
@@ -41,9 +44,6 @@ if TYPE_CHECKING:
         LogProbKernel,
         LogProbSpec,
     )
-    from anytron.patches import Ledger
-    from anytron.platform import EngineFacts, PeakFlops, Probe
-    from anytron.runtime import DeviceRuntime
 
 VLLM_OPTIONS: dict[str, Any] = {
     # To start the kernels of a step one by one takes longer than they do: graphs, as vLLM by itself does. An update of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from anytron.errors import AnytronError, ConfigError, did_you_mean
+from anytron.base.errors import AnytronError, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -57,9 +57,9 @@ def _refuse(options: list[str]) -> None:
 
     Raises:
         PluginError: ms-swift is missing or does not fit.
-        AnytronError: As :func:`anytron.plugins.open_session`.
+        AnytronError: As :func:`anytron.device.loading.open_session`.
     """
-    from anytron.plugins import open_session
+    from anytron.device.loading import open_session
     from anytron_swift import installation
 
     installation.require_supported()

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from anytron.batch import RaggedBatch
-from anytron.sequences import LayoutConstraints, scopes
-from anytron.traits import ParallelSizes
+from anytron.base.traits import ParallelSizes
+from anytron.sequences import scopes
+from anytron.sequences.batch import RaggedBatch
+from anytron.sequences.layout import LayoutConstraints
 from anytron_megatron.models.accepted_masks import accepted_masks
 from anytron_megatron.models.traits import features_of, traits_of
 from anytron_megatron.own_trainer import micro_batches

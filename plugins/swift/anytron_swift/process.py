@@ -6,9 +6,9 @@ import json
 import os
 from pathlib import Path
 
-from anytron.errors import AnytronError, EngineError
-from anytron.layer import Layer, open_layer
-from anytron.patches import Phase
+from anytron.base.errors import AnytronError, EngineError
+from anytron.device.layer import Layer, open_layer
+from anytron.device.patches import Phase
 from anytron_swift.cli import fail
 from anytron_swift.installation import load
 

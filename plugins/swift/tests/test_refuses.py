@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from anytron.plugins import requirements
+from anytron.device.loading import requirements
 from anytron_swift import cli, installation
 
 PLATFORMS = ("ANYTRON_PLATFORM", "ANYTRON_PLATFORM_OPTIONS")

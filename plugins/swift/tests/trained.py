@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig
 
-from anytron.data.pretrained import model_class
+from anytron.task.data.pretrained import model_class
 from plugins.swift.tests import pictures, words
 
 if TYPE_CHECKING:

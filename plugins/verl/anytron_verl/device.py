@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-    from anytron.platform import Platform
-    from anytron.runtime import DeviceRuntime
+    from anytron.device.platform import Platform
+    from anytron.device.runtime import DeviceRuntime
 
 ENGINES = "verl.workers.engine"
 """The package in which verl's engines register themselves."""

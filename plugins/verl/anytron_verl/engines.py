@@ -10,10 +10,10 @@ from verl.utils import tensordict_utils
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.megatron import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
-from anytron.limits import Feature
-from anytron.patches import Phase
-from anytron.platform import EngineFacts, features_asked
-from anytron.traits import ParallelSizes
+from anytron.base.traits import ParallelSizes
+from anytron.device.limits import Feature
+from anytron.device.patches import Phase
+from anytron.device.platform import EngineFacts, features_asked
 from anytron_megatron.models.traits import features_of, traits_of
 from anytron_verl import process
 from anytron_verl.layouts import Layouts, current_micro_batch

@@ -12,14 +12,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from anytron.entries import Entry
-from anytron.patches.versions import in_range, installed_version
+from anytron.base.entries import Entry
+from anytron.device.patches.versions import in_range, installed_version
 from anytron_verl.names import POLICY, SUPPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from anytron.doctor.subject import Subject
+    from anytron.proof.doctor.subject import Subject
 
 TIMEOUT_S = 600
 

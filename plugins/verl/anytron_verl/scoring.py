@@ -1,4 +1,4 @@
-"""One of verl's engines as the functions that :mod:`anytron.verification.scores` checks."""
+"""One of verl's engines as the functions that :mod:`anytron.proof.verification.scores` checks."""
 
 from __future__ import annotations
 

@@ -19,14 +19,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.base.errors import EngineError
 from anytron.config.json_files import read_object
-from anytron.errors import EngineError
-from anytron.verification.report import CheckResult, Report, Status
+from anytron.proof.verification.report import CheckResult, Report, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.verification.report import Watcher
+    from anytron.proof.verification.report import Watcher
 
 FACTS, EXPECTED, ALONE = "facts.json", "expected.safetensors", "alone.safetensors"
 LAST_LINES = 3
@@ -34,7 +34,7 @@ PLUGINS = "VERL_USE_EXTERNAL_PLUGINS"
 
 
 def verify(path: Path, overrides: Sequence[str], directory: Path, watcher: Watcher) -> Report:
-    """Make the checks of :func:`anytron.verification.scores.check_scores`.
+    """Make the checks of :func:`anytron.proof.verification.scores.check_scores`.
 
     Args:
         path: verl's configuration.
@@ -109,8 +109,8 @@ def expected(path: Path, directory: Path, overrides: Sequence[str]) -> None:
     """Draw sequences, and let transformers compute their logits."""
     from safetensors.torch import save_file
 
-    from anytron.data.pretrained import read_hf_config
-    from anytron.verification.scores import random_sequences, transformers_logits
+    from anytron.proof.verification.scores import random_sequences, transformers_logits
+    from anytron.task.data.pretrained import read_hf_config
     from anytron_verl.configuration import compose, model_directory, ranks_of
 
     section = compose(path, overrides)
@@ -128,8 +128,8 @@ def compute(path: Path, directory: Path, overrides: Sequence[str], *, alone: boo
     from safetensors.torch import load_file, save_file
     from verl.utils.distributed import initialize_global_process_group_ray
 
-    from anytron.batch import RaggedBatch
-    from anytron.verification.scores import LENGTHS, check_scores, random_sequences
+    from anytron.proof.verification.scores import LENGTHS, check_scores, random_sequences
+    from anytron.sequences.batch import RaggedBatch
     from anytron_verl import process
     from anytron_verl.configuration import compose
     from anytron_verl.scoring import ScoringEngine

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from anytron.doctor.subject import Subject
-from anytron.errors import ConfigError, EngineError, PlatformError
-from anytron.layer import Layer
-from anytron.limits import Feature, Limit
-from anytron.traits import ParallelSizes
+from anytron.base.errors import ConfigError, EngineError, PlatformError
+from anytron.base.traits import ParallelSizes
+from anytron.device.layer import Layer
+from anytron.device.limits import Feature, Limit
+from anytron.proof.doctor.subject import Subject
 from anytron_cpu import CpuPlatform
 from anytron_verl import examination, plugin, process
 

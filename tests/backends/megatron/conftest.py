@@ -11,19 +11,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import anytron.testing.recorded as recorded_trajectories
+import anytron.proof.conformance.recorded as recorded_trajectories
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.config.algorithm import AlgorithmSection
-from anytron.testing.recorded import VOCABULARY
-from anytron.testing.tiny_models import write_tiny_model
-from anytron.trainer.updates import UpdatePlan
+from anytron.proof.conformance.recorded import VOCABULARY
+from anytron.proof.conformance.tiny_models import write_tiny_model
+from anytron.run.trainer.updates import UpdatePlan
 from tests.backends.megatron.ranks import Ranks, install_extension
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from anytron.batch import RaggedBatch
+    from anytron.sequences.batch import RaggedBatch
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +54,7 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_family(tmp_path_factory) -> Callable[[str], Path]:
-    """Give the directory of a family's tiny model (:mod:`anytron.testing.tiny_models`), written when first asked."""
+    """Give the directory of a family's tiny model (``anytron.proof.conformance.tiny_models``)."""
 
     @functools.cache
     def write(family: str) -> Path:
@@ -142,7 +142,7 @@ def write_extension(install_plugin) -> Callable[[str, str], None]:
     def write(target: str, replacement: str) -> None:
         install_plugin(
             "from anytron import hookimpl\n"
-            "from anytron.patches import Patch, Phase\n"
+            "from anytron.device.patches import Patch, Phase\n"
             "class Plugin:\n"
             "    name = 'sabotage'\n"
             "    @hookimpl\n"

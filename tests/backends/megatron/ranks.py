@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anytron.config.schema import RunConfig
-from anytron.executor.local import LocalExecutor, LocalWorkerGroup
-from anytron.executor.protocol import GroupSpec
-from anytron.plugins import open_session
-from anytron.trainer.reward_model import RewardModelRanks, reward_model_group
-from anytron.trainer.workers import TrainingWorkers
+from anytron.device.loading import open_session
+from anytron.run.trainer.reward_model import RewardModelRanks, reward_model_group
+from anytron.run.trainer.workers import TrainingWorkers
+from anytron.workers.executor.local import LocalExecutor, LocalWorkerGroup
+from anytron.workers.executor.protocol import GroupSpec
 
 if TYPE_CHECKING:
     from pathlib import Path

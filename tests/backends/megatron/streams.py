@@ -2,8 +2,8 @@
 
 import torch
 
-from anytron.engines.weight_memory import SharedMemory
-from anytron.engines.weight_stream import WeightStream
+from anytron.workers.weights.memory import SharedMemory
+from anytron.workers.weights.stream import WeightStream
 
 
 def streamed(workers, folder, *, bucket_bytes=4096, part="weights"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.executor.processes import free_port
+from tests.core.workers.executor.processes import free_port
 
 PROGRAM = Path(__file__).parent / "programs" / "conformance.py"
 

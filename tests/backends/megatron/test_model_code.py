@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from anytron.config.imports import resolve
-from anytron.data.pretrained import TOKENIZER
-from anytron.testing.tiny_models import CONFIGS, write_tiny_model
+from anytron.proof.conformance.tiny_models import CONFIGS, write_tiny_model
+from anytron.task.data.pretrained import TOKENIZER
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FILES = ("code", "modeling_kimi_k25", "configuration_kimi_k25", "custom_generate/generate")
@@ -22,7 +22,7 @@ LOADING = """
 import sys
 from pathlib import Path
 from anytron.config.schema import ModelSection
-from anytron.data import pretrained
+from anytron.task.data import pretrained
 for directory in sys.argv[1:]:
     model = ModelSection(path=directory)
     for load in (pretrained.load_hf_config, pretrained.load_tokenizer, pretrained.load_image_processor):
@@ -39,9 +39,9 @@ for directory in sys.argv[1:]:
 
 IN_A_WORKER = """
 import sys
-from anytron.errors import EngineError
-from anytron.layer import open_layer
-from anytron.patches import Phase
+from anytron.base.errors import EngineError
+from anytron.device.layer import open_layer
+from anytron.device.patches import Phase
 layer = open_layer("cpu", engine="megatron")
 layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
 from mcore_bridge.model.mm_gpts import internvl, kimi_vl, llava, qwen

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 
+from anytron.base.errors import AnytronError
 from anytron.cli import main
-from anytron.errors import AnytronError
-from anytron.isolation import reader
+from anytron.task.isolation import reader
 from tests.backends.megatron.test_malformed_models import CONFIG, GENERATION, INDEX, WEIGHTS, sound, start
 
 __all__ = ("sound",)

@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 
 from anytron.config.load import load_config
 from anytron.config.schema import ModelSection, RunConfig
-from anytron.hooks.types import ProcessInfo
-from anytron.patches import Phase
-from anytron.patches.versions import in_range, installed_version
+from anytron.device.hooks.types import ProcessInfo
+from anytron.device.patches import Phase
+from anytron.device.patches.versions import in_range, installed_version
 from anytron_megatron.plugin import MegatronBackend
 from tests.reward_models import write_reward_model
 

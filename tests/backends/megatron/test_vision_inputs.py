@@ -9,12 +9,13 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from anytron.batch import RaggedBatch
+from anytron.base.errors import DataError
 from anytron.config.schema import RunConfig
-from anytron.data.images import ImagePatches
-from anytron.errors import DataError
-from anytron.sequences import ContextShard, plan_layout
-from anytron.testing.tiny_models import CONFIGS, IMAGE_TOKEN, VIDEO_TOKEN, VISION_END, VISION_START
+from anytron.proof.conformance.tiny_models import CONFIGS, IMAGE_TOKEN, VIDEO_TOKEN, VISION_END, VISION_START
+from anytron.sequences.batch import RaggedBatch
+from anytron.sequences.layout import ContextShard
+from anytron.sequences.planning import plan_layout
+from anytron.task.data.images import ImagePatches
 from anytron_megatron.plugin import MegatronBackend
 from anytron_megatron.training.vision import VisionInputs, refuse_images
 

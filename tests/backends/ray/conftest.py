@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from anytron.executor.protocol import GroupSpec
-from anytron.plugins import open_session
+from anytron.device.loading import open_session
+from anytron.workers.executor.protocol import GroupSpec
 from tests.core.conftest import testchip  # noqa: F401 - a fixture
-from tests.core.executor.conftest import small_config
+from tests.core.workers.executor.conftest import small_config
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from anytron.doctor import executors, live
-from anytron.doctor.subject import Subject
-from anytron.plugins import open_session
-from tests.core.doctor.conftest import by_name
-from tests.core.executor.conftest import small_config
+from anytron.device.loading import open_session
+from anytron.proof.doctor import executors, live
+from anytron.proof.doctor.subject import Subject
+from tests.core.proof.doctor.conftest import by_name
+from tests.core.workers.executor.conftest import small_config
 
 
 @pytest.fixture

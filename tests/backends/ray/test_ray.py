@@ -11,13 +11,13 @@ import time
 
 import pytest
 
-from anytron.errors import ConfigError, DataError, ProcessLost, WorkerError
-from anytron.executor.protocol import GroupSpec
-from anytron.plugins import open_session
+from anytron.base.errors import ConfigError, DataError, ProcessLost, WorkerError
+from anytron.device.loading import open_session
+from anytron.workers.executor.protocol import GroupSpec
 from anytron_cpu import CpuPlatform
 from anytron_ray.executor import RayExecutor, passed_on
-from tests.core.executor.processes import is_alive, listeners, offspring, parent, wait_until_gone
-from tests.core.trainer.transfers import Started, install, transfer_config, watch_meetings
+from tests.core.run.trainer.transfers import Started, install, transfer_config, watch_meetings
+from tests.core.workers.executor.processes import is_alive, listeners, offspring, parent, wait_until_gone
 from tests.listening import check, described, word
 
 
@@ -330,8 +330,8 @@ def test_workers_end_when_the_driver_is_killed(ray, testchip, tmp_path):
     script.write_text(
         textwrap.dedent(f"""
         from anytron.config.schema import RunConfig
-        from anytron.executor.protocol import GroupSpec
-        from anytron.plugins import open_session
+        from anytron.workers.executor.protocol import GroupSpec
+        from anytron.device.loading import open_session
         from anytron_ray.executor import RayExecutor
         config = RunConfig.model_validate(dict(
             model=dict(config=dict(model_type="none"), tokenizer="none"), data=dict(source="none"),

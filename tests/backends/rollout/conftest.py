@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from anytron.base.seeds import derive_seed
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
-from anytron.engines.context import EngineContext
-from anytron.engines.rollout_engine import GenerationRequest
-from anytron.engines.weights import WeightManifest, checksum
-from anytron.hooks.types import ProcessInfo
-from anytron.layer import Layer
-from anytron.patches import Ledger
-from anytron.seeds import derive_seed
+from anytron.device.hooks.types import ProcessInfo
+from anytron.device.layer import Layer
+from anytron.device.patches import Ledger
+from anytron.workers.engines.context import EngineContext
+from anytron.workers.engines.rollout_engine import GenerationRequest
+from anytron.workers.weights.transfer import WeightManifest, checksum
 from anytron_cpu import CpuPlatform
 from anytron_rollout.transformers_engine import TransformersEngine
 

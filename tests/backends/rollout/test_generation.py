@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
-from anytron.errors import EngineError
-from anytron.testing.tiny_models import write_tiny_model
+from anytron.base.errors import EngineError
+from anytron.proof.conformance.tiny_models import write_tiny_model
+from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
 from tests.backends.rollout.conftest import generate
 
 PROMPTS = [

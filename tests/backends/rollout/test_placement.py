@@ -2,7 +2,7 @@
 
 import pytest
 
-from anytron.errors import ConfigError
+from anytron.base.errors import ConfigError
 from tests.backends.rollout.conftest import engine_for, run_config
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from anytron.engines.rollout_engine import PromptInputs, SamplingParams
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
+from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
 from tests.backends.rollout.conftest import generate
 
 SAMPLING = SamplingParams(max_new_tokens=6)

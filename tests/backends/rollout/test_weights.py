@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from anytron.engines.rollout_engine import PromptInputs, SamplingParams
-from anytron.errors import EngineError
-from anytron.testing.tiny_models import CONFIGS, write_tiny_model
+from anytron.base.errors import EngineError
+from anytron.proof.conformance.tiny_models import CONFIGS, write_tiny_model
+from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron_rollout import weights as loading
 from tests.backends.rollout.conftest import generate
 

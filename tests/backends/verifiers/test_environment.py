@@ -7,12 +7,12 @@ import signal
 
 import pytest
 
+from anytron.base.errors import ConfigError
 from anytron.config.generation import EnvironmentSection
-from anytron.data.prompts import tokenize
-from anytron.environments import Observation, Task, Turn
-from anytron.environments.loading import check_environment
-from anytron.environments.pool import EnvironmentPool
-from anytron.errors import ConfigError
+from anytron.task.data.prompts import tokenize
+from anytron.task.environments import Observation, Task, Turn
+from anytron.task.environments.loading import check_environment
+from anytron.task.environments.pool import EnvironmentPool
 from anytron_verifiers import VerifiersEnvironment, prompts
 from tests.backends.verifiers import characters
 from tests.needs_verifiers import NEEDS_VERIFIERS

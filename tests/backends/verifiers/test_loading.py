@@ -6,9 +6,9 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
+from anytron.base.errors import ConfigError
 from anytron.config.schema import DataSection
-from anytron.data.sources import load_prompts
-from anytron.errors import ConfigError
+from anytron.task.data.sources import load_prompts
 from anytron_verifiers import loading
 from anytron_verifiers.messages import plain
 from anytron_verifiers.tool_calls import hermes

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from anytron.base.errors import ConfigError
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
-from anytron.errors import ConfigError
-from anytron.preflight.capabilities import platform_diagnostics
+from anytron.run.preflight.capabilities import platform_diagnostics
 from anytron_cpu import CpuPlatform
 from anytron_vllm.installation import find_installation, require_supported, require_torchvision
 from tests.core.other_environment import make_environment

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anytron.engines.rollout_engine import PromptInputs
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
+from anytron.workers.engines.rollout_engine import PromptInputs
 from tests.needs_vllm import NEEDS_VLLM
 from tests.vllm_models import answers, largest_difference, log_probs, requests
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from anytron.engines.weight_memory import SharedMemory
-from anytron.engines.weight_stream import WeightStream, _Sender
-from anytron.errors import AnytronError, TransferError
+from anytron.base.errors import AnytronError, TransferError
+from anytron.workers.weights.memory import SharedMemory
+from anytron.workers.weights.stream import WeightStream, _Sender
 from tests.needs_vllm import NEEDS_VLLM
 from tests.vllm_models import QWEN3, answers, hf_model, largest_difference, log_probs, requests, send, weights_of
 

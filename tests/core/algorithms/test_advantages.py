@@ -13,8 +13,8 @@ from anytron.algorithms.advantages.grpo import STD_EPSILON, grpo
 from anytron.algorithms.advantages.per_token import VARIANCE_EPSILON, broadcast_to_tokens, place_at_end
 from anytron.algorithms.advantages.rloo import rloo
 from anytron.algorithms.registered import ADVANTAGES, with_advantages
-from anytron.batch import RaggedBatch
 from anytron.config.algorithm import AlgorithmSection
+from anytron.sequences.batch import RaggedBatch
 
 rewards = st.integers(2, 6).flatmap(
     lambda size: st.lists(st.lists(st.floats(-10, 10, width=32), min_size=size, max_size=size), min_size=1, max_size=5)

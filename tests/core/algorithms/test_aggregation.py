@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anytron.algorithms.aggregation import loss_weights, token_shares
-from anytron.errors import DataError
+from anytron.base.errors import DataError
 
 LENGTHS = torch.tensor([3, 2, 5])
 RESPONSE = torch.tensor([False, False, True, False, False, False, True, True, True, True])

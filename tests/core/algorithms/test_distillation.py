@@ -11,9 +11,9 @@ from anytron.algorithms import distillation
 from anytron.algorithms.distillation import reverse_kl, teacher_metrics, with_distillation
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import with_advantages
-from anytron.batch import RaggedBatch, TokenOutputs
+from anytron.base.errors import DataError
 from anytron.config.algorithm import AlgorithmSection
-from anytron.errors import DataError
+from anytron.sequences.batch import RaggedBatch, TokenOutputs
 
 PURE = AlgorithmSection(advantage="none", distillation_coefficient=1.0)
 SIZE = 5

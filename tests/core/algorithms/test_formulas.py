@@ -10,9 +10,9 @@ import torch
 from anytron.algorithms.contract import PolicyTokens
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import LOSSES
-from anytron.batch import RaggedBatch, TokenOutputs
 from anytron.config.algorithm import AlgorithmSection
-from anytron.trainer.updates import UpdatePlan
+from anytron.run.trainer.updates import UpdatePlan
+from anytron.sequences.batch import RaggedBatch, TokenOutputs
 from tests import algorithm_oracle
 
 PROMPTS, RESPONSES = [3, 1, 2, 4, 1], [5, 9, 0, 1, 6]

@@ -10,10 +10,10 @@ import torch
 
 from anytron.algorithms.importance import MOMENTS, with_moments_resolved
 from anytron.algorithms.policy_loss import PolicyLoss
-from anytron.batch import TokenOutputs
+from anytron.base.metric import joined
 from anytron.config.algorithm import AlgorithmSection
-from anytron.metric import joined
-from anytron.trainer.updates import UpdatePlan
+from anytron.run.trainer.updates import UpdatePlan
+from anytron.sequences.batch import TokenOutputs
 from tests.core.algorithms.test_formulas import drawn_batch
 
 

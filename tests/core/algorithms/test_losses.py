@@ -15,11 +15,11 @@ from anytron.algorithms.aggregation import loss_weights, token_shares
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import LOSSES
 from anytron.algorithms.value_loss import ValueLoss
-from anytron.batch import RaggedBatch, TokenOutputs
+from anytron.base.errors import DataError
+from anytron.base.metric import joined
 from anytron.config.algorithm import AlgorithmSection
-from anytron.errors import DataError
-from anytron.metric import joined
-from anytron.trainer.updates import UpdatePlan
+from anytron.run.trainer.updates import UpdatePlan
+from anytron.sequences.batch import RaggedBatch, TokenOutputs
 
 
 def make_batch(prompts, responses, aggregation="token-mean", seed=0, **changes):

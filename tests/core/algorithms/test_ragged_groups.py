@@ -14,9 +14,9 @@ from anytron.algorithms.advantages.groups import by_group, compare, have_signal
 from anytron.algorithms.advantages.grpo import STD_EPSILON
 from anytron.algorithms.advantages.per_token import VARIANCE_EPSILON
 from anytron.algorithms.registered import with_advantages
-from anytron.batch import RaggedBatch
+from anytron.base.errors import DataError
 from anytron.config.algorithm import AlgorithmSection
-from anytron.errors import DataError
+from anytron.sequences.batch import RaggedBatch
 
 LENGTHS = [3, 2, 4, 2, 5, 3, 2, 1, 4]
 GROUPS = [0, 0, 2, 2, 2, 2, 5, 6, 6]

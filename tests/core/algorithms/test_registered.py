@@ -10,9 +10,9 @@ import torch
 from anytron.algorithms import registered
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import load_advantage, policy_loss_function, with_advantages
-from anytron.batch import RaggedBatch, TokenOutputs
+from anytron.base.errors import ConfigError, DataError
 from anytron.config.algorithm import AlgorithmSection
-from anytron.errors import ConfigError, DataError
+from anytron.sequences.batch import RaggedBatch, TokenOutputs
 
 MASK = torch.tensor([False, True, True, False, True])
 BATCH = RaggedBatch(torch.tensor([3, 2]), torch.arange(5), MASK)
@@ -25,7 +25,7 @@ import errno
 import statistics
 import torch
 from anytron.algorithms.contract import Advantages, TokenLosses
-from anytron.errors import ConfigError
+from anytron.base.errors import ConfigError
 
 def plain(batch, rewards, algorithm):
     return Advantages(torch.repeat_interleave(rewards, batch.lengths) * batch.response_mask)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from anytron.algorithms.supervised_loss import SupervisedLoss
-from anytron.batch import RaggedBatch, TokenOutputs
-from anytron.errors import DataError
-from anytron.trainer.updates import UpdatePlan
+from anytron.base.errors import DataError
+from anytron.run.trainer.updates import UpdatePlan
+from anytron.sequences.batch import RaggedBatch, TokenOutputs
 
 LENGTHS = [5, 3, 7, 4]
 VOCABULARY = 11

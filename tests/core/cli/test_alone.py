@@ -4,7 +4,7 @@ import pytest
 
 from anytron.cli.alone import alone
 from anytron.config.load import load_config
-from anytron.preflight.open_run import open_run
+from anytron.run.preflight.open_run import open_run
 
 PIPELINED = """
 model: {config: {model_type: qwen3, num_hidden_layers: 8, vocab_size: 16}, tokenizer: .}

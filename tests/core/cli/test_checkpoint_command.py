@@ -5,11 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from anytron.checkpoint.directory import CheckpointDirectory
-from anytron.checkpoint.manifest import FileRecord
-from anytron.checkpoint.state import DriverState, SourceState
+from anytron.base.errors import CheckpointError, ConfigError
 from anytron.cli.main import app
-from anytron.errors import CheckpointError, ConfigError
+from anytron.record.checkpoint.directory import CheckpointDirectory
+from anytron.record.checkpoint.manifest import FileRecord
+from anytron.record.checkpoint.state import DriverState, SourceState
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from anytron.base.errors import ConfigError, DataError
 from anytron.cli.main import app
 from anytron.config.load import load_config
-from anytron.errors import ConfigError, DataError
-from anytron.preflight.prepare import prepare
+from anytron.run.preflight.prepare import prepare
 from tests.house import ROOT
 
 SORT = ROOT / "examples" / "grpo_sort.yaml"

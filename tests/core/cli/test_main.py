@@ -290,7 +290,7 @@ def test_a_reader_that_has_gone_does_not_end_the_run(testchip, tmp_path):
 def test_what_the_machine_has_run_out_of_is_said_in_four_parts(testchip, tmp_path, limit, says):
     low = {"RLIMIT_NOFILE": 12, "RLIMIT_FSIZE": 1000}[limit]
     code = (
-        f"import resource, anytron.cli.main as main, anytron.cli.train, anytron.trainer.loop, testchip;"
+        f"import resource, anytron.cli.main as main, anytron.cli.train, anytron.run.trainer.loop, testchip;"
         f"resource.setrlimit(resource.{limit}, ({low}, {low})); main.run()"
     )
     done = subprocess.run(

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from anytron.patches.versions import in_range, installed_version
+from anytron.device.patches.versions import in_range, installed_version
 
 KEYS = {
     "id", "owner", "target", "phase", "required", "requires", "installed", "verdict", "reason", "purpose", "stays",
@@ -51,7 +51,7 @@ def test_the_bridges_attention_supersedes_the_patch_of_megatrons(plan):
 
 BROKEN_PATCHES = """
 from anytron import hookimpl
-from anytron.patches import Patch, Phase
+from anytron.device.patches import Patch, Phase
 
 @hookimpl
 def patch_model(phase):

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from anytron.base.components import TRAINING_ENGINES, component_names
+from anytron.base.errors import ConfigError
 from anytron.cli.plan import parse_size, run_plan
-from anytron.components import TRAINING_ENGINES, component_names
-from anytron.errors import ConfigError
 from tests.house import ROOT
 
 EXAMPLE = ROOT / "examples" / "grpo_sort.yaml"

@@ -12,7 +12,7 @@ import pytest
 
 NEEDING = """
 from anytron import hookimpl
-from anytron.hooks.types import Requirement
+from anytron.device.hooks.types import Requirement
 
 @hookimpl
 def requirements():

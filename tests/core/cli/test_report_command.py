@@ -14,10 +14,10 @@ import time
 
 import pytest
 
+from anytron.base.files import Lock
 from anytron.cli.report import MOST_RUNS
-from anytron.files import Lock
-from anytron.report.page import MARK
-from tests.core.report.runs import HOSTILE, make_run, metrics, record, sample
+from anytron.record.report.page import MARK
+from tests.core.record.report.runs import HOSTILE, make_run, metrics, record, sample
 
 COMMAND = [sys.executable, "-c", "from anytron.cli.main import run; run()"]
 PLAIN = {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}

@@ -5,9 +5,9 @@ import tempfile
 
 import pytest
 
+from anytron.base.errors import EngineError
 from anytron.cli.output import VisibleConsole
 from anytron.cli.scratch import ScratchDirectory
-from anytron.errors import EngineError
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from anytron.base.terminal import VisibleStream
 from anytron.cli import main
 from anytron.cli.output import VisibleConsole
 from anytron.cli.progress import make_progress
-from anytron.terminal import VisibleStream
 
 ROOT = Path(__file__).parents[3]
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b1A\u202etxt[/red]"
@@ -108,7 +108,7 @@ import logging, sys, warnings
 sys.path[:0] = {path!r}
 evil = {evil!r}
 if {visible}:
-    from anytron.terminal import make_output_visible
+    from anytron.base.terminal import make_output_visible
     make_output_visible()
 logging.basicConfig()
 import typer

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from anytron.base.errors import ConfigError
 from anytron.config.load import load_config
-from anytron.errors import ConfigError
-from anytron.preflight.machine import _references
-from anytron.preflight.output import _needed
+from anytron.run.preflight.machine import _references
+from anytron.run.preflight.output import _needed
 
 FILE = """\
 model: {config: {model_type: qwen3}, tokenizer: task.py:tokenizer}

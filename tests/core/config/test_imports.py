@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 
+from anytron.base.errors import ConfigError
+from anytron.base.functions import Called, Kind
 from anytron.config.imports import resolve
-from anytron.errors import ConfigError
-from anytron.functions import Called, Kind
 
 ANY = Kind("k", Called("Anything"))
 

@@ -9,17 +9,17 @@ import resource
 import pytest
 from safetensors import safe_open
 
-from anytron.checkpoint.best import Best
-from anytron.checkpoint.manifest import Manifest
-from anytron.checkpoint.state import DriverState
+from anytron.base.errors import AnytronError, ResourceError
 from anytron.config.json_files import WITH_CONFIGURATION, parse_json, parse_object, read_bytes, read_object
 from anytron.config.load import load_config
-from anytron.data import model_files
-from anytron.data.rows import jsonl_rows, parquet_rows
-from anytron.data.vision import read_picture
-from anytron.errors import AnytronError, ResourceError
-from anytron.tracking.record import RunRecord
-from anytron.trainer.bad_batch import read_bad_batch
+from anytron.record.checkpoint.best import Best
+from anytron.record.checkpoint.manifest import Manifest
+from anytron.record.checkpoint.state import DriverState
+from anytron.record.tracking.record import RunRecord
+from anytron.run.trainer.bad_batch import read_bad_batch
+from anytron.task.data import model_files
+from anytron.task.data.rows import jsonl_rows, parquet_rows
+from anytron.task.data.vision import read_picture
 from anytron_megatron.checkpoint.progress import Progress
 from anytron_megatron.lora.peft_directory import require_same_tensors
 from anytron_megatron.models import loading

@@ -7,13 +7,13 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from anytron.base.errors import ConfigError
 from anytron.config.anchor import anchor
 from anytron.config.dump import to_yaml
 from anytron.config.load import load_config
 from anytron.config.options import known_keys
 from anytron.config.schema import RunConfig
 from anytron.config.scoring import RewardSection
-from anytron.errors import ConfigError
 
 GOOD = """\
 model:

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from anytron.checkpoint.differences import is_free
+from anytron.base.errors import ConfigError
 from anytron.config.load import load_config
-from anytron.errors import ConfigError
-from anytron.preflight.machine import _references
-from anytron.preflight.references import validation_files, validation_references
+from anytron.record.checkpoint.differences import is_free
+from anytron.run.preflight.machine import _references
+from anytron.run.preflight.references import validation_files, validation_references
 
 RUN = """\
 model: {path: model}

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.errors import HookContractError
+from anytron.base.errors import HookContractError
+from anytron.base.traits import ModelTraits
 from anytron.kernels import packed_sequences
 from anytron.kernels.attention import make_attention
 from anytron.kernels.contract import AttentionCall, AttentionSpec
-from anytron.reference.attention import reference_attention
-from anytron.traits import ModelTraits
+from anytron.kernels.oracles.attention import reference_attention
 
 DIM, V_DIM, SCALE = 8, 6, 0.3
 PACKED = {True: "padding_causal", False: "padding"}

@@ -16,14 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anytron.errors import HookContractError
-from anytron.hooks.registry import specifications
+from anytron.base.errors import HookContractError
+from anytron.base.traits import ModelTraits, ParallelSizes
+from anytron.device.hooks.registry import specifications
+from anytron.device.loading import hooks_of
 from anytron.kernels.contract import AttentionCall, AttentionSpec
-from anytron.masks import AttnMask, MaskKind, MaskRequest, Polarity, check_mask
-from anytron.plugins import hooks_of
-from anytron.reference.masks import defined_pairs, read_transformer_engine
-from anytron.sequences import ContextShard, LayoutConstraints, plan_layout
-from anytron.traits import ModelTraits, ParallelSizes
+from anytron.kernels.oracles.masks import defined_pairs, read_transformer_engine
+from anytron.sequences.layout import ContextShard, LayoutConstraints
+from anytron.sequences.masks import AttnMask, MaskKind, MaskRequest, Polarity, check_mask
+from anytron.sequences.planning import plan_layout
 
 LENGTHS = [5, 2, 7]
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.errors import DataError
-from anytron.sequences import ContextShard, LayoutConstraints, plan_layout
-from anytron.sequences.layout import IGNORED_LABEL
+from anytron.base.errors import DataError
+from anytron.sequences.layout import IGNORED_LABEL, ContextShard, LayoutConstraints
+from anytron.sequences.planning import plan_layout
 
 plans = st.fixed_dictionaries(
     {

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anytron.masks import MaskKind, MaskRequest
-from anytron.plugins import hooks_of
-from anytron.sequences import ContextShard, plan_layout
-from anytron.traits import ModelTraits, ParallelSizes
+from anytron.base.traits import ModelTraits, ParallelSizes
+from anytron.device.loading import hooks_of
+from anytron.sequences.layout import ContextShard
+from anytron.sequences.masks import MaskKind, MaskRequest
+from anytron.sequences.planning import plan_layout
 
 LENGTHS = torch.tensor([3, 1, 6])
 TRAITS = ModelTraits(linear_attention=True, mixture_of_experts=True)

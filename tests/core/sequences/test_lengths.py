@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anytron.errors import DataError
+from anytron.base.errors import DataError
 from anytron.sequences.lengths import checked_lengths
 
 

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from anytron.plugins import hooks_of
-from anytron.sequences import ContextShard, plan_layout
+from anytron.device.loading import hooks_of
+from anytron.sequences.layout import ContextShard
+from anytron.sequences.planning import plan_layout
 
 LENGTHS = [5, 1, 9]
 

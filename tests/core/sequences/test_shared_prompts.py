@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from anytron.reference.attention import reference_attention
-from anytron.sequences import LayoutConstraints, plan_layout
+from anytron.kernels.oracles.attention import reference_attention
+from anytron.sequences.layout import LayoutConstraints
+from anytron.sequences.planning import plan_layout
 from anytron.sequences.repeats import Repeats
 from anytron.sequences.shared_prompts import WORTHWHILE, SharedPrompts, common_prompts, current_prompts, scope_of
 

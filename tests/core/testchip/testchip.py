@@ -4,11 +4,11 @@ import contextlib
 import sys
 
 from anytron import Platform, hookimpl
-from anytron.components import EngineInfo
+from anytron.base.components import EngineInfo
 from anytron.config.diagnostics import Diagnostic
-from anytron.hooks.types import ConfigEdit
-from anytron.patches import Installed, Patch
-from anytron.platform import Availability, Decision, Probe
+from anytron.device.hooks.types import ConfigEdit
+from anytron.device.patches import Installed, Patch
+from anytron.device.platform import Availability, Decision, Probe
 
 BROKEN, SLOW, REFUSING, HUGE = (
     EngineInfo(f"testchip_engine:{name}") for name in ("BrokenEngine", "SlowEngine", "RefusingEngine", "HugeEngine")

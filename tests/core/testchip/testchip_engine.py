@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from anytron.algorithms.called import LOSS
 from anytron.algorithms.registered import call
-from anytron.errors import DataError
+from anytron.base.errors import DataError
 
 
 class DerivedError(DataError):

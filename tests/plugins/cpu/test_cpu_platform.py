@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from anytron.errors import EngineError
-from anytron.platform import Availability
+from anytron.base.errors import EngineError
+from anytron.device.platform import Availability
 from anytron_cpu import CpuPlatform
 
 

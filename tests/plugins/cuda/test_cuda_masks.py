@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from anytron.masks import MaskKind, MaskRequest
-from anytron.plugins import hooks_of
-from anytron.reference.masks import defined_pairs, read_transformer_engine
-from anytron.sequences import ContextShard, plan_layout
-from anytron.traits import ModelTraits, ParallelSizes
+from anytron.base.traits import ModelTraits, ParallelSizes
+from anytron.device.loading import hooks_of
+from anytron.kernels.oracles.masks import defined_pairs, read_transformer_engine
+from anytron.sequences.layout import ContextShard
+from anytron.sequences.masks import MaskKind, MaskRequest
+from anytron.sequences.planning import plan_layout
 
 LENGTHS = [3, 1, 6]
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from packaging.version import Version
 
+from anytron.base.errors import ConfigError
 from anytron.config.schema import RunConfig
-from anytron.errors import ConfigError
-from anytron.hooks.types import ProcessInfo
-from anytron.patches import Ledger
-from anytron.platform import Availability, EngineFacts, decisions_of
-from anytron.preflight.limits import limit_diagnostics
+from anytron.device.hooks.types import ProcessInfo
+from anytron.device.patches import Ledger
+from anytron.device.platform import Availability, EngineFacts, decisions_of
+from anytron.run.preflight.limits import limit_diagnostics
 from tests.recipes import recipes
 
 

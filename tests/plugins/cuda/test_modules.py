@@ -8,7 +8,7 @@ import sys
 import pytest
 from packaging.version import Version
 
-from anytron.errors import ConfigError, PlatformError
+from anytron.base.errors import ConfigError, PlatformError
 
 pytestmark = pytest.mark.usefixtures("plugin")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anytron.platform import Availability
+from anytron.device.platform import Availability
 
 pytestmark = pytest.mark.usefixtures("plugin")
 

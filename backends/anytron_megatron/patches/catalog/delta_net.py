@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anytron.patches import Patch, Phase
+from anytron.device.patches import Patch, Phase
 from anytron_megatron.patches.catalog.packages import BRIDGE, BRIDGE_VERSIONS, FIXES, MEGATRON
 
 _DELTA_NET = "mcore_bridge.model.modules.gated_delta_net"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anytron.patches import Patch, Phase, Supersession
+from anytron.device.patches import Patch, Phase, Supersession
 from anytron_megatron.patches.catalog.packages import BRIDGE, BRIDGE_VERSIONS, FIXES, MEGATRON
 
 _MLA = "megatron.core.transformer.multi_latent_attention"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anytron.patches import Patch, Phase
+from anytron.device.patches import Patch, Phase
 from anytron_megatron.patches.catalog.packages import FIXES, MEGATRON
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

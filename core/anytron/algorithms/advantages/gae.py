@@ -12,8 +12,8 @@ from anytron.algorithms.advantages.per_token import whiten
 from anytron.algorithms.contract import Advantages, required
 
 if TYPE_CHECKING:
-    from anytron.batch import RaggedBatch
     from anytron.config.algorithm import AlgorithmSection
+    from anytron.sequences.batch import RaggedBatch
 
 
 def gae(

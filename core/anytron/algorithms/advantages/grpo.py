@@ -13,8 +13,8 @@ from anytron.algorithms.advantages.per_token import broadcast_to_tokens
 from anytron.algorithms.contract import Advantages, required
 
 if TYPE_CHECKING:
-    from anytron.batch import RaggedBatch
     from anytron.config.algorithm import AlgorithmSection
+    from anytron.sequences.batch import RaggedBatch
 
 STD_EPSILON = 1e-4
 """Added to a group's standard deviation; TRL's value (trl/trainer/grpo_trainer.py)."""

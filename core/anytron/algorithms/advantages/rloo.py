@@ -12,8 +12,8 @@ from anytron.algorithms.contract import Advantages, required
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.batch import RaggedBatch
     from anytron.config.algorithm import AlgorithmSection
+    from anytron.sequences.batch import RaggedBatch
 
 
 def rloo(rewards: Tensor) -> Tensor:

@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
     from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import PatchContext, Requirement
+    from anytron.device.hooks.types import PatchContext, Requirement
+    from anytron.device.limits import Limit
+    from anytron.device.patches import Ledger, Patch, Phase
+    from anytron.device.platform import EngineFacts
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
-    from anytron.limits import Limit
-    from anytron.masks import AttnMask, MaskRequest
-    from anytron.patches import Ledger, Patch, Phase
-    from anytron.platform import EngineFacts
-    from anytron.sequences import ModelInputs
+    from anytron.sequences.inputs import ModelInputs
+    from anytron.sequences.masks import AttnMask, MaskRequest
 
 
 class Adaptor:

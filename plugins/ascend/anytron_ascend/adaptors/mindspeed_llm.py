@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from anytron.base.errors import AnytronError, ConfigError
 from anytron.config.diagnostics import Diagnostic
-from anytron.errors import AnytronError, ConfigError
-from anytron.hooks.types import Requirement
-from anytron.plugins.neutral import NeutralDefaults
+from anytron.device.hooks.types import Requirement
+from anytron.device.loading.neutral import NeutralDefaults
 from anytron_ascend.adaptors.adaptor import Adaptor
 from anytron_ascend.mindspeed_llm.arguments import BAND, CAUSAL, translate
 from anytron_ascend.mindspeed_llm.installation import MEGATRON, PACKAGES, find_installation
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from anytron.config.schema import RunConfig
-    from anytron.hooks.types import PatchContext
-    from anytron.masks import AttnMask, MaskRequest
-    from anytron.patches import Patch, Phase
-    from anytron.sequences import ModelInputs
+    from anytron.device.hooks.types import PatchContext
+    from anytron.device.patches import Patch, Phase
+    from anytron.sequences.inputs import ModelInputs
+    from anytron.sequences.masks import AttnMask, MaskRequest
 
 
 class MindSpeedLlmAdaptor(Adaptor):
@@ -91,7 +91,7 @@ class MindSpeedLlmAdaptor(Adaptor):
 
 def _try_translation(config: RunConfig) -> Mapping[str, Any]:
     """Translate as the ranks will; return the model's Hugging Face config."""
-    from anytron.data.pretrained import load_hf_config
+    from anytron.task.data.pretrained import load_hf_config
 
     options = MindSpeedLlmOptions.model_validate(config.engine.options)
     model = load_hf_config(config.model)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anytron.patches import Patch, Phase
+from anytron.device.patches import Patch, Phase
 from anytron_ascend.adaptors.adaptor import Adaptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from anytron.hooks.types import PatchContext
+    from anytron.device.hooks.types import PatchContext
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from anytron.errors import PlatformError
+from anytron.base.errors import PlatformError
 from anytron.kernels.attention import make_attention as make_neutral
 from anytron.kernels.micro_batches import MicroBatchCache
 from anytron.kernels.neutral_modes import is_causal

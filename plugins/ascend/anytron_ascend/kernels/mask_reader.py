@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.masks import AttnMask, Polarity
-from anytron.reference.masks import ring_rows, token_pairs
+from anytron.kernels.oracles.masks import ring_rows, token_pairs
+from anytron.sequences.masks import AttnMask, Polarity
 from anytron_ascend.kernels.attention import COMPRESSED, UNLIMITED, compressed_mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.masks import Pair
-    from anytron.sequences import SequenceLayout
-    from anytron.traits import ModelTraits
+    from anytron.base.traits import ModelTraits
+    from anytron.sequences.layout import SequenceLayout
+    from anytron.sequences.masks import Pair
 
 
 def read_mindspeed(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:

@@ -6,15 +6,15 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anytron.errors import PatchError
-from anytron.patches import Installed
+from anytron.base.errors import PatchError
+from anytron.device.patches import Installed
 from anytron_ascend.mindspeed.installation import find_installation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from anytron.hooks.types import PatchContext
-    from anytron.patches import Ledger
+    from anytron.device.hooks.types import PatchContext
+    from anytron.device.patches import Ledger
 
 
 _last: list[dict[str, Any]] = []

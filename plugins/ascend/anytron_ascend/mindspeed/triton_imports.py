@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from anytron_megatron.patches.triton_stand_in import stand_in_during_imports
 
 if TYPE_CHECKING:
-    from anytron.hooks.types import PatchContext
-    from anytron.patches import Installed
+    from anytron.device.hooks.types import PatchContext
+    from anytron.device.patches import Installed
 
 KERNELS = "Gated DeltaNet and other kernels for triton-ascend"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anytron.errors import ConfigError, did_you_mean
+from anytron.base.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

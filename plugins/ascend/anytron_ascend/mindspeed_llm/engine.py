@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.data.pretrained import read_hf_config
-from anytron.trainer.initial_model import model_directory
+from anytron.run.trainer.initial_model import model_directory
+from anytron.task.data.pretrained import read_hf_config
 from anytron_ascend.mindspeed_llm.arguments import translate
 from anytron_ascend.mindspeed_llm.models import MindSpeedLlmSource
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions

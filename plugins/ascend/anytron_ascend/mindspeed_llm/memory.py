@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.errors import ConfigError
+from anytron.base.errors import ConfigError
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 from anytron_megatron.estimate import run as megatron
 
 if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
-    from anytron.engines.memory import TrainingEstimate
+    from anytron.workers.engines.memory import TrainingEstimate
 
 
 def estimate(run: RunConfig) -> TrainingEstimate:

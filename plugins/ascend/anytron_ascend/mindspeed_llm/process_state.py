@@ -7,8 +7,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from anytron.errors import EngineError
-from anytron.patches import Installed
+from anytron.base.errors import EngineError
+from anytron.device.patches import Installed
 from anytron_ascend.mindspeed.repatching import bare_command_line
 from anytron_ascend.mindspeed_llm.arguments import SPEC, check_names
 from anytron_ascend.mindspeed_llm.installation import find_installation
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator, Mapping
 
-    from anytron.hooks.types import PatchContext
-    from anytron.patches import Ledger
-    from anytron.sequences import SequenceLayout
+    from anytron.device.hooks.types import PatchContext
+    from anytron.device.patches import Ledger
+    from anytron.sequences.layout import SequenceLayout
     from anytron.sequences.scopes import ScopeFactory
 
 _installed: list[dict[str, Any]] = []

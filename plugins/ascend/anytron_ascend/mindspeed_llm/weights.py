@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
-from anytron.data.pretrained import read_hf_config
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
+from anytron.task.data.pretrained import read_hf_config
 from anytron_megatron.models.weight_files import listed
 
 if TYPE_CHECKING:

@@ -7,13 +7,16 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from anytron.base.errors import ConfigError, HookContractError, PlatformError
+from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.schema import RunConfig
-from anytron.errors import ConfigError, HookContractError, PlatformError
-from anytron.masks import AttnMask, MaskKind, MaskRequest, Polarity, scope_of
-from anytron.plugins import hooks_of, open_session
-from anytron.preflight.limits import limit_diagnostics
-from anytron.sequences import LayoutConstraints, ModelInputs, plan_layout, scopes
-from anytron.traits import ModelTraits, ParallelSizes
+from anytron.device.loading import hooks_of, open_session
+from anytron.run.preflight.limits import limit_diagnostics
+from anytron.sequences import scopes
+from anytron.sequences.inputs import ModelInputs
+from anytron.sequences.layout import LayoutConstraints
+from anytron.sequences.masks import AttnMask, MaskKind, MaskRequest, Polarity, scope_of
+from anytron.sequences.planning import plan_layout
 from anytron_ascend import AscendPlatform
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.mindspeed import installation, sequence_lengths

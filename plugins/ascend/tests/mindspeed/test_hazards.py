@@ -30,9 +30,9 @@ def test_global_state(with_mindspeed):
 def test_megatron_must_not_be_imported_before_it(with_mindspeed):
     program = (
         "import megatron.core\n"
-        "from anytron.hooks.types import PatchContext\n"
-        "from anytron.patches import Ledger, Phase\n"
-        "from anytron.plugins import open_session\n"
+        "from anytron.device.hooks.types import PatchContext\n"
+        "from anytron.device.patches import Ledger, Phase\n"
+        "from anytron.device.loading import open_session\n"
         "session = open_session(platform='ascend', options={'adaptor': 'mindspeed'})\n"
         "context = PatchContext(session.platform, 'trainer', session.hooks, 'megatron')\n"
         "ledger = Ledger(context=context)\n"

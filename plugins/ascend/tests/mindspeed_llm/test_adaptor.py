@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 
+from anytron.base.errors import ConfigError, PlatformError
+from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.schema import RunConfig
-from anytron.errors import ConfigError, PlatformError
-from anytron.hooks.types import ProcessInfo
-from anytron.masks import MaskKind, MaskRequest
-from anytron.platform import decisions_of
-from anytron.plugins import check_requirements, hooks_of, open_session
-from anytron.traits import ModelTraits, ParallelSizes
+from anytron.device.hooks.types import ProcessInfo
+from anytron.device.loading import check_requirements, hooks_of, open_session
+from anytron.device.platform import decisions_of
+from anytron.sequences.masks import MaskKind, MaskRequest
 from anytron_ascend import AscendPlatform
 from anytron_ascend.adaptors.mindspeed_llm import MindSpeedLlmAdaptor
 from anytron_ascend.mindspeed_llm import installation

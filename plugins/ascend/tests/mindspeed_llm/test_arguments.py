@@ -3,8 +3,8 @@
 import pytest
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig
 
+from anytron.base.errors import ConfigError
 from anytron.config.schema import RunConfig
-from anytron.errors import ConfigError
 from anytron_ascend.mindspeed_llm.arguments import check_names, translate
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from anytron.base.errors import ConfigError
 from anytron.config.load import load_config
-from anytron.errors import ConfigError
 from anytron_ascend.mindspeed_llm.arguments import translate
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 from plugins.ascend.tests.mindspeed_llm.test_arguments import QWEN3_8B, QWEN3_30B

@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from anytron.data.pretrained import model_class
-from anytron.doctor import memory
-from anytron.doctor.subject import look
-from anytron.testing.tiny_models import CONFIGS
+from anytron.proof.conformance.tiny_models import CONFIGS
+from anytron.proof.doctor import memory
+from anytron.proof.doctor.subject import look
+from anytron.task.data.pretrained import model_class
 from anytron_ascend.mindspeed_llm.arguments import FAMILIES, WITH_EXPERTS
 
 RANK = "memory.training-rank."

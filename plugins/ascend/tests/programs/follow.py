@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.value_loss import ValueLoss
-from anytron.batch import RaggedBatch
 from anytron.config.algorithm import AlgorithmSection
-from anytron.executor.local import LocalExecutor
-from anytron.executor.protocol import GroupSpec
-from anytron.plugins import open_session
-from anytron.trainer.updates import UpdatePlan
-from anytron.trainer.workers import TrainingWorkers
+from anytron.device.loading import open_session
+from anytron.run.trainer.updates import UpdatePlan
+from anytron.run.trainer.workers import TrainingWorkers
+from anytron.sequences.batch import RaggedBatch
+from anytron.workers.executor.local import LocalExecutor
+from anytron.workers.executor.protocol import GroupSpec
 from tests.backends.megatron.ranks import engine_config
 
 

@@ -6,12 +6,12 @@ Runs in one process with a real MindSpeed and without process groups.
 import sys
 from types import SimpleNamespace
 
-from anytron.errors import PatchError
-from anytron.hooks.types import PatchContext
-from anytron.patches import Ledger, Patch, Phase
-from anytron.platform import EngineFacts
-from anytron.plugins import open_session
-from anytron.traits import ParallelSizes
+from anytron.base.errors import PatchError
+from anytron.base.traits import ParallelSizes
+from anytron.device.hooks.types import PatchContext
+from anytron.device.loading import open_session
+from anytron.device.patches import Ledger, Patch, Phase
+from anytron.device.platform import EngineFacts
 from anytron_ascend.mindspeed.arguments import engine_arguments
 from anytron_ascend.mindspeed.model_config import take_arguments
 from anytron_ascend.mindspeed.repatching import default_arguments, repatch

@@ -8,12 +8,13 @@ import sys
 import torch
 from transformers import Qwen3Config, Qwen3MoeConfig
 
+from anytron.base.errors import ConfigError, EngineError
 from anytron.config.schema import RunConfig
-from anytron.errors import ConfigError, EngineError
-from anytron.hooks.types import PatchContext
-from anytron.patches import Ledger, Patch, Phase
-from anytron.plugins import open_session
-from anytron.sequences import LayoutConstraints, plan_layout
+from anytron.device.hooks.types import PatchContext
+from anytron.device.loading import open_session
+from anytron.device.patches import Ledger, Patch, Phase
+from anytron.sequences.layout import LayoutConstraints
+from anytron.sequences.planning import plan_layout
 from anytron_ascend.mindspeed_llm.arguments import translate
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 from anytron_ascend.mindspeed_llm.process_state import (

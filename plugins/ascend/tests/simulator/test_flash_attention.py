@@ -10,7 +10,7 @@ import torch
 import torch_npu
 from anytron_ascend_simulator import aclnn
 
-from anytron.reference.attention import reference_attention
+from anytron.kernels.oracles.attention import reference_attention
 
 B, S, H, G, D = 2, 6, 4, 2, 8
 SCALE = 0.3

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from anytron.errors import PlatformError
+from anytron.base.errors import PlatformError
 from anytron.kernels.attention import make_attention as make_neutral
 from anytron_cuda.attention import flash_attention_2, flash_attention_3, fused_sdpa, packed, varlen
 from anytron_cuda.choices import Choice, choose

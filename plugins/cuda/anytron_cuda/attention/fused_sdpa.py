@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anytron.errors import PlatformError
+from anytron.base.errors import PlatformError
 from anytron.kernels.attention import make_attention as make_neutral
 from anytron_cuda.attention.packed import HALF, padded_heads
 

@@ -2,8 +2,8 @@
 
 import sys
 
-from anytron.layer import open_layer
-from anytron.patches import Phase
+from anytron.device.layer import open_layer
+from anytron.device.patches import Phase
 
 if __name__ == "__main__":
     del sys.argv[1]

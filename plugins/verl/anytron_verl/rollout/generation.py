@@ -20,10 +20,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from anytron.data.pretrained import model_class, take_latent_epsilon
-from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
-from anytron.engines.weights import Piece
-from anytron.errors import ConfigError, EngineError
+from anytron.base.errors import ConfigError, EngineError
+from anytron.task.data.pretrained import model_class, take_latent_epsilon
+from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
+from anytron.workers.weights.transfer import Piece
 from anytron_rollout.sampling import TokenSampler
 from anytron_rollout.shared_prompts import can_share, owners_of, read_prompts
 from anytron_rollout.transformers_engine import left_pad

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from verl.workers.config import RolloutConfig
 
-from anytron.errors import AnytronError
+from anytron.base.errors import AnytronError
 from anytron_verl.rollout.server import TransformersServer
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11], [5, 6, 7]]

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from anytron.batch import RaggedBatch
-    from anytron.checkpoint.manifest import FileRecord
-    from anytron.trainer.workers import TrainingWorkers
+    from anytron.record.checkpoint.manifest import FileRecord
+    from anytron.run.trainer.workers import TrainingWorkers
+    from anytron.sequences.batch import RaggedBatch
 
 ADAM = {"name": "adam", "lr": 1e-2, "schedule": "cosine", "warmup_steps": 2}
 BEFORE, AFTER = 2, 2

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron_megatron.checkpoint.unpickling import read_table_of_contents
 
 

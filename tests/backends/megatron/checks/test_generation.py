@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from anytron.errors import ConfigError
-from anytron.plugins import open_session
-from anytron.testing.tiny_models import CONFIGS
+from anytron.base.errors import ConfigError
+from anytron.device.loading import open_session
+from anytron.proof.conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.ranks import engine_config
 

@@ -36,7 +36,7 @@ class DeltaNetWitness:
 
     @hookimpl
     def build_attn_mask(self, request):
-        from anytron.plugins.neutral import NeutralDefaults
+        from anytron.device.loading.neutral import NeutralDefaults
 
         if os.environ.get("DELTA_NET_WITNESS") != "lie":
             return None

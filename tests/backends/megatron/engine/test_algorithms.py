@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.config.algorithm import AlgorithmSection
-from anytron.trainer.updates import UpdatePlan
+from anytron.run.trainer.updates import UpdatePlan
 from tests import algorithm_oracle
 from tests.core.algorithms.test_importance import measured
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from anytron.algorithms.value_loss import ValueLoss
-from anytron.batch import TokenOutputs
-from anytron.errors import AnytronError, EngineError
-from anytron.trainer.updates import UpdatePlan
+from anytron.base.errors import AnytronError, EngineError
+from anytron.run.trainer.updates import UpdatePlan
+from anytron.sequences.batch import TokenOutputs
 from tests.slow import slow_but
 
 SPLITS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anytron.verification.critic import check_value_gradients, check_values, write_critic
-from anytron.verification.report import Status
+from anytron.proof.verification.critic import check_value_gradients, check_values, write_critic
+from anytron.proof.verification.report import Status
 
 TP2, PP2, DP2 = ({f"{name}_parallel_size": 2} for name in ("tensor_model", "pipeline_model", "data"))
 CASES = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from anytron.testing.prediction_modules import turn_last_layers_into_prediction_modules
-from anytron.testing.tiny_models import write_tiny_model
-from anytron.verification.prediction import check_prediction, trains_modules
-from anytron.verification.report import Status
+from anytron.proof.conformance.prediction_modules import turn_last_layers_into_prediction_modules
+from anytron.proof.conformance.tiny_models import write_tiny_model
+from anytron.proof.verification.prediction import check_prediction, trains_modules
+from anytron.proof.verification.report import Status
 
 CASES = {
     "detached, two depths": {"mtp_detach": True},

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from anytron.batch import RaggedBatch
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
+from anytron.sequences.batch import RaggedBatch
 from anytron.sequences.shared_prompts import common_prompts
 from anytron_megatron.estimate.reward_model import estimate
 from tests.reward_models import write_reward_model

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from anytron.algorithms.value_loss import ValueLoss
-from anytron.batch import RaggedBatch
-from anytron.trainer.updates import UpdatePlan
+from anytron.run.trainer.updates import UpdatePlan
+from anytron.sequences.batch import RaggedBatch
 from tests.backends.megatron.engine.test_agreement import differences
 
 WHOLE = {"options": {"share_prompts": False}}

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from anytron.algorithms.supervised_loss import SupervisedLoss
-from anytron.trainer.updates import UpdatePlan
+from anytron.run.trainer.updates import UpdatePlan
 from tests.backends.megatron.engine.test_algorithms import LAYOUTS
 
 PP2 = {"parallel": {"pipeline_model_parallel_size": 2}}

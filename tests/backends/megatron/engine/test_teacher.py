@@ -10,9 +10,9 @@ import torch
 
 from anytron.algorithms.distillation import with_distillation
 from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.base.errors import EngineError
 from anytron.config.algorithm import AlgorithmSection
-from anytron.errors import EngineError
-from anytron.trainer.updates import UpdatePlan
+from anytron.run.trainer.updates import UpdatePlan
 from anytron_megatron.estimate.run import estimate
 from tests.slow import slow_but
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from anytron.errors import AnytronError, EngineError
+from anytron.base.errors import AnytronError, EngineError
 from tests.backends.megatron.streams import assert_equals_file
 
 

@@ -7,9 +7,9 @@ import torch
 
 from anytron.config.load import load_config
 from anytron.config.schema import RunConfig
-from anytron.data.pretrained import model_class
-from anytron.engines.memory import MemoryPart, peak
-from anytron.testing.tiny_models import CONFIGS
+from anytron.proof.conformance.tiny_models import CONFIGS
+from anytron.task.data.pretrained import model_class
+from anytron.workers.engines.memory import MemoryPart, peak
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.estimate.run import estimate
 from anytron_megatron.estimate.sharding import pieces
@@ -87,7 +87,7 @@ def test_parameters_and_optimizer_state_are_exactly_what_is_allocated(
     layout, dtype, shared, tiny_family, ranks, recorded, recorded_images, policy_loss
 ):
     """The engine gives them back to the device and says how many bytes those were; the reference is the parameters."""
-    from anytron.trainer.updates import UpdatePlan
+    from anytron.run.trainer.updates import UpdatePlan
 
     family, sections = LAYOUTS[layout]
     directory = tiny_family(family)
@@ -161,7 +161,7 @@ def test_recomputation_parallelism_and_offload_change_what_they_should():
 
 
 def test_a_model_that_nobody_can_count_is_said_to_be_one(tmp_path):
-    from anytron.errors import ConfigError
+    from anytron.base.errors import ConfigError
 
     run = engine_config(tmp_path, tmp_path)
     with pytest.raises(ConfigError, match="not known before it is built"):

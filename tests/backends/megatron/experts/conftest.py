@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 if TYPE_CHECKING:
     import torch
 
-    from anytron.batch import RaggedBatch
+    from anytron.sequences.batch import RaggedBatch
 
 ONE_SEQUENCE = 1
 """Tokens of a micro-batch in updates: each sequence gets its own, so that every division of the work has the same
@@ -85,8 +85,8 @@ def extension(tmp_path_factory, monkeypatch):
         body = "".join(f"    {line}\n" for line in lines)
         source = (
             "from anytron import hookimpl\n"
-            "from anytron.masks import AttnMask, MaskKind\n"
-            "from anytron.patches import Patch, Phase\n"
+            "from anytron.sequences.masks import AttnMask, MaskKind\n"
+            "from anytron.device.patches import Patch, Phase\n"
             "from anytron.sequences import LayoutConstraints\n"
             f"class Meddler:\n    name = 'meddler'\n{body}"
         )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from anytron.batch import TokenOutputs
+from anytron.sequences.batch import TokenOutputs
 from tests.backends.megatron.experts.conftest import OPTIONS
 
 EXPERTS, TOPK = 4, 2

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from anytron.batch import TokenOutputs
-from anytron.engines.rollout_engine import PromptInputs, SamplingParams
-from anytron.errors import EngineError
-from anytron.rewards.sample import Sample
-from anytron.testing.tiny_models import VOCABULARY, write_tiny_model
-from anytron.trainer.trajectories import assemble
+from anytron.base.errors import EngineError
+from anytron.proof.conformance.tiny_models import VOCABULARY, write_tiny_model
+from anytron.run.trainer.trajectories import assemble
+from anytron.sequences.batch import TokenOutputs
+from anytron.task.rewards.sample import Sample
+from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
 from tests.backends.megatron.families.observe import largest, relative_difference
 from tests.backends.rollout.conftest import engine_for, generate, run_config, write_weights
 

@@ -11,18 +11,18 @@ import torch
 from safetensors.torch import load_file
 
 from anytron.config.generation import EnvironmentSection
-from anytron.data.prompts import TokenizedPrompt
-from anytron.engines.rollout_engine import SamplingParams
-from anytron.environments.pool import EnvironmentPool
-from anytron.rollout.conversations import Conversations
-from anytron.testing.tiny_models import VOCABULARY, write_tiny_model
-from anytron.trainer.trajectories import assemble, make_samples
-from anytron.trainer.weight_transfer import load
+from anytron.proof.conformance.tiny_models import VOCABULARY, write_tiny_model
+from anytron.run.rollout.conversations import Conversations
+from anytron.run.trainer.trajectories import assemble, make_samples
+from anytron.run.trainer.weight_transfer import load
+from anytron.task.data.prompts import TokenizedPrompt
+from anytron.task.environments.pool import EnvironmentPool
+from anytron.workers.engines.rollout_engine import SamplingParams
 from tests.backends.rollout.conftest import engine_for, run_config, write_weights
-from tests.core.rollout.replicas import Executor, pool_of
+from tests.core.run.rollout.replicas import Executor, pool_of
 
 ENVIRONMENT = """
-from anytron.environments import Observation
+from anytron.task.environments import Observation
 
 class Echo:
     '''Says some of the model's tokens back; does not answer those that begin with a token of the last few.'''

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from anytron.errors import AnytronError
+from anytron.base.errors import AnytronError
 from tests.backends.megatron.families.observe import Figures, Observation, Truth, compare, observe
 from tests.backends.megatron.families.table import rows, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anytron.batch import RaggedBatch
+    from anytron.sequences.batch import RaggedBatch
     from tests.backends.megatron.families.layouts import Layout, Model
 
 OPTION = "--families-table"

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from anytron.data.pretrained import model_class
-from anytron.testing.tiny_models import IMAGE_TOKEN
-from anytron.trainer.updates import UpdatePlan
+from anytron.proof.conformance.tiny_models import IMAGE_TOKEN
+from anytron.run.trainer.updates import UpdatePlan
+from anytron.task.data.pretrained import model_class
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.policy_loss import PolicyLoss
-    from anytron.batch import RaggedBatch
+    from anytron.sequences.batch import RaggedBatch
     from tests.backends.megatron.families.layouts import Layout
     from tests.backends.megatron.ranks import Ranks
 

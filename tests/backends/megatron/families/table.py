@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.masks import MaskKind
+from anytron.sequences.masks import MaskKind
 from anytron_megatron.models.accepted_masks import accepted_masks
 from anytron_megatron.models.families import COLUMNS, FAMILIES
 from tests.backends.megatron.families.layouts import MODELS

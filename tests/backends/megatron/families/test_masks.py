@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from anytron import hookimpl
-from anytron.masks import AttnMask, MaskKind, Polarity
+from anytron.sequences.masks import AttnMask, MaskKind, Polarity
 
 class Plugin:
     name = "full-mask"

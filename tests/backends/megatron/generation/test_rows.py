@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
+from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
 from anytron_megatron.generation.rows import Rows
 
 END = 11

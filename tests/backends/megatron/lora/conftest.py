@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from anytron.data.pretrained import model_class
+from anytron.task.data.pretrained import model_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anytron.batch import TokenOutputs
+from anytron.sequences.batch import TokenOutputs
 from tests.backends.megatron.lora.conftest import SCALING, shared_group, token_scores, weight_of
 
 pytestmark = pytest.mark.filterwarnings(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from anytron.errors import AnytronError
+from anytron.base.errors import AnytronError
 from tests.backends.megatron.lora.conftest import ALPHA, LORA, RANK, token_scores
 from tests.backends.megatron.streams import assert_equals_file
 

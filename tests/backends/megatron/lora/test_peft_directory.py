@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron_megatron.lora.peft_directory import peft_targets, require_same_tensors
 
 

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from anytron.patches.versions import in_range, installed_version
+from anytron.device.patches.versions import in_range, installed_version
 
 pytestmark = [
     pytest.mark.mcore,
@@ -24,9 +24,9 @@ warnings.filterwarnings("error", module=r"(megatron|mcore_bridge|anytron|__main_
 from types import SimpleNamespace
 import torch
 torch.set_num_threads(1)
-from anytron.plugins import hooks_of
-from anytron.patches import Ledger, Phase
-from anytron.runtime import DeviceRuntime, MemoryStats
+from anytron.device.loading import hooks_of
+from anytron.device.patches import Ledger, Phase
+from anytron.device.runtime import DeviceRuntime, MemoryStats
 from anytron_megatron.patches import trainer_patches
 
 class Host(DeviceRuntime):

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from anytron.patches.versions import in_range, installed_version
-from anytron.testing.tiny_models import write_tiny_model
+from anytron.device.patches.versions import in_range, installed_version
+from anytron.proof.conformance.tiny_models import write_tiny_model
 
 pytestmark = [
     pytest.mark.mcore,

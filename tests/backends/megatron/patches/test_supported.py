@@ -2,9 +2,9 @@
 
 import pytest
 
-from anytron.errors import PluginError
-from anytron.patches.versions import in_range
-from anytron.plugins import check_requirements, hooks_of
+from anytron.base.errors import PluginError
+from anytron.device.loading import check_requirements, hooks_of
+from anytron.device.patches.versions import in_range
 from anytron_megatron.plugin import MegatronBackend
 
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import torch
 
-from anytron.reference.attention import reference_attention
+from anytron.kernels.oracles.attention import reference_attention
 from anytron_megatron.portable_te import pytorch as te
 
 HEADS, KV_HEADS, DIM = 4, 2, 8

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from anytron.plugins import hooks_of
-from tests.core.executor.processes import free_port
+from anytron.device.loading import hooks_of
+from tests.core.workers.executor.processes import free_port
 
 PROGRAMS = Path(__file__).parent / "programs"
 

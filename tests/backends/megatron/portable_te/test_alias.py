@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 INSTALL = """
-from anytron.plugins import hooks_of
+from anytron.device.loading import hooks_of
 from anytron_megatron.portable_te.alias import install
 undo = install(hooks_of(), "cpu")
 """
@@ -87,7 +87,7 @@ def test_undo_takes_the_names_away_and_forgets_the_hooks():
         INSTALL
         + """
 import importlib.util, sys
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron_megatron.portable_te.binding import kernels
 kernels()
 undo()
@@ -139,9 +139,9 @@ def test_the_cpu_platform_takes_the_name_of_an_installed_one_and_says_so(tmp_pat
     output = run(
         """
         import importlib.metadata
-        from anytron.hooks.types import PatchContext
-        from anytron.patches import Ledger, Phase
-        from anytron.plugins import open_session
+        from anytron.device.hooks.types import PatchContext
+        from anytron.device.patches import Ledger, Phase
+        from anytron.device.loading import open_session
         assert importlib.metadata.version("transformer-engine") == "2.9.0"
         session = open_session(platform="cpu")
         context = PatchContext(session.platform, "trainer", session.hooks, "megatron")

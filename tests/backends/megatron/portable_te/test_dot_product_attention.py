@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anytron.errors import EngineError
-from anytron.reference.attention import reference_attention
+from anytron.base.errors import EngineError
+from anytron.kernels.oracles.attention import reference_attention
 from anytron_megatron.portable_te import pytorch as te
 from tests.backends.megatron.portable_te.attention_cases import (
     DIM,

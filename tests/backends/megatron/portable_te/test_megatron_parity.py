@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from anytron.errors import ConfigError
+from anytron.base.errors import ConfigError
 
 
 def make_model(family: str, folder):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from anytron import hookimpl
-from anytron.errors import EngineError
-from anytron.plugins import hooks_of
+from anytron.base.errors import EngineError
+from anytron.device.loading import hooks_of
 from anytron_megatron.portable_te import pytorch as te
 from anytron_megatron.portable_te.binding import bind
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron_megatron.portable_te.pytorch.optimizers import (
     FusedAdam,
     FusedSGD,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from anytron import hookimpl
-from anytron.errors import EngineError, HookContractError
-from anytron.masks import AttnMask, MaskKind, Polarity, scope_of
-from anytron.plugins import hooks_of
+from anytron.base.errors import EngineError, HookContractError
+from anytron.device.loading import hooks_of
+from anytron.sequences.masks import AttnMask, MaskKind, Polarity, scope_of
 from anytron_megatron.portable_te.binding import bind
 from tests.backends.megatron.portable_te.attention_cases import LENGTHS, cumulative, module, operands
 

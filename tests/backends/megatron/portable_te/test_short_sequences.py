@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anytron.base.traits import ModelTraits
 from anytron.kernels.attention import make_attention
 from anytron.kernels.contract import AttentionSpec
-from anytron.reference.attention import reference_attention
-from anytron.traits import ModelTraits
+from anytron.kernels.oracles.attention import reference_attention
 from anytron_megatron.portable_te.pytorch.attention.context_parallel import _make_plan
 
 HEADS, GROUPS, SIZE, SCALE = 2, 1, 4, 0.4

@@ -16,12 +16,13 @@ import torch
 import torch.distributed as dist
 
 from anytron import hookimpl
+from anytron.base.traits import AttentionHeads, ModelTraits, ParallelSizes
+from anytron.device.loading import hooks_of
+from anytron.device.loading.neutral import NeutralDefaults
 from anytron.kernels.attention import make_attention
-from anytron.masks import AttnMask, MaskKind, Polarity
-from anytron.plugins import hooks_of
-from anytron.plugins.neutral import NeutralDefaults
-from anytron.sequences import ContextShard, LayoutConstraints, scopes
-from anytron.traits import AttentionHeads, ModelTraits, ParallelSizes
+from anytron.sequences import scopes
+from anytron.sequences.layout import ContextShard, LayoutConstraints
+from anytron.sequences.masks import AttnMask, MaskKind, Polarity
 from anytron_megatron.portable_te.binding import bind
 from anytron_megatron.training.conformance import kernel_conformance, mask_conformance
 from anytron_megatron.training.micro_batch import BatchPreparer

@@ -15,13 +15,14 @@ import torch
 from megatron.core import parallel_state
 
 from anytron import hookimpl
-from anytron.batch import RaggedBatch
-from anytron.data.images import ImagePatches
-from anytron.errors import DataError, EngineError
-from anytron.masks import MaskKind
-from anytron.plugins import hooks_of
-from anytron.sequences import ContextShard, LayoutConstraints, scopes
-from anytron.traits import ModelTraits, ParallelSizes
+from anytron.base.errors import DataError, EngineError
+from anytron.base.traits import ModelTraits, ParallelSizes
+from anytron.device.loading import hooks_of
+from anytron.sequences import scopes
+from anytron.sequences.batch import RaggedBatch
+from anytron.sequences.layout import ContextShard, LayoutConstraints
+from anytron.sequences.masks import MaskKind
+from anytron.task.data.images import ImagePatches
 from anytron_megatron.training.micro_batch import BatchPreparer
 from anytron_megatron.training.token_score_head import TokenScoreHead
 from anytron_megatron.training.vision import VisionInputs

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from anytron.engines.context import EngineContext
-from anytron.hooks.types import ProcessInfo
-from anytron.layer import open_layer
+from anytron.device.hooks.types import ProcessInfo
+from anytron.device.layer import open_layer
+from anytron.workers.engines.context import EngineContext
 from tests.backends.megatron.ranks import engine_config
 
 model, output, port = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -16,8 +16,8 @@ layer = open_layer("cpu", engine="megatron")
 
 import torch  # noqa: E402
 
-from anytron.batch import RaggedBatch  # noqa: E402
-from anytron.engines.weights import WeightFile  # noqa: E402
+from anytron.sequences.batch import RaggedBatch  # noqa: E402
+from anytron.workers.weights.transfer import WeightFile  # noqa: E402
 from anytron_megatron.engine import MegatronEngine  # noqa: E402
 from anytron_megatron.models.source import ModelSource  # noqa: E402
 

@@ -11,9 +11,9 @@ import torch
 sys.path.insert(0, sys.argv[1])
 import own_trainer
 
-from anytron.layer import open_layer
-from anytron.limits import Feature, Limit
-from anytron.patches import Phase
+from anytron.device.layer import open_layer
+from anytron.device.limits import Feature, Limit
+from anytron.device.patches import Phase
 
 torch.set_num_threads(1)
 OWN = (torch.cuda.current_device, torch.cuda.Stream, torch.compile, torch.zeros, torch.Tensor.to)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from anytron.layer import open_layer
+from anytron.device.layer import open_layer
 from anytron_megatron.models.release import auxiliary_losses, delta_net_modules, forget_auxiliary_losses, is_release
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from anytron.runtime import DeviceRuntime, MemoryStats
+from anytron.device.runtime import DeviceRuntime, MemoryStats
 from anytron_megatron.redirect import redirect_torch_cuda
 
 torch.set_num_threads(1)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils import _device as device_mode
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron_megatron.redirect.devices import DeviceTranslator
 from anytron_megatron.redirect.factories import OTHER_FACTORIES, TORCH_FACTORIES
 

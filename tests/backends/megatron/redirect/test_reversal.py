@@ -8,7 +8,7 @@ import torch
 from torch.utils import _device as device_mode
 from transformers.initialization import meta_device_safe_creation_ops
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron_megatron.redirect import is_redirected, redirect_torch_cuda, redirection
 
 OWNERS = (

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from anytron.errors import AnytronError
-from anytron.trainer.initial_model import model_directory
+from anytron.base.errors import AnytronError
+from anytron.run.trainer.initial_model import model_directory
 from anytron_vllm.adapter import AdapterDirectory
 from tests.backends.vllm.programs.families import FAMILIES, PROMPTS
 from tests.vllm_models import QWEN3, answers, largest_difference, log_probs, requests, run_config, send, vllm_engine

@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron_vllm import transfer
 from tests.vllm_models import (
     QWEN3,

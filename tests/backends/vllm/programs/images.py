@@ -11,8 +11,8 @@ import torch
 
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
-from anytron.data.images import ImagePatches
-from anytron.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
+from anytron.task.data.images import ImagePatches
+from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
 from tests.vllm_models import EXAMPLES, answers, hf_model, send, vllm_engine, weights_of
 
 START, IMAGE, END, VIDEO = 12, 13, 14, 15

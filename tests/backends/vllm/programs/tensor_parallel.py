@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from anytron.errors import AnytronError
+from anytron.base.errors import AnytronError
 from tests.vllm_models import (
     QWEN3_MOE,
     answers,

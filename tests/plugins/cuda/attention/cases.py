@@ -7,10 +7,10 @@ from itertools import accumulate
 
 import torch
 
+from anytron.base.traits import ModelTraits
 from anytron.kernels.attention import make_attention
 from anytron.kernels.contract import AttentionCall, AttentionSpec
-from anytron.reference.attention import reference_attention
-from anytron.traits import ModelTraits
+from anytron.kernels.oracles.attention import reference_attention
 
 SCALE = 0.3
 PACKED = {True: "padding_causal", False: "padding"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from packaging.version import Version
 
-from anytron.errors import PlatformError
+from anytron.base.errors import PlatformError
 from anytron.kernels.contract import AttentionCall
 from tests.plugins.cuda.attention.cases import operands, spec
 

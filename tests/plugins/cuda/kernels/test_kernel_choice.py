@@ -6,8 +6,8 @@ import pytest
 import torch
 from packaging.version import Version
 
+from anytron.device.loading import hooks_of
 from anytron.kernels.contract import KernelName, KernelSpec
-from anytron.plugins import hooks_of
 
 HOPPER, AMPERE, BLACKWELL, GEFORCE = (9, 0), (8, 0), (10, 0), (12, 0)
 BFLOAT16 = {"dtype": torch.bfloat16}

@@ -1,10 +1,10 @@
 """The attention module: Transformer Engine's formats and mask types in front of the platform's kernel.
 
 The platform's kernel is called with the platform's mask: within a micro-batch's scope
-(:func:`anytron.masks.current_mask`), what the platform answered to ``build_attn_mask`` takes the place of the mask
-type that Megatron passes. That concerns the language model's self-attention, which Megatron asks for as causal
-self-attention without a mask tensor. Cross-attention, the bidirectional layers of vision towers, and layers with
-a mask of their own are computed as Megatron asks.
+(:func:`anytron.sequences.masks.current_mask`), what the platform answered to ``build_attn_mask`` takes the place of the
+mask type that Megatron passes. That concerns the language model's self-attention, which Megatron asks for as causal
+self-attention without a mask tensor. Cross-attention, the bidirectional layers of vision towers, and layers with a mask
+of their own are computed as Megatron asks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
+from anytron.base.traits import ModelTraits
 from anytron.kernels.contract import AttentionCall, AttentionSpec
-from anytron.masks import current_mask
+from anytron.sequences.masks import current_mask
 from anytron.sequences.shared_prompts import current_prompts
-from anytron.traits import ModelTraits
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.pytorch.attention.context_parallel import attend_sharded
 from anytron_megatron.portable_te.pytorch.module.base import default_init, rng_state
@@ -264,7 +264,7 @@ class DotProductAttention(torch.nn.Module):
                 where=f"transformer_engine.pytorch, DotProductAttention of layer {self.layer_number}",
                 why=f"the mask is {tuple(answer.tensor.shape)}, queries are {tuple(query.shape)} and keys "
                 f"{tuple(key.shape)} (batch, sequence, heads, size)",
-                fix="run the model inside the scope of its own micro-batch's mask (anytron.masks.scope_of)",
+                fix="run the model inside the scope of its own micro-batch's mask (anytron.sequences.masks.scope_of)",
             )
         return answer.kernel_mode, answer.tensor, answer.plugin
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron.kernels.contract import KernelName
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.pytorch.attention.context_parallel import zigzag_positions

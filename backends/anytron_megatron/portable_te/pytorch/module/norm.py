@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from anytron.errors import EngineError
+from anytron.base.errors import EngineError
 from anytron.kernels.contract import KernelName
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.refusals import refuse_settings

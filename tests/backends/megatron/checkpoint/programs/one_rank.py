@@ -9,9 +9,9 @@ import sys
 import threading
 from pathlib import Path
 
-from anytron.engines.context import EngineContext
-from anytron.hooks.types import ProcessInfo
-from anytron.layer import open_layer
+from anytron.device.hooks.types import ProcessInfo
+from anytron.device.layer import open_layer
+from anytron.workers.engines.context import EngineContext
 from tests.backends.megatron.ranks import engine_config
 
 model, output, port = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -23,10 +23,10 @@ from safetensors.torch import load_file  # noqa: E402
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata  # noqa: E402
 
 from anytron.algorithms.policy_loss import PolicyLoss  # noqa: E402
-from anytron.batch import RaggedBatch  # noqa: E402
+from anytron.base.errors import AnytronError  # noqa: E402
 from anytron.config.algorithm import AlgorithmSection  # noqa: E402
-from anytron.engines.weights import WeightFile  # noqa: E402
-from anytron.errors import AnytronError  # noqa: E402
+from anytron.sequences.batch import RaggedBatch  # noqa: E402
+from anytron.workers.weights.transfer import WeightFile  # noqa: E402
 from anytron_megatron.checkpoint import writer  # noqa: E402
 from anytron_megatron.engine import MegatronEngine  # noqa: E402
 

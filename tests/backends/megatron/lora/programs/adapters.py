@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from anytron.base.traits import ParallelSizes
 from anytron.config.roles import OptimizerSection
 from anytron.config.schema import LoraSection
-from anytron.hooks.types import PatchContext
-from anytron.patches import Ledger, Phase
-from anytron.plugins import hooks_of
-from anytron.traits import ParallelSizes
+from anytron.device.hooks.types import PatchContext
+from anytron.device.loading import hooks_of
+from anytron.device.patches import Ledger, Phase
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from anytron.errors import EngineError
-from anytron.hooks.types import PatchContext
-from anytron.masks import AttnMask, MaskKind
-from anytron.patches import Ledger, Phase
-from anytron.plugins import hooks_of
-from anytron.traits import ParallelSizes
+from anytron.base.errors import EngineError
+from anytron.base.traits import ParallelSizes
+from anytron.device.hooks.types import PatchContext
+from anytron.device.loading import hooks_of
+from anytron.device.patches import Ledger, Phase
+from anytron.sequences.masks import AttnMask, MaskKind
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 
@@ -45,7 +45,7 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region  
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-from anytron.masks import scope_of  # noqa: E402
+from anytron.sequences.masks import scope_of  # noqa: E402
 from anytron_megatron.models.bridge import BridgeSource  # noqa: E402
 
 TENSOR = 2

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 
 import torch
 
-from anytron.hooks.types import PatchContext
-from anytron.patches import Ledger, Phase
-from anytron.plugins import hooks_of
+from anytron.device.hooks.types import PatchContext
+from anytron.device.loading import hooks_of
+from anytron.device.patches import Ledger, Phase
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 from anytron_megatron.patches.bridge_import import PATCHED_MODULES

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
-from anytron.hooks.types import PatchContext
-from anytron.patches import Ledger, Outcome, Phase
-from anytron.plugins import hooks_of
+from anytron.device.hooks.types import PatchContext
+from anytron.device.loading import hooks_of
+from anytron.device.patches import Ledger, Outcome, Phase
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 

@@ -4,8 +4,8 @@ import json
 
 import torch
 
-from anytron.layer import open_layer
-from anytron.patches import Phase
+from anytron.device.layer import open_layer
+from anytron.device.patches import Phase
 
 torch.set_num_threads(1)
 

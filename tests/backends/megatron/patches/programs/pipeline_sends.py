@@ -9,9 +9,9 @@ import sys
 import torch
 import torch.distributed as dist
 
-from anytron.hooks.types import PatchContext
-from anytron.patches import Ledger, Phase
-from anytron.plugins import hooks_of
+from anytron.device.hooks.types import PatchContext
+from anytron.device.loading import hooks_of
+from anytron.device.patches import Ledger, Phase
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 

@@ -9,11 +9,11 @@ import os
 import torch
 import torch.distributed as dist
 
-from anytron.hooks.types import PatchContext
-from anytron.patches import Ledger, Phase
-from anytron.plugins import open_session
-from anytron.reference.attention import reference_attention
-from anytron.traits import ParallelSizes
+from anytron.base.traits import ParallelSizes
+from anytron.device.hooks.types import PatchContext
+from anytron.device.loading import open_session
+from anytron.device.patches import Ledger, Phase
+from anytron.kernels.oracles.attention import reference_attention
 
 HEADS, GROUPS, DIM = 4, 2, 8
 LENGTHS = [8, 5, 11, 1]

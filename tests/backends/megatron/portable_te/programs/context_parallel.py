@@ -6,8 +6,8 @@ import os
 import torch
 import torch.distributed as dist
 
-from anytron.plugins import hooks_of
-from anytron.reference.attention import reference_attention
+from anytron.device.loading import hooks_of
+from anytron.kernels.oracles.attention import reference_attention
 from anytron_megatron.portable_te import pytorch as te
 from anytron_megatron.portable_te.binding import bind
 

@@ -9,10 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-from anytron.hooks.types import PatchContext
-from anytron.patches import Ledger, Phase
-from anytron.plugins import open_session
-from anytron.traits import ParallelSizes
+from anytron.base.traits import ParallelSizes
+from anytron.device.hooks.types import PatchContext
+from anytron.device.loading import open_session
+from anytron.device.patches import Ledger, Phase
 
 
 def main(tensor_parallel, folders):

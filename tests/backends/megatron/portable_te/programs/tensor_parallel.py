@@ -6,7 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from anytron.plugins import hooks_of
+from anytron.device.loading import hooks_of
 from anytron_megatron.portable_te import pytorch as te
 from anytron_megatron.portable_te.binding import bind
 

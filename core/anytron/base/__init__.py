@@ -1,0 +1,1 @@
+"""The ground floor: errors, files, seeds, metrics, the terminal."""

@@ -1,0 +1,213 @@
+"""Engines, executors and sinks of metrics by name: what distributions offer through entry points.
+
+An entry point of ``anytron.executors`` or ``anytron.metric_sinks`` names a class. One of ``anytron.training_engines``
+or ``anytron.rollout_engines`` names an :class:`EngineInfo`, in a module that is light to import: what an engine can do
+and which options it has is known before the engine itself is imported, which happens in worker processes only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Literal
+
+from anytron.base.errors import ConfigError, did_you_mean
+from anytron.base.functions import traced
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from anytron.base.metric import Metric
+
+TRAINING_ENGINES, ROLLOUT_ENGINES = "anytron.training_engines", "anytron.rollout_engines"
+EXECUTORS, METRIC_SINKS = "anytron.executors", "anytron.metric_sinks"
+VERIFICATIONS = "anytron.verifications"
+"""By the name of a framework: the function that verifies its engine as the framework's own configuration says. It takes
+the configuration's path, overrides, a directory for logs and a :class:`anytron.proof.verification.report.Watcher`, and
+gives an :class:`anytron.proof.verification.report.Report`."""
+
+Capability = Literal[
+    "critic",
+    "teacher",
+    "adapters",
+    "checkpoints",
+    "observation",
+    "gradients",
+    "inspection",
+    "comparison",
+    "offload",
+    "sleep",
+    "routing",
+]
+"""What not every engine can do. Each is a protocol of :mod:`anytron.workers.engines.training_engine` or
+:mod:`anytron.workers.engines.rollout_engine`, but for two. ``teacher``: ``score`` takes that role. ``routing``:
+responses carry their routing (rollout), passes repeat it (training)."""
+
+PlaceOf = Callable[[str], str | None]
+"""Gives the key at which a name belongs that stands where it is not known; None = it belongs nowhere."""
+
+
+def nowhere(name: str) -> None:
+    """Know no place for a name."""
+    del name
+
+
+@dataclass(frozen=True)
+class Component:
+    """A library that an engine is made of; ``anytron doctor`` says which version it is, and where it is loaded from.
+
+    Attributes:
+        distribution: Its name in ``pip list``.
+        module: The module that the engine imports of it, for example ``megatron.core``.
+    """
+
+    distribution: str
+    module: str
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What is known of an engine without importing it.
+
+    Attributes:
+        engine: The engine's class, ``module:Class``.
+        options_model: A pydantic model of ``engine.options`` or ``rollout.options`` (``extra="forbid"``, every field
+            with a docstring or description); None = no options.
+        capabilities: The optional protocols that the class implements.
+        platform_check: Function that finds what of a run the engine cannot do on a platform, ``module:function`` that
+            imports no engine: (:class:`anytron.config.schema.RunConfig`, :class:`anytron.device.platform.Platform`) ->
+            diagnostics; empty = nothing can be said before the engine is built.
+        takes_stream: Of a rollout engine: the process in which it is built is the one that loads weights, so that they
+            may come on a stream (:class:`anytron.workers.weights.stream.WeightStream`).
+        part_of: Of a rollout engine: the name of the training engine whose ranks generate by themselves
+            (:class:`anytron.workers.engines.training_engine.GeneratingEngine`); empty = it has its own processes and
+            weights.
+        metrics: What it adds to the metrics of a step that every training engine gives
+            (:mod:`anytron.record.tracking.metric_table`).
+        place_of: Where below the options a name belongs that is none of them; for error messages.
+        components: The libraries that it is made of.
+        memory: Function that estimates the device memory of a rank, ``module:function`` that imports no engine; empty =
+            the engine gives no estimate. Of a training engine:
+            :class:`anytron.workers.engines.memory.EstimatesTraining`; of a rollout engine:
+            :class:`anytron.workers.engines.memory.EstimatesRollout`.
+        process_bytes: Resident memory of one of its processes before it has a model, as measured: Python and what it
+            imports. It counts where the device is the processor. 0 = not measured, or no process of its own.
+        flops: Of a training engine: function that counts the floating-point operations of its models,
+            ``module:function`` that imports no engine (:class:`anytron.workers.engines.flops.CountsFlops`); empty = it
+            gives no number.
+        reward_model: Of a training engine: how its ranks hold a reward model, which is another class
+            (:class:`anytron.workers.engines.reward_model.RewardModelEngine`); None = it cannot.
+    """
+
+    engine: str
+    options_model: type[BaseModel] | None = None
+    capabilities: frozenset[Capability] = frozenset()
+    platform_check: str = ""
+    takes_stream: bool = False
+    part_of: str = ""
+    metrics: tuple[Metric, ...] = ()
+    place_of: PlaceOf = nowhere
+    components: tuple[Component, ...] = ()
+    memory: str = ""
+    process_bytes: int = 0
+    flops: str = ""
+    reward_model: EngineInfo | None = None
+
+    def load(self) -> Any:
+        """Import the engine's class."""
+        return _import(self.engine)
+
+    def load_platform_check(self) -> Any:
+        """Import the function that compares a run with a platform; None if there is none."""
+        return _import(self.platform_check) if self.platform_check else None
+
+    def load_memory(self) -> Any:
+        """Import the function that estimates memory; None if there is none."""
+        return _import(self.memory) if self.memory else None
+
+    def load_flops(self) -> Any:
+        """Import the function that counts operations; None if there is none."""
+        return _import(self.flops) if self.flops else None
+
+
+def _import(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def component_names(group: str, distribution: str | None = None) -> list[str]:
+    """List the names that installed distributions, or one of them, offer in an entry-point group, sorted."""
+    points = entry_points(group=group)
+    return sorted(
+        {point.name for point in points if distribution is None or (point.dist and point.dist.name == distribution)}
+    )
+
+
+def find_component(group: str, name: str, key: str) -> EntryPoint:
+    """Find what exactly one installed distribution offers by a name. Nothing is imported: ``.load()`` does.
+
+    Args:
+        group: Entry-point group, for example ``anytron.executors``.
+        name: Name in that group.
+        key: The configuration key that asks for it, for the error.
+
+    Raises:
+        ConfigError: None offers it, or several do.
+    """
+    # A path that is listed twice (an editable install beside PYTHONPATH) shows one entry point twice.
+    found = {point.value: point for point in entry_points(group=group, name=name)}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    where = f"{key} (entry-point group {group})"
+    if found:
+        raise ConfigError(
+            f"Several installed distributions offer {name!r}.",
+            where=where,
+            why="they name different classes: " + ", ".join(sorted(found)),
+            fix="uninstall all but one of them",
+        )
+    known = component_names(group)
+    raise ConfigError(
+        f"No installed distribution offers {name!r}.",
+        where=where,
+        why=f"installed are: {', '.join(known) or 'none'}",
+        fix=did_you_mean(name, known) or f"set {key} to one of them, or install the one that offers it",
+    )
+
+
+def load_component(group: str, name: str, key: str) -> Any:
+    """Import what exactly one installed distribution offers by a name. Arguments as for :func:`find_component`.
+
+    Raises:
+        ConfigError: None offers it, several do, or it fails to import.
+    """
+    point = find_component(group, name, key)
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{point.value} fails to import.",
+            where=f"{key} = {name} (entry-point group {group})",
+            why=f"{type(error).__name__}: {error}\n{traced(error)}",
+            fix=f"correct or reinstall the distribution that offers it: {point.dist.name if point.dist else 'unknown'}",
+        ) from error
+
+
+def engine_info(group: str, name: str, key: str) -> EngineInfo:
+    """Load the description of an engine; the engine itself is not imported. Arguments as for :func:`find_component`.
+
+    Raises:
+        ConfigError: No distribution offers it, several do, or the entry point names something else.
+    """
+    info = load_component(group, name, key)
+    if not isinstance(info, EngineInfo):
+        point = find_component(group, name, key)
+        raise ConfigError(
+            f"The engine {name!r} has no description.",
+            where=f"{key} (entry-point group {group})",
+            why=f"{point.value} is not an anytron.base.components.EngineInfo",
+            fix=f"reinstall the distribution that offers it ({point.dist.name if point.dist else 'unknown'})",
+        )
+    return info

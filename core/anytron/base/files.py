@@ -1,0 +1,231 @@
+"""Write files so that a crash, a full disk or a planted link cannot spoil them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import socket
+from typing import TYPE_CHECKING
+
+from anytron.base.errors import AnytronError, ResourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import TextIO
+
+PRIVATE = 0o600
+"""Mode of files that only their owner may read: configurations may hold secrets."""
+_EXHAUSTED = {
+    errno.ENOSPC: ("The disk is full.", "make room on the file system, then continue the run with resume=auto"),
+    errno.EDQUOT: ("The disk quota is used up.", "delete what is not needed, then continue the run with resume=auto"),
+    errno.EFBIG: ("A file has reached the largest allowed size.", "raise the limit (ulimit -f)"),
+    errno.EMFILE: ("This process has no file descriptors left.", "raise the limit (ulimit -n 4096)"),
+    errno.ENFILE: ("The machine has no file descriptors left.", "end what holds them, or raise fs.file-max"),
+    errno.EIO: (
+        "A disk has failed.",
+        "read the kernel's log (dmesg); then continue the run with resume=auto elsewhere",
+    ),
+    errno.ESTALE: ("A file system has lost a file.", "mount it again, then continue the run with resume=auto"),
+}
+_RUST = re.compile(r"\(os error (\d+)\)")
+_WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
+    """Write a new version of a text file: it is seen whole, when the ``with`` block has ended without error, or never.
+
+    A link at ``path`` is replaced, not followed. Characters that UTF-8 cannot hold are escaped as in JSON.
+    """
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)  # of a process that was killed
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def write_durably(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a text file, as :func:`replacing` does."""
+    with replacing(path, mode) as file:
+        file.write(text)
+
+
+def open_to_append(path: Path) -> int:
+    """Open a file, or make one, to write at its end; a link is an error. Returns its descriptor."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a directory under another name and rename it when it is complete and on disk.
+
+    Args:
+        path: Its final name; what is there is replaced.
+        write: Fills the empty directory that it is given.
+    """
+    part, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("part", "old"))
+    remove(part)
+    part.mkdir(parents=True)
+    write(part)
+    for file in part.rglob("*"):
+        # safetensors makes its files private; they get the rights that the umask allows, as all others have.
+        file.chmod((0o777 if file.is_dir() else 0o666) & ~_umask())
+        sync(file)
+    sync(part)
+    remove(old)
+    if os.path.lexists(path):
+        path.rename(old)
+    part.rename(path)
+    sync(path.parent)
+    remove(old)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or directory, if it is there; of a link, the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a directory's entries, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def exhausted(error: BaseException, where: str = "") -> ResourceError | None:
+    """Explain an error that says that the machine has run out of something; None if it says something else."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and not isinstance(error, AnytronError):  # libraries in other languages have errors of their own
+        text = str(error)
+        by_number = [int(found) for found in _RUST.findall(text)]
+        in_words = [one for one in _EXHAUSTED if os.strerror(one) in text]
+        number = next(iter(by_number), max(in_words, key=_said_at_length, default=None))
+    if number is None and isinstance(error, FileNotFoundError):  # safetensors says so of all that it cannot open
+        number = _why_nothing_opens()
+    if number not in _EXHAUSTED:
+        return None
+    what, fix = _EXHAUSTED[number]
+    file = getattr(error, "filename", None)
+    return ResourceError(what, where=where or str(file or ""), why=str(error), fix=fix)
+
+
+def _said_at_length(number: int) -> int:
+    """One of them begins as another one does: "Too many open files in system"."""
+    return len(os.strerror(number))
+
+
+def _why_nothing_opens() -> int | None:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno
+    return None
+
+
+class Lock:
+    """A lock that ends with this process, however it ends.
+
+    Args:
+        path: The lock file. It stays when the lock ends, and says who has, or had, it.
+
+    Raises:
+        LockedError: Another process has it.
+        OSError: The file cannot be opened.
+
+    Attributes:
+        effective: False on a file system that has no locks: then nothing keeps a second process away.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE)
+        self.effective = True
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(self._descriptor, 200).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            raise LockedError(owner or "an unknown process") from None
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                os.close(self._descriptor)
+                raise
+            self.effective = False
+        if why := self.lost():  # removed between the two calls: another process may make one anew and lock that
+            os.close(self._descriptor)
+            raise FileNotFoundError(errno.ENOENT, why, str(path))
+        os.truncate(self._descriptor, 0)
+        os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+    def lost(self) -> str:
+        """Say why the lock keeps no other process away any more; nothing as long as it does."""
+        return why_lost(self._path, self._descriptor)
+
+    def release(self) -> None:
+        """Give the lock up."""
+        os.close(self._descriptor)
+
+
+def why_lost(path: Path, descriptor: int) -> str:
+    """Say why a path does not lead to an open file any more, whose place in the file system nothing else can take.
+
+    Args:
+        path: Where it was opened.
+        descriptor: Of the open file, or directory.
+
+    Returns:
+        The cause, in words; nothing if the path leads to the file.
+    """
+    try:
+        own, found = os.fstat(descriptor), path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{path} is not there any more"
+    except OSError as error:
+        return f"{path} cannot be examined any more: {error}"
+    return "" if os.path.samestat(own, found) else f"{path} is another one now"
+
+
+def lock_owner(path: Path) -> str | None:
+    """Say which process has a :class:`Lock`, and leave it to it; None if none has, or there is no such file.
+
+    Raises:
+        OSError: The file cannot be opened, or the file system has no locks.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(descriptor, 200).decode(errors="replace").strip() or "an unknown process"
+    finally:
+        os.close(descriptor)
+    return None
+
+
+class LockedError(Exception):
+    """Another process has the lock; the message says which."""
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

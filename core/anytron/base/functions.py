@@ -1,0 +1,269 @@
+"""A user's functions: how each kind is called, what it must return, and what is said when one goes wrong.
+
+Whatever a configuration names by ``file.py:name`` or ``module:name`` is of a :class:`Kind`, and
+:func:`anytron.config.imports.resolve` holds it to that before anything starts. What goes wrong later is said by the
+:class:`Called` that was called: in terms of the user's file and of what the function is given, not of our code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from anytron.base.errors import AnytronError, ConfigError, DataError
+from anytron.base.files import exhausted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_OURS = (str(Path(__file__).parent), "<frozen importlib", str(importlib.__file__))
+"""How the names of files begin whose frames come before a user's."""
+
+
+class Fault(NamedTuple):
+    """What is wrong with a user's function: three of an error's four parts."""
+
+    what: str
+    why: str
+    fix: str
+
+    def error(self, where: str, kind: type[AnytronError] = DataError) -> AnytronError:
+        """The error that says it, with the key that names the function, or what it was called for, as where."""
+        return kind(self.what, where=where, why=self.why, fix=self.fix)
+
+
+@dataclass(frozen=True)
+class Called:
+    """How one function of a user's is called, or a method of a class.
+
+    Attributes:
+        name: What it is, for the beginning of a sentence: ``A reward function``.
+        takes: Names of its positional arguments, without ``self``.
+        given: What these are, as a sentence without a full stop.
+        gives: What it must return, as the object of ``return``.
+        method: As what attribute a class has it; empty = it is no method.
+        optional: A class may do without it.
+    """
+
+    name: str
+    takes: tuple[str, ...] = ()
+    given: str = ""
+    gives: str = "nothing"
+    method: str = ""
+    optional: bool = False
+
+    @property
+    def signature(self) -> str:
+        """The positional arguments in parentheses, of a method behind its name."""
+        return f"{self.method}({', '.join([*(['self'] if self.method else []), *self.takes])})"
+
+    def misfit(self, function: Any, options: Iterable[str] = (), *, bound: bool = True) -> Fault | None:
+        """Say why a function cannot be called as this is: it is async, or takes other arguments; None if it can.
+
+        Args:
+            function: It.
+            options: Names of keyword arguments that it is given as well.
+            bound: False for a method that is not yet an object's.
+        """
+        called = _called(function)  # not what is behind decorators: one may wait for what is async
+        called = called.__init__ if inspect.isclass(called) else called
+        if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+            return Fault(
+                f"{self.name} is async.",
+                f"{place(function)}, is async, and is called without await",
+                "write def; inside, asyncio.run() waits for what is async",
+            )
+        try:
+            takes = inspect.signature(function)
+        except (TypeError, ValueError):
+            return None  # functions written in C may have no signature; the first call tells
+        try:
+            takes.bind(*([] if bound else ["self"]), *self.takes, **dict.fromkeys(options))
+        except TypeError as error:
+            given = f"({', '.join([*self.takes, *(f'{name}=...' for name in options)])})"
+            wanted = "no argument" if given == "()" else given
+            fix = f"write {self.signature}" if self.method else f"let it take {wanted}"
+            return Fault(
+                f"{self.name} takes other arguments than it is given.",
+                f"{error}; it takes {takes} ({place(function)}), and is called with {given}",
+                self.advised(fix),
+            )
+        return None
+
+    def raised(self, error: BaseException, function: object) -> Fault:
+        """Say what a function has raised, and in which line of its file, with the frames from there on."""
+        line = _line(error, function)
+        said = "".join(f": {text}" for text in str(error).strip().splitlines()[:1])
+        headline = _writable(f"{type(error).__name__}{said}")
+        if not isinstance(error, Exception):
+            fix = "let it return instead; a program that it tries out belongs into a process of its own"
+            return Fault(f"{self.name} wanted to end its process.", f"{headline} ({line})\n{traced(error)}", fix)
+        fix = self.advised(f"correct {line}")
+        return Fault(f"{self.name} raised.", f"{headline} ({line})\n{traced(error)}", fix)
+
+    def unusable(self, function: object, returned: str, what: str = "") -> Fault:
+        """Say that a function has returned what cannot be used.
+
+        Args:
+            function: It.
+            returned: What it was, as the object of ``returned``.
+            what: The headline; has a default.
+        """
+        fix = self.advised(f"return {self.gives}")
+        return Fault(
+            what or f"{self.name} returned something unusable.", f"it returned {returned} ({place(function)})", fix
+        )
+
+    def returned_async(self, function: object, found: object) -> Fault | None:
+        """Say that a function returned something to await, which is closed; None if it did not."""
+        returned = f"{type(found).__name__}, which is async, and is called without await"
+        return self.unusable(function, returned) if is_async(found) else None
+
+    @contextmanager
+    def guard(self, function: object, where: str, kind: type[AnytronError] = DataError) -> Iterator[None]:
+        """Turn what a function raises within into an error about it.
+
+        Args:
+            function: It.
+            where: The error's.
+            kind: The error's.
+
+        Raises:
+            AnytronError: It has raised; of the given kind, or one that it has raised itself. The cause is what it
+                raised, by which a worker knows that there was no device memory left.
+            OSError: It has raised one that says that the machine has run out of something.
+        """
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            if isinstance(error, AnytronError) or exhausted(error) is not None:
+                raise
+            raise self.raised(error, function).error(where, kind) from error
+
+    def call(
+        self, function: Callable[..., Any], where: str, *given: object, kind: type[AnytronError] = DataError
+    ) -> Any:
+        """Call a function in this process; arguments and errors as for :meth:`guard`."""
+        with self.guard(function, where, kind):
+            found = function(*given)
+        if fault := self.returned_async(function, found):
+            raise fault.error(where, kind)
+        return found
+
+    def advised(self, fix: str) -> str:
+        """A remedy, with what the arguments are."""
+        return f"{fix}; {self.given}" if self.given else fix
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a key of the configuration may name.
+
+    Attributes:
+        key: The key, with ``[]`` behind a list.
+        call: How what it names is called.
+        methods: What a class has, if it may be a class whose objects are used.
+        made: How such a class is called, where that is another way than ``call``.
+        options: It is given keyword arguments too: those of ``options`` beside the key.
+    """
+
+    key: str
+    call: Called
+    methods: tuple[Called, ...] = ()
+    made: Called | None = None
+    options: bool = False
+
+    def check(self, found: Any, key: str, options: Iterable[str] = (), *, methods: bool = True) -> None:
+        """Check that it can be called as it will be.
+
+        Args:
+            found: What the key names.
+            key: The key, as it stands in this configuration.
+            options: Names of keyword arguments that it is given.
+            methods: Look at its methods too.
+
+        Raises:
+            ConfigError: It is async, takes other arguments, or lacks a method.
+        """
+        is_class = inspect.isclass(found) and bool(self.methods)
+        fault = (self.made or self.call if is_class else self.call).misfit(found, options)
+        where = f"{key}, with {key.rpartition('.')[0]}.options" if self.options and fault else key
+        for method in self.methods if is_class and methods else ():
+            fault = fault or _misfit_of_method(method, found)
+        if fault is not None:
+            raise fault.error(where, ConfigError)
+
+
+def _misfit_of_method(method: Called, cls: type) -> Fault | None:
+    function = getattr(cls, method.method, None)
+    if not callable(function) or getattr(function, "__isabstractmethod__", False):
+        if method.optional and function is None:
+            return None
+        fix = method.advised(f"write {method.signature}")
+        return Fault(f"{method.name} is missing.", f"{place(cls)}, has no method {method.signature}", fix)
+    return method.misfit(function, bound=not inspect.isfunction(inspect.getattr_static(cls, method.method)))
+
+
+def has(cls: Any) -> str:
+    """Say what a dataclass's objects have, for :attr:`Called.given`."""
+    names = [one.name for one in fields(cls)] + [name for name, one in vars(cls).items() if isinstance(one, property)]
+    return f"{'an' if cls.__name__[0] in 'AEIO' else 'a'} {cls.__name__} has {', '.join(names)}"
+
+
+def is_async(found: object) -> bool:
+    """Whether something must be awaited; closes a coroutine, which would warn that it never was."""
+    if inspect.iscoroutine(found):
+        found.close()
+    return inspect.isawaitable(found) or inspect.isasyncgen(found)
+
+
+def place(function: object) -> str:
+    """Name a function or class with its line and file."""
+    inner = _inner(function)
+    name = inner.__qualname__
+    try:
+        return f"{name}, line {inspect.getsourcelines(inner)[1]} of {inspect.getsourcefile(inner)}"
+    except (OSError, TypeError):  # written in C, or made of text
+        return f"{name}, of module {getattr(inner, '__module__', None)}"
+
+
+def traced(error: BaseException) -> str:
+    """Give the traceback of what a user's code raised, without our frames before it, as text for any file."""
+    first = trace = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(_OURS):
+        first = first.tb_next
+    shown = None if isinstance(error, SyntaxError) else trace  # it names its line itself
+    found = traceback.TracebackException(type(error), error, first or shown)
+    return _writable("".join(found.format()).rstrip())
+
+
+def _writable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _line(error: BaseException, function: object) -> str:
+    """The line of the function's file in which it raised; where it is defined if no line of that file was running."""
+    try:
+        file = inspect.getsourcefile(_inner(function))
+    except TypeError:
+        file = None
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"line {frames[-1].lineno} of {file}" if frames else place(function)
+
+
+def _called(function: Any) -> Any:
+    """The function that runs: behind partial(), and of an object its method."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
+
+
+def _inner(function: object) -> Any:
+    """What stands in the user's file: behind decorators too."""
+    return inspect.unwrap(_called(function))

@@ -1,0 +1,84 @@
+"""The Acme platform: everything that Acme's device does differently."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from anytron import Platform
+from anytron.device.limits import Feature, Limit
+from anytron.device.platform import Availability, Decision, Probe
+from anytron_acme.options import AcmeOptions
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from anytron.device.runtime import DeviceRuntime
+
+
+class AcmePlatform(Platform):
+    """Acme's device, once :meth:`probe` and ``runtime.py`` ask for it."""
+
+    # Besides these there are visible_devices_variable, ray_resource, device_packages and others:
+    # python -m pydoc anytron.device.platform.Platform
+    name = "acme"
+    options_model = AcmeOptions
+
+    def __init__(self) -> None:
+        self.options = AcmeOptions()
+
+    def probe(self) -> Probe:
+        """Say whether the device can be used, without initialising it.
+
+        Ask the driver here. USABLE wins over the processor. ABSENT, with a remedy: no such device, another platform
+        may be chosen. BROKEN, with a remedy: the device or its software is there and does not work.
+        """
+        reason = "anytron-acme computes on the host's processor, which all ranks share: it asks no driver"
+        return Probe(Availability.USABLE, reason, devices=8)
+
+    def runtime(self) -> DeviceRuntime:
+        """The device: one object per process."""
+        return _runtime()
+
+    def configure_options(self, options: BaseModel | None) -> None:
+        """Keep the validated ``platform.options``, before any hook is called."""
+        if isinstance(options, AcmeOptions):
+            self.options = options
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """Say in the first lines of each run what was chosen, and why."""
+        return (Decision("device", "the host's processor", "anytron_acme/runtime.py names no other"),)
+
+    def limits(self) -> tuple[Limit, ...]:
+        """Say what the device does not do at all: such runs are refused with the reason, and the kit counts its skips.
+
+        Delete this first one when there is a device.
+        """
+        return (Limit(Feature.OWN_DEVICE, "anytron_acme/runtime.py names no device yet"),)
+
+    # What to write next. A hook is a method with the decorator ``anytron.hookimpl``; take the arguments that you need,
+    # and return None where the neutral default is enough. Each has a section in docs/reference/hooks.md of Anytron's
+    # repository, the same text in python -m pydoc anytron.device.hooks.specs. Most authors write them in this order:
+    #
+    #   requirements           the packages that the device needs, with version ranges and remedies
+    #   configure              settings that the device cannot do (an error) or needs (an edit with its reason)
+    #   runtime_env            environment variables that the device's libraries need in each process
+    #   attention_kernel       the device's attention: most of the speed
+    #   fused_kernel           norms, SwiGLU, rotary embedding, grouped products, Adam
+    #   log_prob_kernel        log-probs and entropies without whole logits
+    #   layout_constraints     lengths that must be multiples of something
+    #   build_attn_mask        a form of mask, or a mode, that the kernels read and the neutral default does not give
+    #   preprocess_sequences   what the device's libraries are told of a micro-batch, in its scope
+    #   postprocess_output     a faster way from the model's output to one value per token
+    #   patch_model            changes of third-party code, each with its reason and version range
+    #   rollout_options        options of the engine that generates
+    #
+    # docs/how-to/write-a-platform.md has an example of each kind, docs/how-to/check-your-kernels.md what kernels must
+    # satisfy, and examples/third_party_platform is a complete package.
+
+
+@functools.cache
+def _runtime() -> DeviceRuntime:
+    from anytron_acme.runtime import AcmeRuntime  # which imports the device's libraries
+
+    return AcmeRuntime()

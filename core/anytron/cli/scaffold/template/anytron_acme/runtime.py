@@ -1,0 +1,31 @@
+"""The device as the engines use it. Imported when a run needs the device, not before."""
+
+from __future__ import annotations
+
+from anytron_cpu.runtime import CpuRuntime
+
+
+class AcmeRuntime(CpuRuntime):
+    """The host's processor in the place of the device, until you change this class.
+
+    If a package teaches torch your device as a module with the interface of ``torch.cuda``, import that package above
+    (and name it in ``AcmePlatform.device_packages``), and three lines are enough::
+
+        class AcmeRuntime(TorchDeviceRuntime):  # of anytron.device.runtime
+            device_type = "acme"  # as in torch.device("acme"), with its functions in torch.acme
+            communication_backend = "acmeccl"  # as in torch.distributed.init_process_group
+
+    Otherwise inherit from ``anytron.device.runtime.DeviceRuntime`` and write its methods: devices, synchronisation,
+    memory, random numbers. Their docstrings are the contract (``python -m pydoc
+    anytron.device.runtime.DeviceRuntime``), and ``anytron conformance acme --level device`` checks them.
+    """
+
+    # Delete these two methods together with CpuRuntime.
+
+    def device_count(self) -> int:
+        """As many as ``AcmePlatform.probe`` says: ranks share the processor."""
+        return 8
+
+    def device_name(self) -> str:
+        """Say what this really is."""
+        return "the host's processor (anytron-acme names no device yet)"

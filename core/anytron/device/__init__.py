@@ -1,0 +1,1 @@
+"""Everything that differs between devices: hooks, loading of plugins, platforms, runtimes, patches."""

@@ -1,0 +1,268 @@
+"""The typed facade over all plugins: one method per hook. Core and backends call this and nothing else.
+
+Each specification says the kind of its hook, and :mod:`anytron.device.hooks.dispatch` has one way of calling
+per kind. Implementations are resolved once, when the facade is made, so that a call costs a loop over
+a tuple. Every answer is checked against the hook's contract; an answer that breaks it is an error that
+names the plugin.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import PluginError
+from anytron.config.diagnostics import Diagnostic, refuse
+from anytron.device.hooks.dispatch import WAYS, Implementation, broken, check_class, in_order
+from anytron.device.hooks.edits import apply_edits
+from anytron.device.hooks.micro_batches import InputChecks
+from anytron.device.hooks.registry import Call, HookSpec, Member, Standing, specifications
+from anytron.device.hooks.trace import traced, tracing
+from anytron.device.hooks.types import ConfigEdit, Requirement
+from anytron.sequences.masks import check_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
+
+    from anytron.config.schema import RunConfig
+    from anytron.device.hooks.types import LayoutRequest, PatchContext, ProcessInfo
+    from anytron.device.patches import Patch, Phase
+    from anytron.kernels.contract import (
+        AttentionKernel,
+        AttentionSpec,
+        KernelName,
+        KernelSpec,
+        LogProbKernel,
+        LogProbSpec,
+    )
+    from anytron.sequences.inputs import ModelInputs
+    from anytron.sequences.layout import LayoutConstraints, SequenceLayout
+    from anytron.sequences.masks import AttnMask, MaskRequest
+
+logger = logging.getLogger(__name__)
+
+
+class Hooks:
+    """Ask the plugins. Which plugins there are is fixed when it is made.
+
+    Args:
+        members: The plugins, in any order: at most one platform, any number of extensions, and the
+            neutral default.
+
+    Raises:
+        PluginError: Two members have one name, or two are platforms.
+    """
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self.members = tuple(in_order("first", tuple(members)))
+        """In the order in which they are asked for the first answer."""
+        names = [member.name for member in self.members]
+        platforms = [member for member in self.members if member.standing is Standing.PLATFORM]
+        if len(set(names)) < len(names) or len(platforms) > 1:
+            raise PluginError("Plugin names must be unique and at most one platform active.", why=", ".join(names))
+        self._ask = {hook: self._way_to_ask(spec) for hook, spec in specifications().items()}
+        self._check_inputs = InputChecks()
+        self._suppliers: dict[str, set[str]] = {}
+        self._descriptions: dict[str, set[str]] = {}
+
+    def _way_to_ask(self, hook: HookSpec) -> Callable[..., Any]:
+        wrap: Callable[[str, str, Call], Call] = traced if tracing() else lambda _hook, _plugin, call: call
+        implementations = [
+            Implementation(member.name, wrap(hook.name, member.name, member.calls[hook.name]))
+            for member in in_order(hook.kind, self.members)
+            if hook.name in member.calls
+        ]
+        return WAYS[hook.kind](hook.name, tuple(implementations))
+
+    def suppliers(self) -> dict[str, str]:
+        """Say which plugin supplied which kernel to this process so far, for example ``{"log_prob_kernel": "acme"}``.
+
+        Fused kernels are listed by name (``fused_kernel rms_norm``). Where several plugins supplied one kernel,
+        for different layers, all are named.
+        """
+        return {kernel: ", ".join(sorted(plugins)) for kernel, plugins in sorted(self._suppliers.items())}
+
+    def kernel_descriptions(self) -> dict[str, list[str]]:
+        """Say of the same kernels what they are, as far as they say it themselves, in an attribute ``description``.
+
+        A platform that chooses between implementations says so which one is in use, and why not a faster one.
+        """
+        return {kernel: sorted(found) for kernel, found in sorted(self._descriptions.items())}
+
+    # ---- before the run -------------------------------------------------------------------------
+
+    def requirements(self, engine: str | None = None) -> list[tuple[str, Requirement]]:
+        """The packages that plugins need: (plugin, requirement) pairs.
+
+        Args:
+            engine: The training engine of the run; None = no run in particular.
+        """
+        return self._items("requirements", Requirement, engine)
+
+    def configure(self, config: RunConfig) -> tuple[RunConfig, list[tuple[str, ConfigEdit]], list[Diagnostic]]:
+        """Let the plugins check and adapt the configuration.
+
+        Returns:
+            The configuration with all edits, validated again; the edits, each with the plugin it comes
+            from; the warnings.
+
+        Raises:
+            ConfigError: A diagnostic of severity ``error`` (all of them in one message), an edit of
+                a key that does not exist, two plugins that set one key to different values, or
+                values that the schema refuses.
+        """
+        edits, diagnostics = self.remarks(config)
+        refuse(diagnostics)
+        return apply_edits(config, edits), edits, diagnostics
+
+    def remarks(self, config: RunConfig) -> tuple[list[tuple[str, ConfigEdit]], list[Diagnostic]]:
+        """Ask the plugins what they would change, and what they find wrong.
+
+        Each of them sees the configuration as it was read, without the others' edits.
+
+        Returns:
+            The edits, each with the plugin it comes from; the diagnostics, whose messages name their plugin.
+        """
+        answers = self._items("configure", (ConfigEdit, Diagnostic), config)
+        edits = [(plugin, answer) for plugin, answer in answers if isinstance(answer, ConfigEdit)]
+        diagnostics = [
+            replace(answer, message=f"{answer.message} (plugin '{plugin}')")
+            for plugin, answer in answers
+            if isinstance(answer, Diagnostic)
+        ]
+        return edits, diagnostics
+
+    def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
+        """Environment variables for a process about to start.
+
+        A variable that the user has set already keeps the user's value; if a plugin wanted another
+        one, that is logged as a warning.
+
+        Raises:
+            PluginError: Two plugins give one variable different values.
+        """
+        merged = self._ask["runtime_env"](process)
+        for name, (plugin, value) in merged.items():
+            if not isinstance(value, str):
+                raise broken("runtime_env", plugin, "values are strings", f"{name} is {value!r}")
+            present = os.environ.get(name, value)
+            if present != value:
+                logger.warning("%s=%s is kept as you set it; plugin '%s' wanted %s", name, present, plugin, value)
+        return {name: os.environ.get(name, value) for name, (_, value) in merged.items()}
+
+    # ---- building -------------------------------------------------------------------------------
+
+    def patch_model(self, phase: Phase, context: PatchContext) -> list[Patch]:
+        """The patches that all plugins need in this phase.
+
+        Raises:
+            HookContractError: A patch of another phase.
+        """
+        from anytron.device.patches import Patch
+
+        patches: list[tuple[str, Patch]] = self._items("patch_model", Patch, phase, context)
+        for plugin, patch in patches:
+            if patch.phase is not phase:
+                why = f"asked for {phase.value}, patch {patch.id} is for {patch.phase.value}"
+                raise broken("patch_model", plugin, "patches belong to the phase that was asked for", why)
+        return [patch for _, patch in patches]
+
+    def layout_constraints(self, request: LayoutRequest) -> LayoutConstraints:
+        """What the device asks of every layout; constraints of 1 if nothing is asked."""
+        from anytron.sequences.layout import LayoutConstraints
+
+        answers = self._ask["layout_constraints"](request)
+        for plugin, answer in answers:
+            check_class("layout_constraints", plugin, answer, LayoutConstraints)
+        return reduce(LayoutConstraints.merge, (answer for _, answer in answers), LayoutConstraints())
+
+    def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
+        """The attention kernel of a layer."""
+        kernel: AttentionKernel = self._kernel("attention_kernel", "attention_kernel", spec)
+        return kernel
+
+    def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
+        """A fused kernel; its signature is that of the neutral default in :mod:`anytron.kernels.fused`."""
+        kernel: Callable[..., Any] = self._kernel(f"fused_kernel {name.value}", "fused_kernel", name, spec)
+        return kernel
+
+    def log_prob_kernel(self, spec: LogProbSpec) -> LogProbKernel:
+        """The kernel for token log-probs and entropies."""
+        kernel: LogProbKernel = self._kernel("log_prob_kernel", "log_prob_kernel", spec)
+        return kernel
+
+    # ---- each micro-batch -----------------------------------------------------------------------
+
+    def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
+        """Send a finished micro-batch through the chain: extensions in order of name, then the platform.
+
+        Raises:
+            HookContractError: A plugin breaks a rule of :class:`anytron.device.hooks.micro_batches.InputChecks`.
+        """
+        for plugin, changed in self._ask["preprocess_sequences"](inputs):
+            self._check_inputs(plugin, inputs, changed)
+            inputs = changed
+        return inputs
+
+    def build_attn_mask(self, request: MaskRequest, built: AttnMask | None = None) -> AttnMask:
+        """The attention mask, in the form that the device's kernels read.
+
+        Args:
+            request: What is asked.
+            built: The answer at engine build; None when this is that call.
+
+        Raises:
+            HookContractError: The answer breaks :func:`anytron.sequences.masks.check_mask`, or no plugin has one.
+        """
+        mask: AttnMask
+        plugin, mask = self._ask["build_attn_mask"](request)
+        check_mask(mask, request, built, plugin)
+        return replace(mask, plugin=plugin)
+
+    def postprocess_output(self, values: Tensor, layout: SequenceLayout) -> Tensor:
+        """Flat values ``[T, ...]`` from the model's output ``[R, C, ...]``.
+
+        Raises:
+            HookContractError: The answer has not exactly T entries.
+        """
+        flat: Tensor
+        plugin, flat = self._ask["postprocess_output"](values, layout)
+        if flat.shape[0] != layout.num_tokens:
+            why = f"{flat.shape[0]} values for {layout.num_tokens} tokens"
+            raise broken("postprocess_output", plugin, "the answer has one entry per real token", why)
+        return flat
+
+    def rollout_options(self, engine: str) -> dict[str, Any]:
+        """Options for the engine that generates, by name.
+
+        Raises:
+            PluginError: Two plugins give one option different values.
+        """
+        return {name: value for name, (_, value) in self._ask["rollout_options"](engine).items()}
+
+    # ---- checks of several hooks ----------------------------------------------------------------
+
+    def _items(self, hook: str, kind: type | tuple[type, ...], *arguments: Any) -> list[tuple[str, Any]]:
+        """The items of every plugin's answer, each an instance of ``kind``, with the plugin."""
+        items = [(plugin, item) for plugin, answer in self._ask[hook](*arguments) for item in answer]
+        for plugin, item in items:
+            if not isinstance(item, kind):
+                raise broken(hook, plugin, "the answer lists instances of the documented classes", f"got {item!r}")
+        return items
+
+    def _kernel(self, label: str, hook: str, *arguments: Any) -> Any:
+        """The first kernel, and a note of who supplied it."""
+        plugin, kernel = self._ask[hook](*arguments)
+        if not callable(kernel):
+            raise broken(hook, plugin, "a kernel is callable", f"answered {kernel!r}")
+        self._suppliers.setdefault(label, set()).add(plugin)
+        description = getattr(kernel, "description", None)
+        if description is not None and description not in self._descriptions.setdefault(label, set()):
+            self._descriptions[label].add(description)
+            logger.info("%s: %s", label, description)
+        return kernel

@@ -1,0 +1,201 @@
+"""The hooks: everything that a device may do differently.
+
+This is the reference that ``docs/reference/hooks.md`` is generated from. Each docstring says when a
+hook is called, how often, in which process, what goes in, what comes out, and which answers are
+errors. Implementations may take any subset of the arguments, by name. None always means "nothing to
+say".
+
+The kind of a hook says how it is called:
+
+- ``all``: every plugin is asked, and the answers are collected.
+- ``first``: the active platform is asked, then extensions in order of name, then the neutral
+  default; the first answer that is not None counts.
+- ``chain``: extensions in order of name and then the platform, each receiving what the one before
+  returned.
+- ``merge``: every plugin is asked for a mapping; two plugins that give one name different values are
+  an error.
+
+An implementation is marked with ``anytron.hookimpl``. A function of a plugin that has a hook's name
+and no marker is an error, because it would never be called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from anytron.device.hooks.markers import hookspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor
+
+    from anytron.config.diagnostics import Diagnostic
+    from anytron.config.schema import RunConfig
+    from anytron.device.hooks.types import ConfigEdit, LayoutRequest, PatchContext, ProcessInfo, Requirement
+    from anytron.device.patches import Patch, Phase
+    from anytron.kernels.contract import (
+        AttentionKernel,
+        AttentionSpec,
+        KernelName,
+        KernelSpec,
+        LogProbKernel,
+        LogProbSpec,
+    )
+    from anytron.sequences.inputs import ModelInputs
+    from anytron.sequences.layout import LayoutConstraints, SequenceLayout
+    from anytron.sequences.masks import AttnMask, MaskRequest
+
+
+@hookspec("all")
+def requirements(engine: str | None) -> Iterable[Requirement] | None:
+    """Name the packages that the plugin needs.
+
+    Called: once per process, before anything heavy is imported, and by ``anytron plugins list`` and
+    ``anytron doctor``.
+
+    Arguments: ``engine``, the training engine of the run (``engine.name``); None = no run in particular.
+
+    Returns: requirements; a missing or unfitting one that is not optional stops the run.
+    """
+
+
+@hookspec("all")
+def configure(config: RunConfig) -> Iterable[ConfigEdit | Diagnostic] | None:
+    """Check the run's configuration and adapt it to the device.
+
+    Called: once, in the driver, after the configuration was read and validated and
+    before any process starts.
+
+    Arguments: ``config``, complete; it must not be changed in place.
+
+    Returns: edits, applied and shown with their reasons, and diagnostics. Two plugins that set one
+    key to different values, an edit of a key that does not exist, and a diagnostic of severity
+    ``error`` stop the run.
+    """
+
+
+@hookspec("merge")
+def runtime_env(process: ProcessInfo) -> Mapping[str, str] | None:
+    """Give environment variables to a process that is about to start.
+
+    Called: in the driver, once for each worker process.
+
+    Returns: variables. A variable that the user has set already keeps the user's value; a different
+    wish is reported as a warning.
+    """
+
+
+@hookspec("all")
+def patch_model(phase: Phase, context: PatchContext) -> Iterable[Patch] | None:
+    """Name the patches that the plugin needs in third-party code.
+
+    Called: once for each phase, in every worker process: ``before_import`` (nothing of
+    the engine is imported), ``before_parallel_init``, ``before_build``, ``after_build``.
+
+    Returns: patches as data. The ledger orders, applies, verifies and records them; a hook never
+    patches anything itself. Two owners of one target is an error that names both.
+    """
+
+
+@hookspec("all")
+def layout_constraints(request: LayoutRequest) -> LayoutConstraints | None:
+    """Say what the device asks of every sequence layout.
+
+    Called: once, when the engine is built, on every training rank.
+
+    Returns: alignment and bucket in tokens. All answers are satisfied together (least common
+    multiples).
+    """
+
+
+@hookspec("chain")
+def preprocess_sequences(inputs: ModelInputs) -> ModelInputs | None:
+    """Adapt a finished micro-batch to the device.
+
+    Called: exactly once per micro-batch and forward pass, on every training rank, after
+    all padding is decided and before the mask is built.
+
+    Arguments: ``inputs``, immutable; ``input_ids`` int64 ``[R, C]``, ``position_ids`` the same or,
+    for vision-language models, ``[3, R, C]``.
+
+    Returns: a changed copy, or None for "as it is". The layout stays the same object; ids, labels and
+    positions keep shape and dtype, and real tokens their positions. State that the device keeps globally
+    goes into ``inputs.scope`` and nowhere else: ``scopes.combine(inputs.scope, mine)``
+    (``anytron.sequences.scopes``), where ``mine`` is a function without arguments that makes a fresh
+    context manager each time it is called.
+    """
+
+
+@hookspec("first")
+def build_attn_mask(request: MaskRequest) -> AttnMask | None:
+    """Give the attention mask in the form that the device's kernels read.
+
+    Called: once when the engine is built (``request.layout`` is None: answer kind and
+    kernel mode, no tensor) and once per micro-batch.
+
+    Returns: a mask whose kind is in ``request.accepted``; bool tensors, polarity stated; rows of
+    padding may be fully masked. Kind and kernel mode depend on traits, format and parallel sizes
+    only: a later answer of another kind is an error. None leaves it to the next plugin.
+    """
+
+
+@hookspec("first")
+def postprocess_output(values: Tensor, layout: SequenceLayout) -> Tensor | None:
+    """Turn the model's per-token output into flat values.
+
+    Called: once per micro-batch and output tensor, on ranks of the last pipeline stage.
+
+    Arguments: ``values`` float ``[R, C, ...]`` of this rank, ``layout`` as it went in. There is no
+    mask: the layout says which positions are real.
+
+    Returns: ``[T, ...]``, in the order of the input sequences, without padding, differentiable; with
+    context parallelism gathered over its ranks, the gradient flowing through the local slice only.
+    None leaves it to the neutral default, which handles every layout.
+    """
+
+
+@hookspec("first")
+def attention_kernel(spec: AttentionSpec) -> AttentionKernel | None:
+    """Supply the attention kernel of a layer.
+
+    Called: once per attention layer when the model is built; the kernel is then called
+    directly.
+
+    Returns: a callable as :class:`anytron.kernels.contract.AttentionKernel` describes it, or None.
+    """
+
+
+@hookspec("first")
+def fused_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any] | None:
+    """Supply a fused kernel.
+
+    Called: once per name and module when the model or the optimizer is built.
+
+    Returns: a callable with the signature of the kernel's neutral default in ``anytron.kernels.fused``
+    (listed below), or None. This and other kernels may say in an attribute ``description`` which
+    implementation they are and why not a faster one: it is logged once, and recorded in ``patches.json``.
+    """
+
+
+@hookspec("first")
+def log_prob_kernel(spec: LogProbSpec) -> LogProbKernel | None:
+    """Supply the kernel that computes token log-probs and entropies.
+
+    Called: once per model when the engine is built.
+
+    Returns: a callable as :class:`anytron.kernels.contract.LogProbKernel` describes it, or None.
+    """
+
+
+@hookspec("merge")
+def rollout_options(engine: str) -> Mapping[str, Any] | None:
+    """Give options to the engine that generates.
+
+    Called: once, in the driver, before the rollout process starts.
+
+    Arguments: ``engine``, the name in ``rollout.engine``.
+
+    Returns: options of that engine. An option that the user has set keeps the user's value; options
+    that are mappings are completed.
+    """

@@ -1,0 +1,101 @@
+"""Arguments and answers of the hooks: frozen dataclasses, so that a new field breaks no plugin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from anytron.base.traits import ModelTraits, ParallelSizes
+    from anytron.device.platform import Platform
+    from anytron.kernels.contract import KernelSource
+
+Role = Literal["driver", "trainer", "rollout"]
+"""Kinds of process: ``driver`` runs the RL loop, ``trainer`` is a training rank or one of a reward model, ``rollout``
+generates."""
+
+
+OWN_TRAINER = "own_trainer"
+"""Name of the engine in a process whose training loop and models are not Anytron's (:mod:`anytron.device.layer`)."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A package that a plugin needs.
+
+    Attributes:
+        package: Distribution name, as in ``importlib.metadata``.
+        specifier: PEP 440 version range, for example ``>=0.16,<0.17``; empty = any.
+        remedy: What to run or set when it is missing or outside of the range.
+        optional: Missing is reported, not refused.
+    """
+
+    package: str
+    specifier: str = ""
+    remedy: str = ""
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class ConfigEdit:
+    """A change of the run's configuration.
+
+    Attributes:
+        key: The dotted key that is set, for example ``engine.sequence_format``.
+        value: Its new value.
+        reason: Why, for the user, who sees it in the first lines of the run. No full stop.
+    """
+
+    key: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class ProcessInfo:
+    """The process about to start.
+
+    Attributes:
+        role: What it does.
+        rank: Its number among the processes of that role.
+        local_rank: Its number among those of them on its machine.
+        world_size: Processes of that role.
+    """
+
+    role: Role
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+
+@dataclass(frozen=True)
+class PatchContext:
+    """The process for which a plugin decides on its patches.
+
+    Attributes:
+        platform: The active platform.
+        role: The process in which the patches will be applied.
+        kernels: The facade over all plugins, for functions that install kernels.
+        engine: Name of the engine of that process, as in ``engine.name`` and ``rollout.engine``, or
+            :data:`OWN_TRAINER`.
+    """
+
+    platform: Platform
+    role: Role
+    kernels: KernelSource
+    engine: str
+
+
+@dataclass(frozen=True)
+class LayoutRequest:
+    """The properties of a run from which a platform decides on layout constraints.
+
+    Attributes:
+        format: ``thd`` (packed) or ``bshd`` (padded rows).
+        traits: What about the model matters.
+        parallel: The parallel sizes.
+    """
+
+    format: Literal["thd", "bshd"]
+    traits: ModelTraits
+    parallel: ParallelSizes

@@ -1,0 +1,127 @@
+"""The device layer by itself: what Anytron's workers stand on, and frameworks that bring their own trainer.
+
+``docs/how-to/use-in-your-own-trainer.md`` shows the whole of it on a Megatron model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import ConfigError
+from anytron.device.hooks.types import OWN_TRAINER, PatchContext
+from anytron.device.loading import open_session
+from anytron.device.patches import Ledger, Phase
+from anytron.device.platform import declined
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from typing_extensions import Self
+
+    from anytron.device.hooks.facade import Hooks
+    from anytron.device.hooks.types import Role
+    from anytron.device.limits import Feature
+    from anytron.device.loading import Session
+    from anytron.device.patches import Patch, PatchRecord
+    from anytron.device.platform import EngineFacts, Platform
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A process on a platform: its plugins, and its patches of third-party code.
+
+    Leaving it as a context manager undoes all patches.
+
+    Attributes:
+        session: The plugins and the active platform.
+        ledger: The patches of this process.
+    """
+
+    session: Session
+    ledger: Ledger
+
+    @property
+    def hooks(self) -> Hooks:
+        """The facade over all plugins."""
+        return self.session.hooks
+
+    @property
+    def platform(self) -> Platform:
+        """The active platform."""
+        return self.session.platform
+
+    def apply_phase(self, phase: Phase, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
+        """Apply the plugins' patches of a phase, and further ones of the caller.
+
+        They depend on the process alone. Those of an earlier engine in it are in effect; it is only checked that
+        nothing imported since has replaced them.
+
+        Raises:
+            PatchError: A required patch cannot be applied, or ``before_import`` comes after the import.
+        """
+        if self.ledger.has_reached(phase):
+            return self.ledger.revalidate()
+        return self.ledger.apply(phase, [*self.hooks.patch_model(phase, self.ledger.context), *patches])
+
+    def prepare(self, facts: EngineFacts) -> None:
+        """Let the platform set this process's global state for a training engine, before its process groups exist."""
+        self.platform.prepare_engine(facts, self.ledger)
+
+    def require(self, asked: Iterable[Feature]) -> None:
+        """Refuse what the platform declares not to do, as a run of ours is refused before it starts.
+
+        Raises:
+            ConfigError: The platform declines some of it, for the reason that it gives.
+        """
+        if refused := declined(self.platform, asked):
+            raise ConfigError(
+                "The platform does not do what the model asks for.",
+                where=f"platform {self.platform.name}",
+                why="; ".join(refused.values()),
+                fix="change the model, its split or the format of its sequences, or use another platform",
+            )
+
+    def undo(self) -> None:
+        """Undo all patches, the last one first: ``torch.cuda`` is torch's again.
+
+        Modules that were imported stay imported, and devices of other platforms stay hidden.
+
+        Raises:
+            PatchError: Someone else has changed a target since; all others are undone.
+        """
+        self.ledger.undo()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.undo()
+
+
+def open_layer(
+    platform: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    role: Role = "trainer",
+    engine: str = OWN_TRAINER,
+) -> Layer:
+    """Choose the platform of this process, and apply the patches that come before Megatron is imported.
+
+    Args:
+        platform: Name of the platform; None = ``ANYTRON_PLATFORM``, else the one device that is usable.
+        options: ``platform.options``; None = ``ANYTRON_PLATFORM_OPTIONS``.
+        role: What the process does; patches differ.
+        engine: Whose models it builds: those of an engine of Anytron's, or Megatron's own.
+
+    Raises:
+        PlatformError: The platform cannot be used, or the choice is not clear.
+        PluginError: An installed plugin cannot be loaded.
+        ConfigError: ``options`` do not fit the platform, or are others than the variable's.
+        PatchError: Megatron, or another package that has to be patched before, is imported already.
+    """
+    session = open_session(platform, options, engine)
+    ledger = Ledger(context=PatchContext(session.platform, role, session.hooks, engine))
+    layer = Layer(session, ledger)
+    layer.apply_phase(Phase.BEFORE_IMPORT)
+    return layer

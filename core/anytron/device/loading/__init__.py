@@ -1,0 +1,24 @@
+"""Find plugins by entry point, report on each, and choose the active platform.
+
+There are two entry-point groups: of ``anytron.platforms`` exactly one is active, of ``anytron.plugins``
+(extensions) all are. Nothing here imports torch or an engine; a plugin's module and probe may.
+"""
+
+from anytron.device.loading.known import disable_device_autoload
+from anytron.device.loading.report import PluginReport, State
+from anytron.device.loading.requirements import Finding, check_requirements, examine_requirements
+from anytron.device.loading.session import Session, Survey, hooks_of, open_session, survey_plugins
+
+__all__ = [
+    "Finding",
+    "PluginReport",
+    "Session",
+    "State",
+    "Survey",
+    "check_requirements",
+    "disable_device_autoload",
+    "examine_requirements",
+    "hooks_of",
+    "open_session",
+    "survey_plugins",
+]

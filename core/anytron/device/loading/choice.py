@@ -1,0 +1,209 @@
+"""Choose the one active platform: explicit configuration > ``ANYTRON_PLATFORM`` > probe.
+
+Never a silent fallback. The processor (a platform with ``accelerator = False``) is taken unasked
+only if every installed accelerator is *absent*; one that is broken is an error, and two usable ones
+are an error that asks for a choice.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn
+
+from anytron.base.errors import PlatformError, did_you_mean
+from anytron.device.loading.known import OFFICIAL_PLATFORMS
+from anytron.device.loading.report import PluginReport, State
+from anytron.device.platform import Availability, Platform, Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anytron.device.hooks.registry import Member
+    from anytron.device.loading.discovery import Found
+
+VARIABLE = "ANYTRON_PLATFORM"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The platform that the user named, and the setting that named it."""
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The active platform, its hooks, the answer of its probe, and why it was chosen."""
+
+    member: Member
+    platform: Platform
+    probe: Probe
+    reason: str
+
+
+def asked_platform(configured: str | None) -> Asked | None:
+    """The platform that the user asked for; None leaves the choice to the probes."""
+    if configured is not None:
+        return Asked(configured, "platform.name")
+    variable = os.environ.get(VARIABLE)
+    return Asked(variable, VARIABLE) if variable else None
+
+
+def probe_platforms(found: Sequence[Found], only: str | None = None) -> dict[str, Probe]:
+    """Probe the loaded platforms, or one of them, by name. A probe that raises found its device broken."""
+    return {
+        candidate.report.name: _probe(candidate.platform)
+        for candidate in found
+        if candidate.platform is not None and only in (None, candidate.report.name)
+    }
+
+
+def _probe(platform: Platform) -> Probe:
+    try:
+        probe: object = platform.probe()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - reported as a broken platform
+        reason = f"its probe raised {type(error).__name__}: {error}"
+        return Probe(Availability.BROKEN, reason, f"report this to the authors of platform '{platform.name}'")
+    if not isinstance(probe, Probe):
+        return Probe(Availability.BROKEN, f"its probe answered {probe!r}, which is no Probe")
+    return probe
+
+
+def choose_platform(found: Sequence[Found], probes: Mapping[str, Probe], asked: Asked | None) -> Choice:
+    """Choose by the rule above.
+
+    Args:
+        found: All installed plugins.
+        probes: Answers of the probes: of the platform asked for, or of all.
+        asked: What the user named, if anything.
+
+    Raises:
+        PlatformError: The platform asked for cannot be used, or the probes leave no single choice.
+    """
+    platforms = [candidate for candidate in found if candidate.report.kind == "platform"]
+    if asked is not None:
+        return _choose_asked(platforms, probes, asked)
+    return _choose_probed(platforms, probes)
+
+
+def _choose_asked(platforms: Sequence[Found], probes: Mapping[str, Probe], asked: Asked) -> Choice:
+    where = f"{asked.source}={asked.name}"
+    candidate = next((one for one in platforms if one.report.name == asked.name), None)
+    if candidate is None:
+        _refuse_unknown(platforms, asked, where)
+    if candidate.platform is None or candidate.member is None:
+        raise PlatformError(
+            f"Platform '{asked.name}' is {candidate.report.state.value}.",
+            where=where,
+            why=candidate.report.reason,
+            fix=candidate.report.remedy,
+        )
+    probe = probes[asked.name]
+    if probe.availability is not Availability.USABLE:
+        found = "not on this machine" if probe.availability is Availability.ABSENT else "broken"
+        raise PlatformError(
+            f"Platform '{asked.name}' cannot be used: its device is {found}.",
+            where=where,
+            why=probe.reason,
+            fix=probe.remedy,
+        )
+    return Choice(candidate.member, candidate.platform, probe, f"asked for by {asked.source}; {probe.reason}")
+
+
+def _refuse_unknown(platforms: Sequence[Found], asked: Asked, where: str) -> NoReturn:
+    installed = [one.report.name for one in platforms]
+    near = did_you_mean(asked.name, [*installed, *OFFICIAL_PLATFORMS])
+    others = "install the distribution that offers it (pip install ./anytron-NAME, if anytron new-platform wrote it)"
+    fix = OFFICIAL_PLATFORMS.get(asked.name) or (f"{near} Otherwise {others}" if near else others)
+    raise PlatformError(
+        f"Platform '{asked.name}' is not installed.",
+        where=where,
+        why=f"no installed distribution offers it; installed platforms: {', '.join(installed) or 'none'}",
+        fix=fix,
+    )
+
+
+def _choose_probed(platforms: Sequence[Found], probes: Mapping[str, Probe]) -> Choice:
+    usable: list[Choice] = []
+    processors: list[Choice] = []
+    absent: list[str] = []
+    broken: list[tuple[str, str, str]] = []
+    for candidate in platforms:
+        name = candidate.report.name
+        if candidate.platform is None or candidate.member is None:
+            if candidate.report.state is not State.BLOCKED:
+                broken.append((name, candidate.report.reason, candidate.report.remedy))
+            continue
+        probe = probes[name]
+        if probe.availability is Availability.BROKEN:
+            broken.append((name, probe.reason, probe.remedy))
+        elif probe.availability is Availability.ABSENT:
+            absent.append(f"{name}: {probe.reason}")
+        else:
+            group = usable if candidate.platform.accelerator else processors
+            group.append(Choice(candidate.member, candidate.platform, probe, probe.reason))
+    if broken:
+        remedies = [remedy for _, _, remedy in broken if remedy]
+        if not any(VARIABLE in remedy for remedy in remedies):
+            remedies.append(_name_one("cpu"))
+        raise PlatformError(
+            "An installed platform is broken, and no other one is chosen instead.",
+            where=", ".join(name for name, _, _ in broken),
+            why="; ".join(f"{name}: {reason}" for name, reason, _ in broken),
+            fix="; ".join(remedies),
+        )
+    return _single(usable, processors, absent)
+
+
+def _single(usable: Sequence[Choice], processors: Sequence[Choice], absent: Sequence[str]) -> Choice:
+    candidates = usable or processors
+    if len(candidates) > 1:
+        names = [choice.platform.name for choice in candidates]
+        raise PlatformError(
+            f"{len(names)} platforms can be used: {', '.join(names)}.",
+            why="; ".join(f"{choice.platform.name}: {choice.reason}" for choice in candidates),
+            fix=_name_one(names[0]),
+        )
+    if not candidates:
+        raise PlatformError(
+            "No platform can be used.",
+            why="; ".join(absent) or "no platform is installed, or all of them are blocked",
+            fix="install a platform: " + ", ".join(OFFICIAL_PLATFORMS.values()),
+        )
+    chosen = candidates[0]
+    if usable:
+        reason = f"the one usable accelerator; {chosen.reason}"
+    elif absent:
+        reason = f"every installed accelerator is absent ({'; '.join(absent)})"
+    else:
+        reason = "no accelerator platform is installed"
+    return replace(chosen, reason=reason)
+
+
+def _name_one(name: str) -> str:
+    return f"name the platform to use, for example {VARIABLE}={name} or platform.name={name}"
+
+
+def settled_reports(found: Sequence[Found], probes: Mapping[str, Probe], choice: Choice | None) -> list[PluginReport]:
+    """The reports once probes and choice are known."""
+    return [_settled(candidate, probes.get(candidate.report.name), choice) for candidate in found]
+
+
+def _settled(candidate: Found, probe: Probe | None, choice: Choice | None) -> PluginReport:
+    report = candidate.report
+    if candidate.member is None:
+        return report
+    if candidate.platform is None:
+        return replace(report, state=State.ACTIVE, reason="extensions are always active")
+    if choice is not None and candidate.platform is choice.platform:
+        return replace(report, state=State.ACTIVE, reason=choice.reason)
+    if probe is None:
+        return replace(report, reason="not probed: another platform was asked for")
+    states = {
+        Availability.USABLE: State.AVAILABLE,
+        Availability.ABSENT: State.UNAVAILABLE,
+        Availability.BROKEN: State.BROKEN,
+    }
+    return replace(report, state=states[probe.availability], reason=probe.reason, remedy=probe.remedy)

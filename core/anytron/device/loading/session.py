@@ -1,0 +1,162 @@
+"""Open a session: all plugins loaded, one platform active, the hooks ready to be called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import PlatformError, PluginError
+from anytron.device.hooks.facade import Hooks
+from anytron.device.hooks.registry import Member, Standing, read_member
+from anytron.device.loading.choice import Choice, asked_platform, choose_platform, probe_platforms, settled_reports
+from anytron.device.loading.discovery import DISABLE, Found, find_plugins
+from anytron.device.loading.foreign_devices import hide_foreign_devices
+from anytron.device.loading.known import disable_device_autoload
+from anytron.device.loading.neutral import NeutralDefaults
+from anytron.device.loading.options import validated_options
+from anytron.device.loading.report import PluginReport, State
+from anytron.device.loading.requirements import examine_requirements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anytron.device.platform import Platform, Probe
+
+
+@dataclass(frozen=True)
+class Session:
+    """The plugins of a process and its active platform.
+
+    Attributes:
+        hooks: The facade over the active platform, the extensions and the neutral default.
+        platform: The active platform, its options set.
+        probe: The answer of its probe.
+        choice_reason: Why it was chosen, for the first line of output.
+        reports: All installed plugins.
+        hidden: Installed packages of other devices that cannot be imported in this process.
+    """
+
+    hooks: Hooks
+    platform: Platform
+    probe: Probe
+    choice_reason: str
+    reports: tuple[PluginReport, ...]
+    hidden: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The reports of all installed plugins, and the error if no platform is active."""
+
+    reports: tuple[PluginReport, ...]
+    error: PlatformError | None
+
+
+def open_session(
+    platform: str | None = None, options: Mapping[str, Any] | None = None, engine: str | None = None
+) -> Session:
+    """Load the plugins, choose the platform, and hide the packages of other devices.
+
+    Worker processes call this again with the name that the driver chose, so that all of them agree.
+
+    Args:
+        platform: ``platform.name`` of the configuration; None = ``ANYTRON_PLATFORM``, else the probes.
+        options: ``platform.options``; None or empty = ``ANYTRON_PLATFORM_OPTIONS``.
+        engine: ``engine.name``; None where there is no run.
+
+    Raises:
+        PlatformError: The platform asked for cannot be used, or the probes leave no single choice.
+        PluginError: An extension cannot be loaded. It is never skipped silently.
+        ConfigError: ``options`` do not fit the platform, or are others than the variable's.
+    """
+    disable_device_autoload()
+    found = find_plugins()
+    asked = asked_platform(platform)
+    probes = probe_platforms(found, only=asked.name if asked else None)
+    choice = choose_platform(found, probes, asked)
+    _refuse_broken_extensions(found)
+    hidden = hide_foreign_devices([one.platform for one in found if one.platform], choice.platform)
+    hooks = _facade(found, choice)
+    choice.platform.engine = engine
+    choice.platform.configure_options(validated_options(choice.platform, options or {}))
+    reports = settled_reports(found, probes, choice)
+    return Session(hooks, choice.platform, choice.probe, choice.reason, tuple(reports), hidden)
+
+
+def survey_plugins(configured: str | None = None) -> Survey:
+    """Report on all installed plugins, whatever state they are in. Every platform is probed.
+
+    Args:
+        configured: ``platform.name`` of a run.
+
+    Raises:
+        PluginError: ``ANYTRON_PLUGINS`` names something that is not installed.
+    """
+    disable_device_autoload()
+    found = find_plugins()
+    probes = probe_platforms(found)
+    choice: Choice | None = None
+    error: PlatformError | None = None
+    try:
+        choice = choose_platform(found, probes, asked_platform(configured))
+    except PlatformError as refused:
+        error = refused
+    reports = settled_reports(found, probes, choice)
+    checked = [_with_requirements(report, one.member) for report, one in zip(reports, found, strict=True)]
+    return Survey(tuple(checked), error)
+
+
+def hooks_of(platform: Platform | None = None, extensions: Mapping[str, object] | None = None) -> Hooks:
+    """Put a facade together from plugin objects and the neutral default, without discovery.
+
+    Args:
+        platform: The active platform, if any.
+        extensions: Other plugins by name.
+
+    Raises:
+        PluginError: A plugin's hooks break the specifications.
+    """
+    members = [] if platform is None else [read_member(platform, platform.name, Standing.PLATFORM)]
+    members += [read_member(plugin, name, Standing.EXTENSION) for name, plugin in (extensions or {}).items()]
+    return Hooks([*members, _neutral()])
+
+
+def _neutral() -> Member:
+    return read_member(NeutralDefaults(), NeutralDefaults.name, Standing.DEFAULT)
+
+
+def _facade(found: Sequence[Found], choice: Choice) -> Hooks:
+    members = [candidate.member for candidate in found if candidate.member and candidate.platform is None]
+    return Hooks([choice.member, *members, _neutral()])
+
+
+def _refuse_broken_extensions(found: Sequence[Found]) -> None:
+    reports = [one.report for one in found if one.report.kind == "extension" and one.member is None]
+    refused = [report for report in reports if report.state is not State.BLOCKED]
+    if refused:
+        names = ",".join(sorted({report.name for report in refused}))
+        remedies = list(dict.fromkeys(report.remedy for report in refused))
+        if not any(DISABLE in remedy for remedy in remedies):
+            remedies.append(f"or leave it out: {DISABLE}={names}")
+        raise PluginError(
+            f"Installed plugins cannot be used: {names}.",
+            where=", ".join(sorted({f"{report.distribution} {report.version}" for report in refused})),
+            why="; ".join(report.reason for report in refused),
+            fix="; ".join(remedies),
+        )
+
+
+def _with_requirements(report: PluginReport, member: Member | None) -> PluginReport:
+    """Add an active plugin's requirements, and mark it if one is not met; alone, so that none hides another."""
+    if member is None or report.state is not State.ACTIVE:
+        return report
+    try:
+        findings = examine_requirements(Hooks([member]).requirements())
+    except Exception as error:  # noqa: BLE001 - whatever a plugin raises becomes its report
+        return replace(report, state=State.BROKEN, reason=f"its hook requirements failed: {error}")
+    report = replace(report, requirements=tuple(findings))
+    unmet = [one for one in findings if not one.fits and not one.requirement.optional]
+    if not unmet:
+        return report
+    reason, remedy = "; ".join(one.reason for one in unmet), "; ".join(dict.fromkeys(one.remedy for one in unmet))
+    return replace(report, state=State.INCOMPATIBLE, reason=reason, remedy=remedy)

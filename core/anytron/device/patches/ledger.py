@@ -1,0 +1,253 @@
+"""The ledger: take patches, apply those of a phase, verify, record, and undo them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import PatchError
+from anytron.device.patches.change import make_change
+from anytron.device.patches.order import check_targets
+from anytron.device.patches.patch import Outcome, Patch, PatchRecord, Phase
+from anytron.device.patches.plan import Verdict, judge, supersessions
+from anytron.device.patches.rebind import holders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from anytron.device.patches.change import Change
+
+_PHASES = tuple(Phase)
+
+
+class Ledger:
+    """The patches of this process.
+
+    Within a phase, the ledger applies patches in the order in which they were added, each once. It skips a patch,
+    with the reason, if the installed version is not in its range. It verifies each applied patch. Then modules that
+    had imported the old object by name get the new one. The record's detail lists them, and the places that still
+    hold the old object.
+
+    Args:
+        patches: The first patches; more may be added before their phase is applied.
+        context: The argument of ``install`` functions, a :class:`anytron.device.hooks.types.PatchContext`. The ledger
+            itself does not read it.
+
+    Raises:
+        PatchError: As :meth:`add`.
+    """
+
+    def __init__(self, patches: Iterable[Patch] = (), context: Any = None) -> None:
+        self.context = context
+        self._patches: dict[str, Patch] = {}
+        self._records: dict[str, PatchRecord] = {}
+        self._applied: list[Change] = []
+        self._reached: Phase | None = None
+        self.add(patches)
+
+    @property
+    def records(self) -> list[PatchRecord]:
+        """One record for each patch that was tried so far, in that order."""
+        return list(self._records.values())
+
+    def has_reached(self, phase: Phase) -> bool:
+        """Whether ``phase``, or a later one, was applied in this process."""
+        return self._reached is not None and _PHASES.index(self._reached) >= _PHASES.index(phase)
+
+    def add(self, patches: Iterable[Patch]) -> None:
+        """Accept patches, all or none, without applying them.
+
+        Raises:
+            PatchError: An id exists already, two owners change one target in this environment, or a patch's phase
+                has passed.
+        """
+        known = dict(self._patches)
+        for patch in patches:
+            self._check_name_and_phase(patch, known)
+            known[patch.id] = patch
+        check_targets(known.values())
+        self._patches = known
+
+    def apply(self, phase: Phase, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
+        """Add ``patches``, then apply everything of ``phase`` that was not tried yet.
+
+        Patches that someone has overwritten since the phase before are first applied again (:meth:`revalidate`).
+
+        Returns:
+            The records of ``phase``.
+
+        Raises:
+            PatchError: A later phase was applied before, a required patch could not be applied or
+                verified, or a ``before_import`` patch came after its package; and as :meth:`add`.
+        """
+        self.add(patches)
+        if self._reached is not None and _PHASES.index(phase) < _PHASES.index(self._reached):
+            raise PatchError(
+                f"The phase {phase.value} has passed.",
+                why=f"{self._reached.value} was applied before it",
+                fix="apply the phases in their order",
+            )
+        self.revalidate()
+        self._reached = phase
+        pending = [p for p in self._patches.values() if p.phase is phase and self._is_pending(p)]
+        ordered = sorted(pending, key=lambda patch: bool(patch.imports))  # stable; those that import a package last
+        for patch in ordered:
+            self._records[patch.id] = self._try(patch)
+        return [self._records[patch.id] for patch in ordered]
+
+    def verify(self) -> list[Patch]:
+        """Return the applied patches that someone has overwritten, so that they are not in effect any more.
+
+        A patch that was wrapped is still in effect; one that was replaced is not.
+        """
+        topmost = {change.patch.target: change for change in self._applied}  # later ones win: chains
+        lost = {target for target, change in topmost.items() if not change.is_in_effect}
+        return [change.patch for change in self._applied if change.patch.target in lost]
+
+    def revalidate(self) -> list[PatchRecord]:
+        """Apply overwritten patches again, on top of the objects that overwrote them.
+
+        Call it, for example, after ``mindspeed.patch_utils`` has applied its own patches again: it starts from the
+        object that it saw first and drops all other patches. Undoing then restores the other party's object,
+        which that party has to undo.
+
+        Returns:
+            The new records; none if everything was in effect.
+
+        Raises:
+            PatchError: A required patch could not be applied again; or an overwritten patch changes more than one
+                attribute, and its other changes would be made twice.
+        """
+        lost = {patch.id for patch in self.verify()}
+        composite = [change.patch for change in self._applied if change.patch.id in lost and change.patch.install]
+        if composite:
+            raise PatchError(
+                f"Patches were overwritten and cannot be applied again: {', '.join(patch.id for patch in composite)}.",
+                where=", ".join(patch.target for patch in composite),
+                why="someone else replaced the target, and these patches change more than that",
+                fix="let the other party patch first",
+            )
+        dropped = [change for change in self._applied if change.patch.id in lost]
+        self._applied = [change for change in self._applied if change.patch.id not in lost]
+        for change in reversed(dropped):
+            # The other party owns the target now; names in other modules go back to the original.
+            for rebinding in reversed(change.rebindings):
+                rebinding.undo()
+        for change in dropped:
+            record = self._change(change.patch, self._records[change.patch.id].installed_version)
+            note = "applied again after someone else had replaced the target"
+            detail = "; ".join(filter(None, (note, record.detail)))
+            self._records[change.patch.id] = replace(record, detail=detail)
+        return [self._records[change.patch.id] for change in dropped]
+
+    def undo(self, phase: Phase = Phase.BEFORE_IMPORT) -> None:
+        """Undo, in reverse, everything applied in ``phase`` and later; it may be applied again.
+
+        Raises:
+            PatchError: Someone else has changed targets since. The patches of these stay, recorded as applied;
+                all others are undone.
+        """
+        start = _PHASES.index(phase)
+        topmost = {change.patch.target: change for change in self._applied}
+        overwritten = {target for target, change in topmost.items() if not change.is_topmost}
+        kept: list[Change] = []
+        for change in reversed(self._applied):
+            if _PHASES.index(change.patch.phase) < start or change.patch.target in overwritten:
+                kept.append(change)
+                continue
+            change.undo()
+            self._records[change.patch.id] = replace(self._records[change.patch.id], outcome=Outcome.UNDONE)
+        self._applied = kept[::-1]
+        if self._reached is not None and _PHASES.index(self._reached) >= start:
+            self._reached = _PHASES[start - 1] if start else None
+        foreign = [c.patch for c in self._applied if c.patch.target in overwritten]
+        foreign = [patch for patch in foreign if _PHASES.index(patch.phase) >= start]
+        if foreign:
+            raise PatchError(
+                f"Patches could not be undone: {', '.join(patch.id for patch in foreign)}.",
+                where=", ".join(sorted({patch.target for patch in foreign})),
+                why="the targets were changed by someone else after these patches",
+                fix="undo the other change first",
+            )
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return all records, as ``patches.json`` and the manifests of checkpoints hold them.
+
+        Each record is followed by the classes that supersede its patch.
+        """
+        rows: list[dict[str, Any]] = []
+        for record in self._records.values():
+            rows.append(record.as_json())
+            if record.outcome is Outcome.APPLIED:
+                rows += [
+                    {
+                        **record.as_json(),
+                        "target": one.target,
+                        "outcome": Outcome.SUPERSEDED.value,
+                        "detail": one.why,
+                        "requires": f"{one.package}{one.requires}",
+                        "installed": one.installed,
+                    }
+                    for one in supersessions(record.patch)
+                ]
+        return rows
+
+    def _is_pending(self, patch: Patch) -> bool:
+        record = self._records.get(patch.id)
+        return record is None or record.outcome is Outcome.UNDONE
+
+    def _check_name_and_phase(self, patch: Patch, known: dict[str, Patch]) -> None:
+        twin = known.get(patch.id)
+        if twin is not None:
+            raise PatchError(
+                f"Two patches are called {patch.id}.",
+                where=f"owners {twin.owner} and {patch.owner}",
+                fix="give one of them another id",
+            )
+        if self._reached is not None and _PHASES.index(patch.phase) < _PHASES.index(self._reached):
+            raise PatchError(
+                f"The patch {patch.id} of {patch.owner} comes too late.",
+                where=patch.target,
+                why=f"its phase {patch.phase.value} has passed; {self._reached.value} was reached",
+                fix="return it from patch_model when that phase is asked for",
+            )
+
+    def _try(self, patch: Patch) -> PatchRecord:
+        judgement = judge(patch)
+        version = judgement.installed
+        if judgement.verdict is Verdict.SKIPPED:
+            return PatchRecord(patch, Outcome.SKIPPED, judgement.why, version)
+        if patch.phase is Phase.BEFORE_IMPORT:
+            _assert_not_imported(patch)
+        return self._change(patch, version)
+
+    def _change(self, patch: Patch, version: str) -> PatchRecord:
+        try:
+            change = make_change(patch, self.context)
+        except Exception as error:  # foreign code may fail in any way; recorded or raised
+            failed = PatchRecord(patch, Outcome.FAILED, f"{type(error).__name__}: {error}", version)
+            self._records[patch.id] = failed
+            if not patch.required:
+                return failed
+            raise PatchError(
+                f"The required patch {patch.id} of {patch.owner} could not be applied.",
+                where=f"{patch.target}" + (f" ({patch.package} {version})" if version else ""),
+                why=failed.detail,
+                fix=patch.upstream and f"see {patch.upstream}",
+            ) from error
+        self._applied.append(change)
+        return PatchRecord(patch, Outcome.APPLIED, change.detail, version)
+
+
+def _assert_not_imported(patch: Patch) -> None:
+    package = patch.before or patch.module
+    if package not in sys.modules:
+        return
+    importers = holders(package)
+    raise PatchError(
+        f"The patch {patch.id} of {patch.owner} comes too late.",
+        where=patch.target,
+        why=f"{package} is imported already" + (f", by {', '.join(importers)}" if importers else ""),
+        fix=f"apply the before_import patches first, and import {package} inside functions until then",
+    )

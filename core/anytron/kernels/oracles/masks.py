@@ -1,0 +1,197 @@
+"""Read a mask as its kernel would: which token may attend to which.
+
+A mask is right if the pairs that its kernel lets through are those of the definition. A kernel that the engine
+can call is judged by what it computes; readers are for a vendor's own modules (``AttnMask.reader``) and for tests
+of masks alone. Each reader here is written from one kernel's documentation and knows nothing of how the mask was
+made. It takes the layouts of *all* context-parallel shards, puts the sequences together again as that kernel's
+ring does, and answers with pairs of flat tokens. A real token that would attend to padding shows as a pair with
+:data:`PADDING`, so that equality with :func:`defined_pairs` also says that it does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.sequences.masks import AttnMask, MaskKind, Polarity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from anytron.base.traits import ModelTraits
+    from anytron.sequences.layout import SequenceLayout
+    from anytron.sequences.masks import Pair
+
+PADDING = -1
+"""Stands for every padding slot in a pair."""
+
+
+def defined_pairs(lengths: Sequence[int], traits: ModelTraits) -> set[Pair]:
+    """The pairs of the definition: same sequence, both real, not later if causal, within the window.
+
+    Args:
+        lengths: Real lengths.
+        traits: ``causal`` and ``window`` count.
+    """
+    pairs: set[Pair] = set()
+    start = 0
+    for length in lengths:
+        for query in range(length):
+            for key in range(length):
+                if not (traits.causal and key > query) and _in_window(query, key, traits.window):
+                    pairs.add((start + query, start + key))
+        start += length
+    return pairs
+
+
+def wrong_companion(mask: AttnMask, layout: SequenceLayout, traits: ModelTraits) -> str:
+    """Say which map beside a mask is not that of the layout; nothing if all are, or nobody reads one.
+
+    Args:
+        mask: The answer of ``build_attn_mask`` for the layout.
+        layout: Of this rank.
+        traits: ``mixture_of_experts`` counts.
+    """
+    found = mask.padding_mask
+    if found is None and traits.mixture_of_experts and not bool(layout.valid.all()):
+        return "A mixture of experts gets no padding_mask, though there is padding."
+    if found is not None and not torch.equal(found, ~layout.valid):
+        return "padding_mask is not True exactly at padding."
+    if mask.linear_attn_mask is not None:
+        columns = torch.arange(mask.linear_attn_mask.shape[1], device=mask.linear_attn_mask.device)
+        real = columns[None] < layout.lengths.to(columns.device)[:, None]
+        if not torch.equal(mask.linear_attn_mask, real):
+            return "linear_attn_mask is not True exactly at real tokens."
+    return ""
+
+
+def read_transformer_engine(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
+    """Read ``attn_mask_type`` as ``transformer_engine.pytorch.DotProductAttention`` documents it.
+
+    ``no_mask``, ``causal`` (top left, rows know no padding), ``padding`` and ``padding_causal`` (real
+    keys by ``cu_seqlens`` or by the 2-D map), ``arbitrary`` (True = masked). The window is a setting of
+    the module. Where the model packs by the 2-D map itself, attention runs on what it packed.
+
+    Args:
+        mask: The answer of ``build_attn_mask``.
+        layouts: All shards, in rank order.
+        traits: The window in force.
+
+    Raises:
+        ValueError: Transformer Engine refuses this combination.
+    """
+    layout, mode = layouts[0], mask.kernel_mode
+    packed = layout.format == "thd"
+    causal, padded = mode in ("causal", "padding_causal"), mode in ("padding", "padding_causal")
+    if mode not in ("no_mask", "causal", "padding", "padding_causal", "arbitrary"):
+        raise ValueError(f"Transformer Engine has no attn_mask_type {mode!r}")
+    if packed and not padded:
+        raise ValueError(f"packed sequences need a padding type of attn_mask_type, not {mode!r}")
+    if len(layouts) > 1 and (mode == "arbitrary" or (padded and not packed)):
+        raise ValueError(f"context parallelism does not take {mode!r} in {layout.format}")
+
+    def in_sight(query: int, key: int) -> bool:
+        return not (causal and key > query) and _in_window(query, key, traits.window)
+
+    if packed and mask.kind is MaskKind.PADDING_2D:
+        return token_pairs(_packed_by_map(mask, layout), lambda _, query, key: in_sight(query, key))
+    rows = ring_rows(layouts)
+    if mode == "arbitrary":
+        forbidden = _required(mask, Polarity.MASKED)
+        return token_pairs(rows, lambda row, query, key: not bool(forbidden[row, 0, query, key]))
+    if not padded:
+        return token_pairs(rows, lambda _, query, key: in_sight(query, key))
+    if packed:
+        lengths = layout.cu_seqlens.diff().tolist()
+        real = [[position < length for position in range(len(row))] for row, length in zip(rows, lengths, strict=True)]
+    else:
+        real = _required(mask, Polarity.KEEP).tolist()
+    return token_pairs(rows, lambda row, query, key: real[row][query] and real[row][key] and in_sight(query, key))
+
+
+def read_flash_attention(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
+    """Read as ``flash_attn_varlen_func`` (thd) and ``flash_attn_func`` (bshd): causal is bottom right.
+
+    Neither takes a mask or knows padding: sequences are what ``cu_seqlens_padded`` says.
+
+    Args:
+        mask: Of kind ``none``; the mode says whether ``causal`` is passed.
+        layouts: One shard.
+        traits: The window in force.
+
+    Raises:
+        ValueError: A mask tensor, or several shards.
+    """
+    if mask.tensor is not None or len(layouts) > 1:
+        raise ValueError("flash-attn takes neither masks nor context-parallel shards")
+    causal = "causal" in mask.kernel_mode
+    return token_pairs(
+        ring_rows(layouts),
+        lambda _, query, key: not (causal and key > query) and _in_window(query, key, traits.window),
+    )
+
+
+def token_pairs(rows: Sequence[Sequence[int]], allowed: Callable[[int, int, int], bool]) -> set[Pair]:
+    """Collect the pairs that ``allowed(row, query position, key position)`` lets through, for real queries."""
+    return {
+        (query_token, key_token)
+        for number, row in enumerate(rows)
+        for query, query_token in enumerate(row)
+        if query_token != PADDING
+        for key, key_token in enumerate(row)
+        if allowed(number, query, key)
+    }
+
+
+def ring_rows(layouts: Sequence[SequenceLayout]) -> list[list[int]]:
+    """The token in each position of each padded sequence, as a zigzag ring of ``len(layouts)`` ranks sees it.
+
+    The ring knows the number of rows, or ``cu_seqlens_padded``, and that rank r holds the chunks r
+    and 2 * ranks - 1 - r of each sequence. It does not know the layouts' position ids.
+    """
+    ranks = len(layouts)
+    first = layouts[0]
+    if first.format == "thd":
+        ends = (first.cu_seqlens_padded // ranks).tolist()
+    else:
+        ends = [row * first.shape[1] for row in range(first.shape[0] + 1)]
+    rows: list[list[int]] = []
+    for begin, end in itertools.pairwise(ends):
+        local = [_tokens(layout)[begin:end] for layout in layouts]
+        half = (end - begin) // 2
+        if ranks == 1:
+            rows.append(local[0])
+        else:
+            early = [token for part in local for token in part[:half]]
+            late = [token for part in reversed(local) for token in part[half:]]
+            rows.append(early + late)
+    return rows
+
+
+def _packed_by_map(mask: AttnMask, layout: SequenceLayout) -> list[list[int]]:
+    """What a model that packs inside makes of its rows ``[B, S]`` and the 2-D map."""
+    taken = layout.taken
+    if taken.format != "bshd":
+        raise ValueError("a model that packs by the map takes rows: plan the layout with taken_as='rows'")
+    keep = _required(mask, Polarity.KEEP)
+    shown = torch.tensor(_tokens(taken)).view(taken.shape)
+    return [row[kept].tolist() for row, kept in zip(shown, keep.cpu(), strict=True)]
+
+
+def _tokens(layout: SequenceLayout) -> list[int]:
+    tokens: list[int] = layout.token_index.tolist()
+    return [PADDING if token == layout.num_tokens else token for token in tokens]
+
+
+def _required(mask: AttnMask, polarity: Polarity) -> torch.Tensor:
+    tensor = mask.read_as(polarity)
+    if tensor is None:
+        raise ValueError(f"{mask.kernel_mode} needs a mask")
+    return tensor
+
+
+def _in_window(query: int, key: int, window: tuple[int, int] | None) -> bool:
+    left, right = window or (-1, -1)
+    return (left < 0 or key >= query - left) and (right < 0 or key <= query + right)

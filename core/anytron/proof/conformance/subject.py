@@ -1,0 +1,130 @@
+"""The platform under test, as the rules see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from anytron.device.limits import Feature
+from anytron.device.loading import open_session
+from anytron.run.preflight.declared import declared_limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    import torch
+
+    from anytron.device.hooks.facade import Hooks
+    from anytron.device.loading import Session
+    from anytron.device.platform import Platform
+    from anytron.device.runtime import DeviceRuntime
+
+
+class Closing(Protocol):
+    """Holds something until it is closed."""
+
+    def close(self) -> None:
+        """Give it back."""
+
+
+Kept = TypeVar("Kept", bound=Closing)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which platform is tested: enough to open it in any process.
+
+    Attributes:
+        platform: Its name, as in ``platform.name``.
+        options: ``platform.options``.
+    """
+
+    platform: str
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def open(self, engine: str | None = None) -> Session:
+        """Load the plugins of this process, the platform active.
+
+        Raises:
+            AnytronError: The platform is not installed, its device is not there, or its options do not fit.
+        """
+        return open_session(self.platform, self.options, engine)
+
+
+class Subject:
+    """The platform under test in this process.
+
+    Args:
+        source: Which platform.
+        session: The plugins of this process, opened from ``source``.
+        scratch: A directory for what checks write.
+
+    Attributes:
+        source, session, scratch: As given.
+        environment: What the plugins have set in the environment of this process before anything heavy was loaded;
+            without what the user had set.
+    """
+
+    def __init__(self, source: Source, session: Session, scratch: Path) -> None:
+        self.source = source
+        self.session = session
+        self.scratch = scratch
+        self.environment: Mapping[str, str] = {}
+        self._kept: dict[str, Closing] = {}
+
+    @property
+    def platform(self) -> Platform:
+        """The platform, its options set."""
+        return self.session.platform
+
+    @property
+    def hooks(self) -> Hooks:
+        """The facade over the platform, the installed extensions and the neutral default."""
+        return self.session.hooks
+
+    @cached_property
+    def runtime(self) -> DeviceRuntime:
+        """The device as engines use it."""
+        return self.platform.runtime()
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where operands belong."""
+        return self.runtime.current_device()
+
+    @cached_property
+    def _limits(self) -> Mapping[Feature, str]:
+        import torch
+
+        found = declared_limits(self.platform, self.hooks)
+        if not self.runtime.supports_dtype(torch.bfloat16):
+            found.setdefault(Feature.BFLOAT16, "supports_dtype of its runtime says so")
+        return found
+
+    def declined(self, features: Iterable[Feature]) -> str | None:
+        """Give the platform's reason if it declares not to do one of these; None if it does all of them."""
+        for feature in features:
+            if feature in self._limits:
+                return f"{self.platform.name} declares no {feature.value}: {self._limits[feature]}"
+        return None
+
+    def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
+        """Give what was made under this name before, or make it; it is closed with the subject.
+
+        For what is dear to make and serves several rules, such as processes.
+        """
+        if name not in self._kept:
+            self._kept[name] = make()
+        return cast("Kept", self._kept[name])
+
+    def drop(self, name: str) -> None:
+        """Close what is kept under a name; it is made anew when it is asked for again."""
+        self._kept.pop(name).close()
+
+    def close(self) -> None:
+        """Close all that is kept."""
+        while self._kept:
+            self._kept.popitem()[1].close()

@@ -1,0 +1,63 @@
+"""A process that checks rules, one after another, for the driver of the kit.
+
+Importing this module imports no torch: the platform's environment is set before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import AnytronError
+from anytron.device.hooks.types import ProcessInfo
+from anytron.proof.conformance.levels import find_rule
+from anytron.proof.conformance.subject import Source, Subject
+from anytron.task.isolation.worker import calls, enter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from anytron.proof.conformance.rules import Case
+    from anytron.task.isolation.worker import Answer
+
+
+def main(channel: int, lifeline: int) -> None:
+    """Check the rules that the driver names: (level, name), each answered with a result as JSON.
+
+    Arguments as for :func:`anytron.task.isolation.worker.enter`.
+    """
+    connection, start = enter(channel, lifeline)
+    subject = open_subject(start, ProcessInfo("trainer"))
+
+    from anytron.proof.conformance.checking import check_rule
+
+    for (level, name), give in calls(connection, start):
+
+        def tell(case: Case, give: Answer = give) -> None:
+            give({"at": case.name})
+
+        give(check_rule(find_rule(level, name), subject, tell).as_json())
+    subject.close()
+
+
+def open_subject(start: Mapping[str, Any], process: ProcessInfo) -> Subject:
+    """Open the platform in this process, in the environment that its plugins want.
+
+    Args:
+        start: ``platform``, ``options`` and ``scratch``.
+        process: What the plugins are told of this process.
+    """
+    source = Source(start["platform"], start["options"])
+    session = source.open()
+    subject = Subject(source, session, Path(start["scratch"]))
+    with suppress(AnytronError):  # plugins that disagree: a rule of its own says so
+        wanted = session.hooks.runtime_env(process)
+        subject.environment = {name: value for name, value in wanted.items() if name not in os.environ}
+        os.environ.update(subject.environment)
+
+    import torch
+
+    torch.set_num_threads(start["threads"])
+    return subject

@@ -1,0 +1,136 @@
+"""Compare installed versions with every range that somebody asks for.
+
+The ranges stand where they always do: in the hook ``requirements`` of plugins, and in the metadata of distributions
+(``pyproject.toml``). There is no table of versions here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import TYPE_CHECKING
+
+from packaging.requirements import InvalidRequirement
+from packaging.requirements import Requirement as Dependency
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from anytron.base.entries import Entry, of_error, worst
+from anytron.proof.doctor.modules import installed
+from anytron.proof.doctor.versions import components
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.base.entries import Status
+    from anytron.device.hooks.types import Requirement
+    from anytron.proof.doctor.subject import Subject
+
+OURS = "anytron"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A range that somebody asks for.
+
+    Attributes:
+        package: Canonical name.
+        specifier: PEP 440; empty = any version.
+        by: Who asks.
+        unmet: What follows if the package is missing or of another version.
+        optional: Nothing follows if it is missing.
+        remedy: What to run.
+    """
+
+    package: str
+    specifier: str
+    by: str
+    unmet: Status
+    optional: bool = False
+    remedy: str = ""
+
+    def met_by(self, version: str | None) -> bool:
+        """Whether a version is in the range; None = it is not installed."""
+        if version is None:
+            return self.optional
+        return SpecifierSet(self.specifier).contains(version, prereleases=True)
+
+
+def examine(subject: Subject) -> Iterator[Entry]:
+    """Give one entry for each package that is asked for by a range, or is missing."""
+    demands, failures = _demands(subject)
+    yield from failures
+    shown: set[str] = {canonicalize_name(one.distribution) for one in components(subject)}
+    shown |= {one.package for one in demands if one.by.startswith("plugin")}
+    for package in sorted({one.package for one in demands}):
+        asked = [one for one in demands if one.package == package]
+        found = installed(package)
+        version = None if found is None else found.version
+        unmet = [one for one in asked if not one.met_by(version)]
+        if unmet or (package in shown and (version is not None or not all(one.optional for one in asked))):
+            yield _entry(package, version, asked, unmet)
+
+
+def _entry(package: str, version: str | None, asked: list[Demand], unmet: list[Demand]) -> Entry:
+    have = "not installed" if version is None else f"{version} is installed"
+    name = f"compatibility.{package}"
+    if not unmet:
+        ranges = "; ".join(f"{one.specifier or 'any'} ({one.by})" for one in asked)
+        return Entry(name, "ok", f"{version}; asked for: {ranges}" if version else f"{have}; optional: {ranges}")
+    wants = "; ".join(f"{one.by} needs {package}{one.specifier}" for one in unmet)
+    together = ",".join(sorted({part for one in asked for part in one.specifier.split(",") if part}))
+    fixes = dict.fromkeys(one.remedy or f"pip install '{package}{together}'" for one in unmet)
+    return Entry(name, worst(one.unmet for one in unmet), f"{have}, and {wants}", "; ".join(fixes))
+
+
+def _demands(subject: Subject) -> tuple[list[Demand], list[Entry]]:
+    demands: list[Demand] = []
+    failures: list[Entry] = []
+    elsewhere: set[str] = set()
+    if subject.session is not None:
+        hooks = subject.session.hooks
+        try:
+            demands = [_of_plugin(plugin, need) for plugin, need in hooks.requirements(subject.engine)]
+            of_any: set[str] = {canonicalize_name(need.package) for _, need in hooks.requirements(None)}
+            elsewhere = of_any - {one.package for one in demands}  # of another engine: this one has its own versions
+        except Exception as error:  # noqa: BLE001 - a plugin's own code; the ranges in metadata are compared all the same
+            failures.append(of_error("compatibility.plugins", error))
+    demands += [one for one in _of_distribution(OURS, "fail", extras=True) if one.package not in elsewhere]
+    own = [one.distribution for one in components(subject)]
+    for name in dict.fromkeys([*own, *(one.package for one in demands if one.optional)]):
+        if name != OURS:
+            demands += _of_distribution(name, "warn", extras=False)
+    return demands, failures
+
+
+def _of_plugin(plugin: str, need: Requirement) -> Demand:
+    status: Status = "warn" if need.optional else "fail"
+    name, by = canonicalize_name(need.package), f"plugin '{plugin}'"
+    return Demand(name, need.specifier, by, status, need.optional, need.remedy)
+
+
+def _of_distribution(name: str, unmet: Status, *, extras: bool) -> Iterator[Demand]:
+    """The dependencies in a distribution's metadata; those of extras are optional."""
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        return
+    offered = found.metadata.get_all("Provides-Extra") or []
+    for line in found.requires or ():
+        try:
+            need = Dependency(line)
+        except InvalidRequirement:
+            continue  # metadata of old build tools; pip warns of them
+        by = f"{name} {found.version}"
+        if _applies(need, ""):
+            yield Demand(canonicalize_name(need.name), str(need.specifier), by, unmet)
+            continue
+        of_extra = [extra for extra in offered if extras and extra != "dev" and _applies(need, extra)]
+        if of_extra:
+            remedy = f"pip install 'anytron[{of_extra[0]}]'"
+            by = f"{OURS}[{of_extra[0]}]"
+            yield Demand(canonicalize_name(need.name), str(need.specifier), by, "warn", optional=True, remedy=remedy)
+
+
+def _applies(need: Dependency, extra: str) -> bool:
+    return need.marker is None or need.marker.evaluate({"extra": extra})

@@ -1,0 +1,102 @@
+"""A process in which the device is used: what crashes, hangs or aborts there becomes an answer here."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.entries import REPORT
+from anytron.base.errors import AnytronError
+from anytron.base.temporary import PrivateDirectory
+from anytron.task.isolation.process import Gone, IsolatedProcess, ProcessSettings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from anytron.proof.doctor.subject import Subject
+
+CALL_S = 300.0
+"""Seconds that one question may take: the first one initialises the device, and kernels may be compiled."""
+START_S = 300.0
+"""Seconds until the process must be up."""
+_LOG = "anytron-doctor-"
+
+
+class ProbeError(AnytronError):
+    """A question got no answer: the probe raised, or its process ended or hung."""
+
+
+class Live:
+    """Asks a process of its own, which is started with the first question, and again after one that ended it.
+
+    Args:
+        subject: What is examined; it has a session.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._process: IsolatedProcess | None = None
+        self._directory: PrivateDirectory | None = None
+        self._answers: dict[str, dict[str, Any]] = {}
+
+    def ask(self, probe: str) -> dict[str, Any]:
+        """Let a probe of :mod:`anytron.proof.doctor.worker` run; the same question is asked once.
+
+        Raises:
+            ProbeError: There is no answer; ``where`` names the kernels' suppliers, as far as they were known.
+        """
+        if probe not in self._answers:
+            self._answers[probe] = self._asked(probe)
+        answer = self._answers[probe]
+        if "error" in answer:
+            suppliers = ", ".join(f"{kernel} from {plugin}" for kernel, plugin in answer.get("suppliers", {}).items())
+            raise ProbeError(answer["error"], where=suppliers, why=answer.get("why", ""), fix=answer.get("fix", ""))
+        return answer
+
+    def _asked(self, probe: str) -> dict[str, Any]:
+        try:
+            process = self._running()
+            process.send([probe])
+            while (message := process.receive()) is None:
+                remaining = max(0.0, process.deadline - time.monotonic())
+                process.connection.poll(remaining)
+        except AnytronError as error:
+            self._process = None
+            return {"error": error.what, "why": error.why, "fix": REPORT}
+        if isinstance(message, Gone):
+            self._process = None
+            what = (
+                "The process that used the device hung." if message.late else "The process that used the device died."
+            )
+            return {"error": what, "why": message.why, "suppliers": self.suppliers()}
+        return dict(message)
+
+    def suppliers(self) -> dict[str, str]:
+        """Say which plugin supplies which kernel, as far as that has been answered."""
+        kernels = self._answers.get("kernels", {}).get("kernels", {})
+        return {name: row["supplier"] for name, row in kernels.items()}
+
+    def _running(self) -> IsolatedProcess:
+        if self._process is None:
+            self._directory = self._directory or PrivateDirectory(_LOG)
+            run, session = self._subject.run, self._subject.session
+            assert session is not None
+            start = {
+                "platform": session.platform.name,
+                "engine": self._subject.engine,
+                "run": None if run is None else run.model_dump(mode="json"),
+            }
+            settings = ProcessSettings(
+                "The probe", "anytron doctor", "anytron.proof.doctor.worker", start, CALL_S, None, START_S
+            )
+            self._process = IsolatedProcess(settings, self._directory.path / "probe.log")
+        return self._process
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._process is not None:
+            self._process.end()
+        if self._directory is not None:
+            self._directory.delete()

@@ -1,0 +1,36 @@
+"""The changes to third-party code that a training rank would make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.entries import Entry
+from anytron.device.patches import Verdict
+from anytron.run.preflight.planned_patches import planned_patches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.base.entries import Status
+    from anytron.proof.doctor.subject import Subject
+
+
+def examine(subject: Subject) -> Iterator[Entry]:
+    """Give the verdict on each patch."""
+    if subject.session is None:
+        yield Entry("patches.all", "skip", "no platform is active")
+        return
+    rows = planned_patches(subject.session, engine=subject.engine, rollout_engine=subject.rollout)
+    for identifier in dict.fromkeys(row["id"] for row in rows):
+        yield _judged(identifier, [row for row in rows if row["id"] == identifier])
+    if not rows:
+        yield Entry("patches.none", "ok", f"nothing is patched for the engine {subject.engine}")
+
+
+def _judged(identifier: str, targets: list[dict[str, Any]]) -> Entry:
+    """One entry for a patch: its target, and the classes that supersede it there."""
+    missing = [row for row in targets if row["verdict"] == Verdict.MISSING.value]
+    verdicts = "; ".join(f"{row['verdict']}: {row['target']} ({row['reason']})" for row in targets)
+    status: Status = "ok" if not missing else "fail" if missing[0]["required"] else "warn"
+    fix = "install a version in the range of the patch (compatibility says which), or report it to its owner"
+    return Entry(f"patches.{identifier}", status, f"{verdicts}. {targets[0]['purpose']}", fix if missing else "")

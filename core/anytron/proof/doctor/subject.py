@@ -1,0 +1,93 @@
+"""What is examined: this machine, and the run that a configuration describes, if one is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from anytron.base.components import ROLLOUT_ENGINES, TRAINING_ENGINES, EngineInfo, component_names, engine_info
+from anytron.config.generation import RolloutSection
+from anytron.config.load import read_config
+from anytron.config.running import EngineSection, ExecutorSection
+from anytron.device.loading import open_session
+from anytron.run.preflight.open_run import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from anytron.config.diagnostics import Diagnostic
+    from anytron.config.schema import RunConfig
+    from anytron.device.loading import Session
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is examined.
+
+    Attributes:
+        path: The YAML file; None = no run in particular, and the default engines.
+        overrides: Keys set on the command line.
+        run: The configuration: with the edits of plugins if the run could be opened, as it was read if not; None
+            without a file, or if it is no configuration.
+        session: The plugins and the active platform; None if there is none.
+        broken: Why there is no session.
+        misread: Why the file is no configuration, or the run could not be opened.
+        diagnostics: What a run would find wrong; None if it could not be opened.
+    """
+
+    path: Path | None
+    overrides: tuple[str, ...]
+    run: RunConfig | None = None
+    session: Session | None = None
+    broken: Exception | None = None
+    misread: Exception | None = None
+    diagnostics: tuple[Diagnostic, ...] | None = None
+
+    @property
+    def engine(self) -> str:
+        """Name of the training engine."""
+        return EngineSection().name if self.run is None else self.run.engine.name
+
+    @property
+    def rollout(self) -> str:
+        """Name of the rollout engine."""
+        return RolloutSection().engine if self.run is None else self.run.rollout.engine
+
+    @property
+    def executor(self) -> str:
+        """Name of the executor."""
+        return ExecutorSection().kind if self.run is None else self.run.executor.kind
+
+    def engines(self) -> dict[str, EngineInfo]:
+        """The descriptions of the engines that are installed, by name; of another environment's rollout too."""
+        asked = {self.engine: (TRAINING_ENGINES, "engine.name"), self.rollout: (ROLLOUT_ENGINES, "rollout.engine")}
+        return {
+            name: engine_info(group, name, key)
+            for name, (group, key) in asked.items()
+            if name in component_names(group)
+        }
+
+
+def look(path: Path | None, overrides: Sequence[str]) -> Subject:
+    """Open the run as ``anytron train`` does, or at least read the configuration and open a session.
+
+    What does not work is kept as the reason.
+    """
+    subject, run = Subject(path, tuple(overrides)), None
+    if path is not None:
+        try:
+            run, _ = read_config(path, overrides)
+            opened = open_run(path, overrides)
+            found = tuple(opened.diagnostics)
+            return replace(subject, run=opened.config, session=opened.session, diagnostics=found)
+        except Exception as error:  # noqa: BLE001 - of plugins too: the topic configuration says it
+            subject = replace(subject, run=run, misread=error)
+    try:
+        if run is None:
+            session = open_session(engine=EngineSection().name)
+        else:
+            session = open_session(run.platform.name, run.platform.options, run.engine.name)
+    except Exception as error:  # noqa: BLE001 - a platform's own code; every topic that needs it says so
+        return replace(subject, broken=error)
+    return replace(subject, session=session)

@@ -1,0 +1,58 @@
+"""The process that uses the device for ``anytron doctor``: it answers by probe, in plain JSON."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from anytron.task.isolation.worker import calls, enter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anytron.proof.doctor.bench import Bench
+
+    Probe = Callable[[Bench], dict[str, Any]]
+
+
+def main(channel: int, lifeline: int) -> None:
+    """Answer until the driver is gone. Arguments as for :func:`anytron.task.isolation.worker.enter`."""
+    connection, start = enter(channel, lifeline)
+    bench: Bench | None = None
+    for probe, give in calls(connection, start):
+        try:
+            bench = bench or _bench(start)
+            answer = _answer(bench, probe)
+        except Exception as error:  # noqa: BLE001 - a device, a driver or a kernel: the driver makes an entry of it
+            suppliers = {} if bench is None else bench.session.hooks.suppliers()
+            answer = {
+                "error": getattr(error, "what", f"{type(error).__name__}: {error}"),
+                "why": getattr(error, "why", ""),
+                "fix": getattr(error, "fix", ""),
+                "suppliers": suppliers,
+            }
+        give(answer)
+
+
+def _bench(start: dict[str, Any]) -> Bench:
+    """Open a session as a training rank does: the plugins' environment first."""
+    from anytron.config.schema import RunConfig
+    from anytron.device.hooks.types import ProcessInfo
+    from anytron.device.loading import open_session
+    from anytron.proof.doctor.bench import Bench
+
+    run = None if start["run"] is None else RunConfig.model_validate(start["run"])
+    options = {} if run is None else run.platform.options
+    session = open_session(start["platform"], options, start["engine"])
+    os.environ.update(session.hooks.runtime_env(ProcessInfo("trainer")))
+    return Bench(session, run)
+
+
+def _answer(bench: Bench, question: str) -> dict[str, Any]:
+    from anytron.proof.doctor import probes
+
+    probe, _, argument = question.partition(" ")
+    if argument:
+        return {"executor": probes.executor, "attention": probes.attention}[probe](bench, argument)
+    known: dict[str, Probe] = {"devices": probes.devices, "kernels": probes.kernels, "log-probs": probes.log_probs}
+    return known[probe](bench)

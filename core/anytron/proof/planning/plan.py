@@ -1,0 +1,218 @@
+"""Add up what the processes of a run take of one device, as their engines estimate it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anytron.base.components import ROLLOUT_ENGINES, TRAINING_ENGINES, component_names, engine_info
+from anytron.base.errors import ConfigError
+from anytron.config.running import EngineSection
+from anytron.workers.engines.memory import MemoryPart, peak
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.base.components import EngineInfo
+    from anytron.config.schema import RunConfig
+    from anytron.workers.engines.memory import DeviceMemory, TrainingEstimate
+
+ROOM = 0.9
+"""Of a device: above that, the allocator's fragments and the libraries' own memory are likely not to fit."""
+DRIVER_BYTES = 415 << 20
+"""Resident memory of the driver: Python, torch, transformers and the data. Measured with examples/grpo_sort.yaml on
+Linux x86-64."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Processes of one kind on a device.
+
+    Attributes:
+        who: What each of them is: ``training rank``, ``reward model rank``, ``rollout replica`` or ``driver``.
+        count: How many are on the device.
+        parts: What each of them has there.
+    """
+
+    who: str
+    count: int
+    parts: tuple[MemoryPart, ...]
+
+    @property
+    def slug(self) -> str:
+        """``who``, for names of entries."""
+        return self.who.replace(" ", "-")
+
+    @property
+    def peak(self) -> int:
+        """Bytes of one of them at its largest."""
+        return peak(self.parts)
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """What lies on one device, the one that has the most.
+
+    Attributes:
+        name: ``training``, ``rollout`` or ``machine``: which devices are like this one.
+        shares: The processes on it.
+        total: Its bytes; None = not known.
+    """
+
+    name: str
+    shares: tuple[Share, ...]
+    total: int | None
+
+    @property
+    def crowd(self) -> str:
+        """Who is on it, for people."""
+        counted = [f"{share.count} {share.who}{'s' * (share.count > 1)}" for share in self.shares]
+        return " and ".join(filter(None, [", ".join(counted[:-1]), counted[-1]]))
+
+    @property
+    def place(self) -> str:
+        """What it is, for people."""
+        return "the machine" if self.name == "machine" else "a device"
+
+    @property
+    def needed(self) -> int:
+        """Bytes at its fullest: training and generation take turns where they share it."""
+        return peak([part for share in self.shares for part in share.parts * share.count])
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it has that much; None if what it has is not known."""
+        return None if self.total is None else self.needed <= self.total
+
+    @property
+    def tight(self) -> bool:
+        """Whether it fits with little room, :data:`ROOM`."""
+        return self.total is not None and ROOM * self.total < self.needed <= self.total
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run takes.
+
+    Attributes:
+        devices: One of each kind.
+        parameters: Numbers in the model.
+        silent: Engines that give no estimate, so that what they take is missing here.
+    """
+
+    devices: tuple[DevicePlan, ...]
+    parameters: int
+    silent: tuple[str, ...] = ()
+
+    @property
+    def needed(self) -> int:
+        """Bytes on the fullest device."""
+        return max(device.needed for device in self.devices)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every device has what it needs; None if that is not known."""
+        answers = {device.fits for device in self.devices}
+        return None if None in answers else False not in answers
+
+
+def as_installed(run: RunConfig) -> tuple[RunConfig, str]:
+    """Put the default engine, with its default options, in the place of one that no installed distribution offers.
+
+    Returns:
+        The configuration, and what was done to it; nothing if it is as it was.
+    """
+    asked, default = run.engine.name, EngineSection().name
+    if asked in component_names(TRAINING_ENGINES):
+        return run, ""
+    engine = run.engine.model_copy(update={"name": default, "options": {}})
+    done = f"no installed distribution offers the engine {asked}: estimated as {default} with its default options"
+    return run.model_copy(update={"engine": engine}), done
+
+
+def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None = None) -> Plan:
+    """Estimate what the run takes of its devices, from the configuration alone.
+
+    An accelerator has one training rank. The processor's memory is the machine's, and all processes share it.
+
+    Args:
+        run: The configuration.
+        device: What each device has.
+        prompt_tokens: Mean length of a prompt, or of an example with its response; None = not known, and all
+            micro-batches are taken to be full.
+
+    Raises:
+        ConfigError: The training engine gives no estimate, or the sizes of the model are not known.
+    """
+    trains = engine_info(TRAINING_ENGINES, run.engine.name, "engine.name")
+    generates = engine_info(ROLLOUT_ENGINES, run.rollout.engine, "rollout.engine")
+    estimate, of_replica = trains.load_memory(), generates.load_memory()
+    if estimate is None:
+        raise ConfigError(
+            "The memory of this run cannot be estimated.",
+            where="engine.name",
+            why=f"the engine {run.engine.name} gives no estimate",
+            fix="begin with a small engine.max_tokens_per_micro_batch, and watch the device's own tool",
+        )
+    training: TrainingEstimate = estimate(run if prompt_tokens is None else _of_real_size(run, prompt_tokens))
+    rank = [*training.parts, *_process(trains, device)]
+    replica: list[MemoryPart] = []
+    if of_replica is not None and not run.supervised:
+        replica = [*of_replica(run, training, device), *_process(generates, device)]
+    if generates.part_of:  # every training rank generates, and there is no other process
+        rank, replica = [*rank, *replica], []
+    scoring: list[MemoryPart] = []
+    if run.reward_model is not None and trains.reward_model is not None:
+        scoring = [
+            *trains.reward_model.load_memory()(run.of_reward_model).parts,
+            *_process(trains.reward_model, device),
+        ]
+    silent = (run.rollout.engine,) if of_replica is None and not run.supervised else ()
+    return Plan(tuple(_devices(run, tuple(rank), tuple(scoring), tuple(replica), device)), training.parameters, silent)
+
+
+def _of_real_size(run: RunConfig, prompt_tokens: float) -> RunConfig:
+    """Lower ``engine.max_tokens_per_micro_batch`` to what a mini-batch of a data-parallel rank has at most."""
+    if run.environment is not None:  # nobody knows how long a conversation becomes
+        return run
+    shares = run.algorithm.mini_batches * run.parallel.data_parallel_size
+    sequences = math.ceil(run.data.prompts_per_step * run.group_size / shares)
+    tokens = math.ceil(sequences * (prompt_tokens + (0 if run.supervised else run.rollout.max_new_tokens)))
+    largest = min(tokens, run.engine.max_tokens_per_micro_batch)
+    return run.model_copy(update={"engine": run.engine.model_copy(update={"max_tokens_per_micro_batch": largest})})
+
+
+def _process(engine: EngineInfo, device: DeviceMemory) -> list[MemoryPart]:
+    """What a process has on the processor besides."""
+    if device.accelerator or not engine.process_bytes:
+        return []
+    return [MemoryPart("process", engine.process_bytes, "Python and what it imports, as measured")]
+
+
+def _devices(
+    run: RunConfig,
+    rank: tuple[MemoryPart, ...],
+    scoring: tuple[MemoryPart, ...],
+    replica: tuple[MemoryPart, ...],
+    device: DeviceMemory,
+) -> Sequence[DevicePlan]:
+    """One of each kind, the fullest."""
+    scoring_ranks = 0 if run.reward_model is None else run.reward_model.parallel.world_size
+
+    def shares(ranks: int, replicas: int) -> tuple[Share, ...]:
+        all_kinds = (
+            Share("training rank", ranks, rank),
+            Share("reward model rank", min(ranks, scoring_ranks), scoring),
+            Share("rollout replica", replicas, replica),
+        )
+        return tuple(share for share in all_kinds if share.count and share.parts)
+
+    if not device.accelerator:
+        own = MemoryPart("process", DRIVER_BYTES, "Python and what it imports, as measured")
+        everything = (*shares(run.parallel.world_size, run.rollout.replicas), Share("driver", 1, (own,)))
+        return [DevicePlan("machine", everything, device.total)]
+    if run.rollout.placement == "colocated":
+        return [DevicePlan("training", shares(1, 1), device.total)]
+    apart = [DevicePlan("training", shares(1, 0), device.total)]
+    return apart + ([DevicePlan("rollout", shares(0, 1), device.total)] if replica else [])

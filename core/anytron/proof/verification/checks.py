@@ -1,0 +1,396 @@
+"""Make the checks of ``anytron verify``, in their order."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from anytron.base.components import TRAINING_ENGINES
+from anytron.base.errors import AnytronError
+from anytron.config.running import ParallelSection
+from anytron.proof.verification.adapters import check_adapters, without_dropout
+from anytron.proof.verification.comparisons import compare_logits, compare_observations, compare_token_outputs, largest
+from anytron.proof.verification.critic import check_value_gradients, check_values, with_drawn_head
+from anytron.proof.verification.empty_shares import check_empty_shares
+from anytron.proof.verification.engines import Engines
+from anytron.proof.verification.gradient_differences import compare_recomputed
+from anytron.proof.verification.gradients import check_gradients, own_gradients
+from anytron.proof.verification.observation import (
+    WHOLE_LOGITS,
+    Forward,
+    Observation,
+    first_sequences,
+    observe,
+    observe_forward,
+)
+from anytron.proof.verification.optimizer import check_optimizer, with_visible_update
+from anytron.proof.verification.parts import absence
+from anytron.proof.verification.prediction import check_prediction
+from anytron.proof.verification.report import CheckResult, Report, Status, failed, in_one_line, measured, skipped
+from anytron.proof.verification.reward_model import check_scores
+from anytron.proof.verification.teacher import check_teacher
+from anytron.proof.verification.tolerances import tolerance
+from anytron.proof.verification.trajectories import MAX_NEW_TOKENS, Trajectories, sample_trajectories
+from anytron.proof.verification.weights import compare_weights, stored_weights
+from anytron.run.preflight.adapted import NotPossible, adapted
+from anytron.run.preflight.capabilities import compares_weights, shows_gradients
+from anytron.run.preflight.prepare import prepare
+from anytron.run.trainer.initial_model import model_directory, write_random_model
+from anytron.run.trainer.workers import TrainingWorkers
+from anytron.workers.executor.protocol import GroupSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anytron.config.schema import RunConfig
+    from anytron.device.loading import Session
+    from anytron.proof.verification.report import Watcher
+    from anytron.run.preflight.prepare import PreparedRun
+    from anytron.workers.executor.protocol import Executor
+
+    ExecutorMaker = Callable[[RunConfig, Session], Executor]
+
+Value = TypeVar("Value")
+
+CHECKS = (
+    "mask-conformance",
+    "export-equals-import",
+    "hf-logits",
+    "hf-log-probs",
+    "hf-gradients",
+    "multi-token-prediction",
+    "critic-values",
+    "critic-gradients",
+    "teacher-log-probs",
+    "reward-model-scores",
+    "optimizer-update",
+    "adapters-equal-merged",
+    "rollout-equals-training",
+    "empty-shares",
+    "packed-equals-padded",
+    "recomputed-equals-kept",
+    "parallel-equals-single",
+)
+"""In the order of the report."""
+
+_OUT_OF_MEMORY = ("out of memory", "OutOfMemory")
+
+
+def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, watcher: Watcher) -> Report:
+    """Make all checks.
+
+    Args:
+        config: The run, complete and checked; the checks write into its ``trainer.output_dir``.
+        session: The driver's plugins.
+        make_executor: The executor's class: a layout of another size needs other processes.
+        watcher: Is told what is being done, and each result.
+
+    Returns:
+        One result for each of :data:`CHECKS`, in that order, and the suppliers of the kernels. If an engine refuses
+        something, or a process dies, the check that met it fails. Those that need what it was to compute are skipped,
+        all others are made, if need be in new processes.
+
+    Raises:
+        AnytronError: The prompts are not usable, or the engines do not start.
+    """
+    watcher.begins("preparing prompts and weights")
+    if config.supervised:  # it says nothing of responses
+        config = config.model_copy(
+            update={"rollout": config.rollout.model_copy(update={"max_new_tokens": MAX_NEW_TOKENS})}
+        )
+    prepared = prepare(config)
+    write_random_model(config, prepared.tokenizer)
+    random = with_drawn_head(config)
+    config = without_dropout(random)
+    watcher.begins("starting the engines")
+    with make_executor(config, session) as executor:
+        run = _Run(config, random, session, make_executor, executor, prepared)
+        results = []
+        for check in CHECKS:
+            watcher.begins(check)
+            began = time.monotonic()
+            results.append(run.make(check))
+            watcher.made(results[-1], time.monotonic() - began)
+        return Report(results, run.kernels)
+
+
+class _NotMade(Exception):  # noqa: N818 - what happened
+    """Something that a check needs was lost with an earlier one, which its message names."""
+
+
+class _Run:
+    """The checks and what they share: the engines, the trajectories, and values of the configured engine.
+
+    Attributes:
+        kernels: The plugins that supplied each kernel of the configured training engine.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        random: RunConfig,
+        session: Session,
+        make_executor: ExecutorMaker,
+        executor: Executor,
+        prepared: PreparedRun,
+    ) -> None:
+        self._config = config
+        self._random = random  # with its dropout
+        self._session = session
+        self._make_executor = make_executor
+        self._prepared = prepared
+        self._engines = Engines(config, executor)
+        self._check = ""
+        self._failed: list[str] = []
+        self._shared: dict[str, Any] = {}
+        self._lost: dict[str, str] = {}
+        self.kernels = self._engines.kernels
+
+    def make(self, check: str) -> CheckResult:
+        """Make a check: its method has its name."""
+        self._check = check
+        if (reason := absence(check, self._config)) is not None:
+            return skipped(check, reason)
+        try:
+            result: CheckResult = getattr(self, check.replace("-", "_"))(check)
+        except _NotMade as lost:
+            return skipped(check, str(lost))
+        except AnytronError as error:
+            result = failed(check, in_one_line(error))
+        if result.status is Status.FAILED:
+            self._failed.append(check)
+        return result
+
+    def mask_conformance(self, check: str) -> CheckResult:
+        """Compare the platform's masks and attention kernels with their definition."""
+        conformance = self._engines.trainer().attention_conformance()
+        if conformance is None:
+            return skipped(check, "the training engine does not offer this check")
+        return measured(check, conformance.difference, conformance.tolerance, conformance.detail)
+
+    def export_equals_import(self, check: str) -> CheckResult:
+        """Compare exported weights with the checkpoint, bit for bit, and give them to the rollout engine.
+
+        What the rollout engine holds then is compared with them too, if it can be.
+        """
+        from safetensors.torch import load_file
+
+        file = Path(self._config.trainer.output_dir) / "verified.safetensors"
+        self._engines.trainer().export_weights(str(file))
+        self._engines.give_weights()
+        exported = load_file(file)
+        file.unlink()
+        held = "which" if compares_weights(self._config) else "not known if"
+        detail = f"{len(exported)} tensors, {held} the rollout engine holds"
+        return compare_weights(check, stored_weights(model_directory(self._config)), exported, detail)
+
+    def hf_logits(self, check: str) -> CheckResult:
+        """Compare logits with the rollout engine's, computed in a process that has nothing of the training engine."""
+        return compare_logits(check, self._config.model.dtype, self._their_logits(), self._forward().logits)
+
+    def hf_log_probs(self, check: str) -> CheckResult:
+        """Compare what the log-prob kernel gives with what those logits give, at two temperatures."""
+        first = first_sequences(self._trajectories().batch)
+        outputs = self._forward().by_temperature
+        return compare_token_outputs(check, self._config.model.dtype, self._their_logits(), first, outputs)
+
+    def hf_gradients(self, check: str) -> CheckResult:
+        """Compare the gradient of each parameter with that of transformers, which computes in this process."""
+        config = self._config
+        if not shows_gradients(config):
+            return skipped(check, self._without_gradients())
+        self._forward()  # without a forward pass there is none back
+        return self._after(("hf-logits", "hf-log-probs"), self._gradients())
+
+    def multi_token_prediction(self, check: str) -> CheckResult:
+        """Compare the loss of multi-token prediction modules, and its gradients, with those of their definition."""
+        if not shows_gradients(self._config):
+            return skipped(check, self._without_gradients())
+        self._gradients()
+        return check_prediction(check, self._config, self._engines.trainer_to_update(), self._trajectories().batch)
+
+    def critic_values(self, _: str) -> CheckResult:
+        """Compare the critic's weights with what it was built with, and its values with transformers'."""
+        return self._values()
+
+    def critic_gradients(self, check: str) -> CheckResult:
+        """Compare the gradient of each of the critic's parameters, value head included, with that of transformers."""
+        if not shows_gradients(self._config):
+            return skipped(check, self._without_gradients())
+        self._values()  # without a forward pass there is none back
+        batch = self._trajectories().batch
+        result = check_value_gradients(check, self._config, self._engines.trainer(), batch)
+        return self._after(("critic-values",), result)
+
+    def teacher_log_probs(self, check: str) -> CheckResult:
+        """Compare the teacher's log-probs with what transformers makes of its logits, at two temperatures."""
+        return check_teacher(check, self._config, self._engines.trainer(), self._trajectories().batch)
+
+    def reward_model_scores(self, check: str) -> CheckResult:
+        """Compare what the reward model says of responses with what transformers' classifier does."""
+        return check_scores(check, self._config, self._engines.reward_model(), self._trajectories().batch)
+
+    def optimizer_update(self, check: str) -> CheckResult:
+        """Compare the way that one update moves each weight with what torch's optimizer does."""
+        if not shows_gradients(self._config):
+            return skipped(check, self._without_gradients())
+        wanted = with_visible_update(self._config)
+        try:
+            config = adapted(wanted, self._session, "", lambda one: (one.optimizer, one.critic))
+        except NotPossible as reason:
+            return skipped(check, f"it needs a higher rate and weight decay: {reason}")
+        self._forward()
+        self._gradients()
+        return check_optimizer(check, config, self._engines.trainer_to_update(config), self._trajectories().batch)
+
+    def adapters_equal_merged(self, check: str) -> CheckResult:
+        """Compare adapters that are not 0 with transformers' model of the merged weights."""
+        wanted = with_visible_update(self._config)
+        try:
+            config = adapted(wanted, self._session, "optimizer", lambda one: one.optimizer)
+        except NotPossible as reason:
+            return skipped(check, f"it needs a higher rate: {reason}")
+        self._forward()
+        batch = self._trajectories().batch
+        result = check_adapters(check, config, self._engines.trainer_to_update(config), batch)
+        return self._after(("hf-gradients",), result)
+
+    def rollout_equals_training(self, check: str) -> CheckResult:
+        """Compare log-probs of sampled tokens: the rollout engine's and the training engine's."""
+        batch = self._trajectories().batch
+        assert batch.rollout_log_probs is not None
+        drawn = batch.response_mask
+        own = self._forward().by_temperature[self._config.rollout.temperature].log_probs
+        assert own is not None
+        seen, computed = batch.rollout_log_probs[drawn], own[drawn]
+        limit = tolerance(self._config.model.dtype, seen)
+        detail = f"{int(drawn.sum())} sampled tokens of {batch.num_sequences} responses"
+        return measured(check, largest(seen - computed), limit, detail)
+
+    def empty_shares(self, check: str) -> CheckResult:
+        """Train where some rank, stage, replica or expert has nothing to do, and compare with one pack."""
+        self._forward()
+        if shows_gradients(self._config):
+            self._gradients()
+        trainer = self._engines.trainer_to_update()
+        return check_empty_shares(check, self._config, trainer, self._trajectories().batch)
+
+    def packed_equals_padded(self, check: str) -> CheckResult:
+        """Compare with the other sequence format, in the same processes."""
+        other = "bshd" if self._config.engine.sequence_format == "thd" else "thd"
+        engine = self._config.engine.model_copy(update={"sequence_format": other})
+        wanted = self._config.model_copy(update={"engine": engine})
+        try:
+            config = adapted(wanted, self._session, "engine.sequence_format", lambda one: one.engine.sequence_format)
+        except NotPossible as reason:
+            return skipped(check, f"{other} is not possible for this model and layout: {reason}")
+        own, batch = self._own(), self._trajectories().batch
+        found = observe(self._engines.trainer_to_update(config), config, batch)
+        formats = f"{self._config.engine.sequence_format} and {other}"
+        return compare_observations(check, config.model.dtype, own, found, formats)
+
+    def recomputed_equals_kept(self, check: str) -> CheckResult:
+        """Compare gradients with those of activations that are kept, dropout included: it is drawn again as it was."""
+        if self._config.engine.recompute == "none":
+            return skipped(check, "nothing is recomputed (engine.recompute)")
+        if not shows_gradients(self._config):
+            return skipped(check, self._without_gradients())
+        keeping = self._random.engine.model_copy(update={"recompute": "none"})
+        wanted = self._random.model_copy(update={"engine": keeping})
+        try:
+            config = adapted(wanted, self._session, "engine.recompute", lambda one: one.engine.recompute)
+        except NotPossible as reason:
+            return skipped(check, f"activations cannot be kept: {reason}")
+        self._forward()
+        self._gradients()
+        batch = self._trajectories().batch
+        found, expected = (own_gradients(one, self._engines.trainer(one), batch) for one in (self._random, config))
+        return compare_recomputed(check, config.model.dtype, found, expected)
+
+    def parallel_equals_single(self, check: str) -> CheckResult:
+        """Compare with one rank that holds the whole model; the configured ranks end first, to free their memory."""
+        ranks = self._config.parallel.world_size
+        if ranks == 1:
+            return skipped(check, "the configured layout has one rank")
+        wanted = self._config.model_copy(update={"parallel": ParallelSection()})
+        try:
+            config = adapted(wanted, self._session, "parallel", lambda one: one.parallel.world_size)
+        except NotPossible as reason:
+            return skipped(check, f"one rank is not possible for this model: {reason}")
+        own, batch = self._own(), self._trajectories().batch
+        self._engines.close()
+        try:
+            with self._make_executor(config, self._session) as executor:
+                group = executor.start(GroupSpec("trainer", TRAINING_ENGINES, config.engine.name, 1))
+                found = observe(TrainingWorkers.of(group), config, batch)
+        except AnytronError as error:
+            if any(words in str(error) for words in _OUT_OF_MEMORY):
+                return skipped(check, "the model does not fit on one rank")
+            raise
+        return compare_observations(check, config.model.dtype, own, found, f"{ranks} ranks and one")
+
+    def _after(self, checks: tuple[str, ...], result: CheckResult) -> CheckResult:
+        """Say of gradients that are wrong which values are wrong already."""
+        cause = next((one for one in checks if one in self._failed), None)
+        if result.status is not Status.FAILED or cause is None:
+            return result
+        why = f"begin with {cause}: gradients of wrong values are wrong too"
+        return replace(result, detail=f"{why}; {result.detail}")
+
+    def _without_gradients(self) -> str:
+        return f"the engine {self._config.engine.name} cannot show them: it does not declare gradients"
+
+    def _trajectories(self) -> Trajectories:
+        return self._once(
+            "responses", lambda: sample_trajectories(self._config, self._prepared, self._engines.rollout())
+        )
+
+    def _their_logits(self) -> torch.Tensor:
+        sequences = self._trajectories().sequences[:WHOLE_LOGITS]
+        return self._once("the rollout engine's logits", lambda: torch.cat(self._engines.rollout().logits(sequences)))
+
+    def _forward(self) -> Forward:
+        batch = self._trajectories().batch
+        return self._once(
+            "the configured engine's log-probs", lambda: observe_forward(self._engines.trainer(), self._config, batch)
+        )
+
+    def _gradients(self) -> CheckResult:
+        """Compare them with transformers'. Whoever needs gradients asks first: they may not be computable."""
+        batch = self._trajectories().batch
+        return self._once(
+            "the configured engine's gradients",
+            lambda: check_gradients("hf-gradients", self._config, self._engines.trainer(), batch),
+        )
+
+    def _values(self) -> CheckResult:
+        batch = self._trajectories().batch
+        return self._once(
+            "the critic's values",
+            lambda: check_values("critic-values", self._config, self._engines.trainer(), batch),
+        )
+
+    def _own(self) -> Observation:
+        self._forward()
+        batch = self._trajectories().batch
+        return self._once(
+            "the configured engine's update",
+            lambda: observe(self._engines.trainer_to_update(), self._config, batch),
+        )
+
+    def _once(self, what: str, compute: Callable[[], Value]) -> Value:
+        """Compute what several checks need when the first asks; if that fails, the others are not made."""
+        if what in self._lost:
+            raise _NotMade(f"not made, because {self._lost[what]} ended the process, and it needs {what}")
+        if what not in self._shared:
+            try:
+                self._shared[what] = compute()
+            except AnytronError:
+                self._lost[what] = self._check
+                raise
+        value: Value = self._shared[what]
+        return value

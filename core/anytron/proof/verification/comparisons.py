@@ -1,0 +1,94 @@
+"""Compare what an engine computes with what another one does: whole logits, values of tokens, and what layouts give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.proof.verification.report import failed, measured, used
+from anytron.proof.verification.tolerances import FACTORS, tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from anytron.proof.verification.observation import Observation
+    from anytron.proof.verification.report import CheckResult
+    from anytron.sequences.batch import RaggedBatch, TokenOutputs
+
+
+def compare_logits(check: str, dtype: str, expected: Tensor, found: Tensor) -> CheckResult:
+    """Compare logits, float32 ``[T, V]``.
+
+    Their log-softmax, because not every engine gives the constant of each row, which means nothing.
+    """
+    width = min(expected.shape[1], found.shape[1])
+    expected, found = expected[:, :width].log_softmax(-1), found[:, :width].log_softmax(-1)
+    detail = f"{len(expected)} tokens, {width} logits each, log-probs down to {float(expected.min()):.3g}"
+    return measured(check, largest(found - expected), tolerance(dtype, expected), detail)
+
+
+def compare_token_outputs(
+    check: str,
+    dtype: str,
+    logits: Tensor,
+    sequences: RaggedBatch,
+    found: Mapping[float, TokenOutputs],
+    *,
+    entropies: bool = True,
+) -> CheckResult:
+    """Compare log-probs and entropies with what logits of another engine give.
+
+    Each has a tolerance of its own; the result shows the one that is used up most.
+
+    Args:
+        check: Name of the check.
+        dtype: Element type that the engine computes in.
+        logits: float32 ``[T, V]`` after each token.
+        sequences: Their tokens, T of them.
+        found: What the engine computed, by temperature, of these sequences and maybe more after them.
+        entropies: It has computed them; False = log-probs alone.
+    """
+    places = sequences.response_mask.nonzero()[:, 0]
+    rows = logits[places - 1]
+    worst, limit, parts = 0.0, FACTORS[dtype], []
+    for temperature, outputs in found.items():
+        scores = (rows / temperature).log_softmax(-1)
+        log_probs = scores.gather(1, sequences.tokens[places][:, None])[:, 0]
+        assert outputs.log_probs is not None
+        pairs = [(log_probs, outputs.log_probs)]
+        if entropies:
+            assert outputs.entropy is not None
+            pairs.append((-(scores.exp() * scores).sum(-1), outputs.entropy))
+        differences = []
+        for expected, computed in pairs:
+            difference, allowed = largest(computed[places] - expected), tolerance(dtype, expected)
+            differences.append(f"{difference:.2g}")
+            if used(difference, allowed) > used(worst, limit):
+                worst, limit = difference, allowed
+        parts.append(f"at temperature {temperature:g} {' and '.join(differences)}")
+    names = "log-probs and entropies" if entropies else "log-probs"
+    return measured(check, worst, limit, f"{names} of {len(places)} tokens: {'; '.join(parts)}")
+
+
+def compare_observations(check: str, dtype: str, own: Observation, found: Observation, what: str) -> CheckResult:
+    """Compare log-probs and values absolutely, and the norms of gradients relatively."""
+    for name, norm in own.grad_norms.items():
+        if norm == 0.0:  # of which no comparison would tell: 0 is equal to 0
+            return failed(check, f"the {name} is 0, although every token has something to teach: something cuts it off")
+    differences = {
+        name: (largest(found.outputs[name] - values), tolerance(dtype, values)) for name, values in own.outputs.items()
+    }
+    relatives = {name: abs(found.grad_norms[name] - norm) / norm for name, norm in own.grad_norms.items()}
+    parts = [f"{name} {difference:.2g}" for name, (difference, _) in differences.items()]
+    parts += [f"{name} norm {relative:.2g} relative" for name, relative in relatives.items()]
+    detail = f"{what}: {', '.join(parts)}"
+    # Gradients add up the differences of the forward passes: we allow ten times their factor.
+    if not all(relative <= 10 * FACTORS[dtype] for relative in relatives.values()):
+        return failed(check, f"{detail}; the limit is {10 * FACTORS[dtype]:.2g}")
+    return measured(check, *max(differences.values(), key=lambda pair: used(*pair)), detail)
+
+
+def largest(values: Tensor) -> float:
+    """Give the largest absolute value; 0 of none."""
+    return float(values.abs().max()) if values.numel() else 0.0

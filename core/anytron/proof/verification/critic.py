@@ -1,0 +1,164 @@
+"""Compare the critic with transformers: what it exports, its values, and the gradient of each of its parameters.
+
+A new value head is 0, and so is each value and each gradient of the trunk: a drawn head stands in its place.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.base.errors import ResourceError
+from anytron.proof.verification.comparisons import largest
+from anytron.proof.verification.gradient_differences import compare_gradients
+from anytron.proof.verification.gradients import computed_gradients
+from anytron.proof.verification.hugging_face import computed_by_transformers, load_model, published
+from anytron.proof.verification.observation import VALUE_LOSS, first_mini_batch, off_value, plan_of
+from anytron.proof.verification.report import Status, in_one_line, measured, skipped
+from anytron.proof.verification.tolerances import tolerance
+from anytron.proof.verification.weights import compare_weights, stored_weights
+from anytron.run.trainer.initial_model import model_directory
+from anytron.sequences.batch import TokenOutputs
+from anytron.task.data.pretrained import read_hf_config
+from anytron.workers.engines.training_engine import VALUE_HEAD, VALUE_HEAD_FILE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anytron.config.schema import RunConfig
+    from anytron.proof.verification.report import CheckResult
+    from anytron.run.trainer.workers import TrainingWorkers
+    from anytron.sequences.batch import RaggedBatch
+
+
+def with_drawn_head(config: RunConfig) -> RunConfig:
+    """Let the run's critic, if it has one, start with a value head that is not 0."""
+    if config.critic is None:
+        return config
+    origin = model_directory(config) if config.critic.path is None else Path(config.critic.path)
+    directory = Path(config.trainer.output_dir).resolve() / "initial_critic"
+    write_critic(origin, directory)
+    return config.model_copy(update={"critic": config.critic.model_copy(update={"path": str(directory)})})
+
+
+def write_critic(model: Path, directory: Path) -> None:
+    """Make a critic's directory of a model's, or of another critic's: the same files, and a value head that is drawn.
+
+    Args:
+        model: A model directory.
+        directory: Must not exist; its files are links.
+    """
+    from safetensors.torch import save_file
+
+    directory.mkdir(parents=True)
+    for file in model.iterdir():
+        if file.is_file() and file.name != VALUE_HEAD_FILE:
+            (directory / file.name).symlink_to(file.resolve())
+    hidden = read_hf_config(model).get_text_config().hidden_size
+    # Behind a norm, where entries are about 1, it gives values of about 1.
+    head = torch.randn(1, hidden, generator=torch.Generator().manual_seed(5)) * hidden**-0.5
+    save_file({VALUE_HEAD: head}, directory / VALUE_HEAD_FILE)
+
+
+@dataclass(frozen=True)
+class ExpectedCritic:
+    """What transformers computes, float32 on the host.
+
+    Attributes:
+        batch: As given, with what the critic's loss reads.
+        values: float32 ``[T]``.
+        gradients: float32, of :data:`~anytron.proof.verification.observation.VALUE_LOSS`, by the weights' names in
+            files.
+    """
+
+    batch: RaggedBatch
+    values: Tensor
+    gradients: dict[str, Tensor]
+
+
+def expected_critic(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> ExpectedCritic:
+    """Compute hidden states times the value head, sequence by sequence, and the gradients of the clipped loss.
+
+    Args:
+        directory: The critic's.
+        dtype: What the trunk's weights are rounded to; the head's are not.
+        batch: B sequences, with ``loss_weights`` and ``token_shares``.
+
+    Raises:
+        ResourceError: The host has not enough memory.
+        EngineError: transformers cannot compute it.
+    """
+    with computed_by_transformers(directory):
+        return _computed(directory, dtype, batch)
+
+
+def _computed(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> ExpectedCritic:
+    from safetensors.torch import load_file
+
+    model = load_model(directory, None, dtype)
+    head = load_file(directory / VALUE_HEAD_FILE)[VALUE_HEAD].requires_grad_()
+    found: list[Tensor] = []
+    for tokens in batch.tokens.split(batch.lengths.tolist()):
+        hidden = model.base_model(tokens[None], use_cache=False).last_hidden_state[0]
+        found.append(torch.cat([torch.zeros(1), (hidden @ head[0])[:-1]]))
+    values = torch.cat(found)
+    batch = off_value(batch, values.detach())
+    VALUE_LOSS(TokenOutputs(values=values), batch).loss.backward()
+    assert head.grad is not None
+    named = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return ExpectedCritic(batch, values.detach(), {**published(model, named), VALUE_HEAD: head.grad})
+
+
+def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
+    """Compare what the critic exports with what it was built with, and its values with what transformers makes of that.
+
+    Args:
+        check: Name of the check.
+        config: The run, :func:`with_drawn_head`.
+        trainer: Its training ranks.
+        batch: Sampled responses.
+    """
+    assert config.critic is not None
+    assert config.critic.path is not None
+    exported = Path(config.trainer.output_dir) / "exported_critic"
+    trainer.save_critic(str(exported))
+    try:
+        result = compare_weights(check, stored_weights(Path(config.critic.path)), stored_weights(exported), "")
+        if result.status is Status.FAILED:
+            why = "what the critic exports is not what it was built with"
+            return replace(result, detail=f"{why}: {result.detail}")
+        batch = first_mini_batch(config, trainer, batch)
+        expected = expected_critic(exported, getattr(torch, config.model.dtype), batch)
+    except ResourceError as error:
+        return skipped(check, in_one_line(error))
+    finally:
+        shutil.rmtree(exported)
+    values = trainer.with_values(expected.batch, plan_of(trainer, config)).values
+    assert values is not None, "the ranks compute them"
+    right = expected.values
+    detail = f"{len(right)} tokens, values from {float(right.min()):.3g} to {float(right.max()):.3g}"
+    return measured(check, largest(values - right), tolerance(config.model.dtype, right), detail)
+
+
+def check_value_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
+    """Compare the gradient of each parameter of the critic with transformers'. Arguments as :func:`check_values`.
+
+    The model is computed a second time: its gradients are as large as the model, and nobody wants to keep them.
+    """
+    assert config.critic is not None
+    assert config.critic.path is not None
+    batch = first_mini_batch(config, trainer, batch)
+    try:
+        expected = expected_critic(Path(config.critic.path), getattr(torch, config.model.dtype), batch)
+    except ResourceError as error:
+        return skipped(check, in_one_line(error))
+    plan, directory = plan_of(trainer, config), Path(config.trainer.output_dir)
+    found, _ = computed_gradients(trainer, plan, expected.batch, directory, VALUE_LOSS, model="critic")
+    reasons = {"unknown to Hugging Face's model": len(found.keys() - expected.gradients.keys())}
+    return compare_gradients(
+        check, found, expected.gradients, dtype=config.model.dtype, skipped=reasons, what="parameters"
+    )

@@ -1,0 +1,238 @@
+"""Let transformers compute logits, and the gradients of the policy's loss: float32, on the host, in the driver.
+
+Nothing of a training engine, of a platform or of its patches is in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.base.errors import EngineError, ResourceError
+from anytron.config.algorithm import AlgorithmSection
+from anytron.proof.verification.forced_routing import forced_routing
+from anytron.sequences.batch import TokenOutputs, token_index
+from anytron.task.data.pretrained import model_class, read_hf_config, take_latent_epsilon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from anytron.sequences.batch import RaggedBatch
+
+LOSS = PolicyLoss(AlgorithmSection(kl_coefficient=0.1, entropy_coefficient=1.0))
+"""The policy's loss with all of its terms, whatever the run's coefficients; none hides behind another."""
+
+_OLD = torch.tensor([-0.4, -0.1, 0.05, 0.35])
+"""Logarithms of the ratios to the old policy, in turn: on both sides of both clip bounds, and far from these."""
+_REFERENCE = torch.tensor([0.3, -0.2, 0.15])
+"""The same of the reference, which lies further off or nearer."""
+_BYTES_PER_PARAMETER = 12
+"""A weight and its gradient in float32, and what the file holds of it meanwhile."""
+
+
+@dataclass(frozen=True)
+class ExpectedGradients:
+    """What transformers computes.
+
+    Attributes:
+        batch: As given, with the log-probs of an old policy and of a reference that are a little off.
+        log_probs: float32 ``[T]``, 0 for tokens that are in no response.
+        gradients: float32, of :data:`LOSS` on it, by the names that the weights have in the model's directory.
+    """
+
+    batch: RaggedBatch
+    log_probs: Tensor
+    gradients: dict[str, Tensor]
+
+
+def expected_gradients(
+    directory: Path, weights: Path | None, dtype: torch.dtype, batch: RaggedBatch
+) -> ExpectedGradients:
+    """Compute the gradients of the policy's loss, sequence by sequence.
+
+    Args:
+        directory: The model's.
+        weights: safetensors file of the weights; None = those in the directory.
+        dtype: What the weights are rounded to before anything is computed with them, in float32.
+        batch: B sequences, with ``advantages``, ``loss_weights`` and ``token_shares``; routers choose the experts of
+            its ``routing``, if it has one.
+
+    Raises:
+        ResourceError: The host has not enough memory.
+        EngineError: transformers cannot compute it.
+    """
+    with computed_by_transformers(directory):
+        return _computed(load_model(directory, weights, dtype), batch)
+
+
+def expected_logits(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> Tensor:
+    """Compute whole logits, float32 ``[T, V]``, row t after token t. Arguments as for :func:`expected_gradients`.
+
+    Raises:
+        ResourceError: The host has not enough memory.
+    """
+    with quiet(), torch.no_grad():
+        model = load_model(directory, None, dtype)
+        return torch.cat([_logits(model, batch.select(torch.tensor([index]))) for index in range(batch.num_sequences)])
+
+
+def _computed(model: Any, batch: RaggedBatch) -> ExpectedGradients:
+    ratios = _repeated(_OLD, batch), _repeated(_REFERENCE, batch)
+    recorded: list[Tensor] = []
+    for index in range(batch.num_sequences):
+        sequence = torch.tensor([index])
+        one, tokens = batch.select(sequence), token_index(batch.lengths, sequence)
+        outputs = _token_outputs(model, one)
+        assert outputs.log_probs is not None
+        recorded.append(outputs.log_probs.detach())
+        LOSS(outputs, _with_recorded(one, recorded[-1], *(ratio[tokens] for ratio in ratios))).loss.backward()
+    named = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in model.named_parameters()
+    }
+    log_probs = torch.cat(recorded)
+    return ExpectedGradients(off_policy(batch, log_probs), log_probs, published(model, named))
+
+
+def load_model(
+    directory: Path, weights: Path | None, dtype: torch.dtype, layers_more: int = 0, *, scores: bool = False
+) -> Any:
+    """Load a model for comparisons, in float32 on the host.
+
+    Args:
+        directory: The model's.
+        weights: safetensors file of the weights; None = those in the directory.
+        dtype: What the weights are rounded to.
+        layers_more: Layers behind its last one to load as well.
+        scores: It classifies sequences.
+
+    Raises:
+        ResourceError: The host has not enough memory.
+    """
+    from safetensors.torch import load_file
+    from transformers import AutoModelForSequenceClassification
+
+    config = read_hf_config(directory)
+    if layers_more:
+        config.num_hidden_layers += layers_more
+    with torch.device("meta"):
+        empty = (AutoModelForSequenceClassification if scores else model_class(config)).from_config(config)
+    count = sum(parameter.numel() for parameter in empty.parameters())
+    needed, available = count * _BYTES_PER_PARAMETER, available_memory()
+    if needed > available:
+        raise ResourceError(
+            "The model and its gradients do not fit into the host's memory in float32.",
+            where=str(directory),
+            why=f"{count / 1e9:.3g} billion parameters take {needed / 1e9:.3g} GB, and {available / 1e9:.3g} are free",
+        )
+    given = {} if weights is None else {"state_dict": load_file(weights)}
+    origin = directory if weights is None else None
+    model = type(empty).from_pretrained(origin, config=config, dtype=dtype, local_files_only=True, **given)
+    take_latent_epsilon(model)
+    return model.float().eval()
+
+
+@contextlib.contextmanager
+def computed_by_transformers(directory: Path) -> Iterator[None]:
+    """Let transformers compute a model, quietly; what it raises becomes an error that names the model.
+
+    Raises:
+        EngineError: transformers cannot compute it.
+    """
+    try:
+        with quiet():
+            yield
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
+        raise EngineError(
+            "Hugging Face's model cannot be computed here.",
+            where=str(directory),
+            why=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Let transformers say nothing of weights that a model does not have, and of kernels that are not installed."""
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.disable_progress_bar()
+    before = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(before)
+
+
+def available_memory() -> int:
+    """Bytes of the host's memory that programs can still take."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # not Linux
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _token_outputs(model: Any, sequence: RaggedBatch) -> TokenOutputs:
+    """Compute log-probs and entropies of one sequence's response, float32 ``[T]``, with gradients."""
+    with forced_routing(model, sequence.routing):
+        logits = _logits(model, sequence)
+    places = sequence.response_mask.nonzero()[:, 0]
+    places = places[places > 0]
+    scores = (logits[places - 1] / sequence.temperature).log_softmax(-1)
+    log_probs = scores.gather(1, sequence.tokens[places][:, None])[:, 0]
+    entropy = -(scores.exp() * scores).sum(-1)
+    nothing = torch.zeros(sequence.num_tokens)
+    return TokenOutputs(nothing.index_put((places,), log_probs), nothing.index_put((places,), entropy))
+
+
+def _logits(model: Any, sequence: RaggedBatch) -> Tensor:
+    """Compute one sequence's logits, float32 ``[T, V]``."""
+    input_ids = sequence.tokens[None]
+    images = {} if sequence.images is None else _image_arguments(model, sequence, input_ids)
+    logits: Tensor = model(input_ids, use_cache=False, **images).logits[0]
+    return logits.float()
+
+
+def _image_arguments(model: Any, sequence: RaggedBatch, input_ids: Tensor) -> dict[str, Tensor]:
+    assert sequence.images is not None
+    types = {"mm_token_type_ids": (input_ids == model.config.image_token_id).int()}
+    patches = sequence.images[0]
+    if patches is None:
+        return types
+    return {**types, "pixel_values": patches.pixel_values.float(), "image_grid_thw": patches.grid_thw}
+
+
+def _repeated(values: Tensor, batch: RaggedBatch) -> Tensor:
+    return values[torch.arange(batch.num_tokens) % len(values)]
+
+
+def off_policy(batch: RaggedBatch, log_probs: Tensor) -> RaggedBatch:
+    """Let a batch come from a policy, and have a reference, that are a little off.
+
+    Args:
+        batch: T tokens.
+        log_probs: float32 ``[T]``, those of the model that is trained.
+    """
+    return _with_recorded(batch, log_probs, _repeated(_OLD, batch), _repeated(_REFERENCE, batch))
+
+
+def _with_recorded(batch: RaggedBatch, log_probs: Tensor, old: Tensor, reference: Tensor) -> RaggedBatch:
+    mask = batch.response_mask
+    return replace(batch, old_log_probs=(log_probs - old) * mask, reference_log_probs=(log_probs + reference) * mask)
+
+
+def published(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give tensors the names that they have in files, and take those apart that files have in parts."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    converted: dict[str, Tensor] = revert_weight_conversion(model, tensors)
+    return converted

@@ -1,0 +1,164 @@
+"""Compare the way that one update moves each weight with what torch's optimizer does to the engine's own gradient."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.proof.verification.comparisons import largest
+from anytron.proof.verification.gradients import computed_gradients, own_batch
+from anytron.proof.verification.hugging_face import LOSS
+from anytron.proof.verification.observation import VALUE_LOSS, off_value, plan_of
+from anytron.proof.verification.report import joined, measured
+from anytron.proof.verification.tolerances import FACTORS
+from anytron.proof.verification.weights import stored_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+
+    from anytron.algorithms.contract import LossFunction
+    from anytron.config.roles import OptimizerSection
+    from anytron.config.schema import RunConfig
+    from anytron.proof.verification.report import CheckResult
+    from anytron.run.trainer.workers import TrainingWorkers
+    from anytron.sequences.batch import RaggedBatch
+    from anytron.workers.engines.training_engine import UpdatedModel
+
+VISIBLE = {"lr": 1e-2, "min_lr": 1e-2, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.1}
+"""Settings with which an update moves weights by more than their rounding; the others are the run's own."""
+SHOWN = 3
+_NOISE = 1e-3
+"""Part of a weight's largest gradient by which that of the update may differ from the exported one: some devices do not
+add up in the same order twice."""
+_NOISE_OF_ALL = 1e-5
+"""The same of the largest gradient of all weights: what rounding leaves of a gradient that is 0."""
+
+
+def with_visible_update(config: RunConfig) -> RunConfig:
+    """Let the run's optimizers move weights far enough for their parts, weight decay too, to be seen."""
+    critic = config.critic
+    if critic is not None:
+        critic = critic.model_copy(update={"optimizer": critic.optimizer.model_copy(update=VISIBLE)})
+    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=VISIBLE), "critic": critic})
+
+
+def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
+    """Make the check for each model: the gradients of a mini-batch, one update on it, the weights before and after.
+
+    Args:
+        check: Its name.
+        config: What the trainer was built with: :func:`with_visible_update`.
+        trainer: The training ranks, whose engine declares ``gradients``; their weights are others afterwards.
+        batch: Sampled responses with advantages, T tokens.
+
+    Raises:
+        EngineError: The engine cannot compute them.
+    """
+    directory = Path(config.trainer.output_dir)
+    plan = plan_of(trainer, config)
+    batch = own_batch(config, trainer, plan, batch)
+    results = []
+    for model, section in _optimizers(config):
+        loss: LossFunction = LOSS
+        if model == "critic":
+            values = trainer.with_values(batch, plan).values
+            assert values is not None, "the ranks compute them"
+            loss, batch = VALUE_LOSS, off_value(batch, values)
+        before = _weights(trainer, config, model, directory)
+        gradients, _ = computed_gradients(trainer, plan, batch, directory, loss, model=model, additions="all")
+        if model == "policy":
+            grad_norm = trainer.update(batch, plan, loss)["grad_norm"]
+        else:
+            grad_norm = trainer.update_critic(batch, plan, loss)["critic/grad_norm"]
+        after = _weights(trainer, config, model, directory)
+        factor = min(1.0, (section.clip_grad or float("inf")) / (grad_norm + 1e-6))
+        clipped = {name: factor * gradient for name, gradient in gradients.items()}
+        results.append(compare_moves(check, before, after, clipped, section=section, dtype=config.model.dtype))
+    return joined(results)
+
+
+def _optimizers(config: RunConfig) -> Iterator[tuple[UpdatedModel, OptimizerSection]]:
+    yield "policy", config.optimizer
+    if config.critic is not None:
+        yield "critic", config.critic.optimizer
+
+
+def compare_moves(
+    check: str,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor],
+    *,
+    section: OptimizerSection,
+    dtype: str,
+) -> CheckResult:
+    """Compare moves with those of torch's optimizer, in float64, from a state of nothing.
+
+    Args:
+        check: Name of the check.
+        before: Weights by name.
+        after: The same after one update.
+        gradients: float32, clipped, of every weight that is trained.
+        section: The optimizer.
+        dtype: Element type of the weights.
+    """
+    size = max((largest(gradient) for gradient in gradients.values()), default=0.0)
+    differences = {
+        name: _difference(before[name], after[name], gradient, size, section, name)
+        for name, gradient in gradients.items()
+    }
+    limit = 10 * FACTORS[dtype]
+    worst = sorted(differences, key=lambda name: -differences[name])
+    wrong = [name for name in worst if not differences[name] <= limit]
+    torchs = "AdamW" if section.name == "adam" else "SGD"
+    what = f"{len(worst)} weights after one update with lr {section.lr:g} and weight decay {section.weight_decay:g}"
+    if not wrong:
+        return measured(check, differences[worst[0]], limit, f"{what}, the worst is {worst[0]}")
+    still = sum(torch.equal(before[name], after[name]) for name in wrong)
+    named = ", ".join(f"{name} by {differences[name]:.2g} of its way" for name in wrong[:SHOWN])
+    detail = f"{len(wrong)} of {what} are not where torch's {torchs} brings them with the same gradients, {named}"
+    detail += f"; {still} of them have not moved" if still else ""
+    return measured(check, differences[wrong[0]], limit, f"{detail}: look at the {section.name} kernel")
+
+
+def _difference(
+    before: Tensor, after: Tensor, gradient: Tensor, size: float, section: OptimizerSection, name: str
+) -> float:
+    """The largest error of a weight's entries, as a part of the largest way that one of them goes.
+
+    How far an entry may be off because its gradient is known with an error is left out of it, and so is rounding.
+    """
+    decay = 0.0 if before.ndim == 1 or name.endswith(".bias") else section.weight_decay
+    start, exact = before.double(), gradient.double()
+    noise = _NOISE * largest(exact) + _NOISE_OF_ALL * size
+    move = _moved(section, start, exact, decay)
+    allowed = torch.stack([(_moved(section, start, exact + by, decay) - move).abs() for by in (noise, -noise)]).amax(0)
+    rounding = torch.finfo(before.dtype).eps * (start + move).abs()
+    error = (after.double() - start - move).abs() - allowed - rounding
+    return float(error.max().clamp(min=0.0) / max(largest(move), 1e-12)) if bool(error.isfinite().all()) else torch.inf
+
+
+def _moved(section: OptimizerSection, start: Tensor, gradient: Tensor, decay: float) -> Tensor:
+    weight = torch.nn.Parameter(start.clone())
+    weight.grad = gradient
+    build: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+    settings: dict[str, object] = {"lr": section.lr, "weight_decay": decay}
+    if section.name == "adam":
+        build, settings = torch.optim.AdamW, {**settings, "betas": (section.beta1, section.beta2), "eps": section.eps}
+    build([weight], **settings).step()
+    return weight.detach() - start
+
+
+def _weights(trainer: TrainingWorkers, config: RunConfig, model: UpdatedModel, directory: Path) -> dict[str, Tensor]:
+    """Export the weights that are trained: adapters by themselves, if the run has some."""
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        if model == "critic":
+            trainer.save_critic(folder)
+        else:
+            trainer.export_weights(f"{folder}/model.safetensors", "weights" if config.model.lora is None else "adapter")
+        return stored_weights(Path(folder))

@@ -1,0 +1,174 @@
+"""The checks of ``anytron verify`` on a trainer that is not ours: all they know of it is a function that scores tokens.
+
+A :data:`Score` takes ragged sequences, ``lengths`` int64 ``[B]`` and ``tokens`` int64 ``[T]``, and gives float32
+``[T]`` on any device: the log-prob of each token given those before it in its sequence, at temperature 1. What it gives
+for the first token of a sequence is not read. On several ranks each calls the same function in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.proof.verification.comparisons import compare_observations, compare_token_outputs, largest
+from anytron.proof.verification.hugging_face import computed_by_transformers, expected_logits
+from anytron.proof.verification.observation import Observation
+from anytron.proof.verification.report import failed, measured, skipped
+from anytron.sequences.batch import RaggedBatch, TokenOutputs
+from anytron.task.data.pretrained import read_hf_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from typing import TypeAlias
+
+    from torch import Tensor
+
+    from anytron.proof.verification.report import CheckResult
+
+    Score: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+    Gradients: TypeAlias = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
+    """The gradients of a mean of the tokens' log-probs, by the parameters' names; those of one rank are enough."""
+
+LENGTHS = (9, 30, 2, 17, 12, 23)
+"""Sequences of :func:`random_sequences`: none as long as another, one of two tokens, none a multiple of eight."""
+
+
+def random_sequences(vocabulary: int, seed: int = 0) -> RaggedBatch:
+    """Draw sequences of :data:`LENGTHS`; all tokens but the first of each are scored.
+
+    Args:
+        vocabulary: Tokens are drawn from those below it.
+        seed: Another seed, other tokens.
+    """
+    lengths = torch.tensor(LENGTHS)
+    scored = torch.ones(int(lengths.sum()), dtype=torch.bool)
+    scored[lengths.cumsum(0) - lengths] = False
+    tokens = torch.randint(vocabulary, (len(scored),), generator=torch.Generator().manual_seed(seed))
+    return RaggedBatch(lengths, tokens, scored)
+
+
+def transformers_logits(model_dir: Path, batch: RaggedBatch, dtype: str = "float32") -> Tensor:
+    """Compute the logits that a score is checked against: float32 ``[T, V]`` on the host, row t after token t.
+
+    It is best called in a process without Megatron: some bridges change transformers (docs/upstream.md).
+
+    Args:
+        model_dir: A Hugging Face model directory.
+        batch: As :func:`random_sequences` gives it.
+        dtype: What the weights are rounded to; everything is computed in float32.
+
+    Raises:
+        EngineError: transformers cannot compute the model.
+        ResourceError: The host has not enough memory.
+    """
+    with computed_by_transformers(model_dir):
+        return expected_logits(model_dir, getattr(torch, dtype), batch)
+
+
+def verify_scores(
+    score: Score,
+    model_dir: Path,
+    *,
+    dtype: str = "float32",
+    padded: Score | None = None,
+    single: Score | None = None,
+    gradients: Gradients | None = None,
+) -> list[CheckResult]:
+    """Check a trainer's function on sequences that are drawn here; see :func:`check_scores`.
+
+    Args:
+        score: The function, on packed sequences if it has both.
+        model_dir: The Hugging Face directory of the model that it computes.
+        dtype: Name of the element type that it computes in.
+        padded: The same on padded rows.
+        single: The same on one rank.
+        gradients: Computes gradients.
+
+    Raises:
+        EngineError: transformers cannot compute the model.
+        ResourceError: The host has not enough memory.
+    """
+    batch = random_sequences(read_hf_config(model_dir).get_text_config().vocab_size)
+    logits = transformers_logits(model_dir, batch, dtype)
+    return check_scores(score, batch, logits, dtype=dtype, padded=padded, single=single, gradients=gradients)
+
+
+def check_scores(
+    score: Score,
+    batch: RaggedBatch,
+    logits: Tensor,
+    *,
+    dtype: str,
+    padded: Score | None = None,
+    single: Score | None = None,
+    gradients: Gradients | None = None,
+) -> list[CheckResult]:
+    """Make every check for which there are functions.
+
+    ``hf-log-probs``: with transformers. ``together-equals-alone``: sequences of one call do not see each other.
+    ``packed-equals-padded`` and ``parallel-equals-single``: with the other functions. ``finite-gradients``: each
+    gradient is a number, and not all are 0. The first, third and fourth compare as ``anytron verify`` does.
+
+    Args:
+        score: The function.
+        batch: What it scores.
+        logits: As :func:`transformers_logits` gives them.
+        dtype: Name of the element type that it computes in; tolerances follow from it.
+        padded: The same function on padded rows.
+        single: The same function on one rank.
+        gradients: Computes gradients.
+    """
+    own = _observed(score, batch)
+    outputs = {1.0: TokenOutputs(log_probs=own.outputs["log-probs"])}
+    results = [
+        compare_token_outputs("hf-log-probs", dtype, logits, batch, outputs, entropies=False),
+        compare_observations(
+            "together-equals-alone", dtype, own, _alone(score, batch), f"{len(batch.lengths)} sequences"
+        ),
+    ]
+    for check, other, what, absent in (
+        ("packed-equals-padded", padded, "thd and bshd", "there is one format only"),
+        ("parallel-equals-single", single, "this layout and one rank", "there is one layout only"),
+    ):
+        if other is None:
+            results.append(skipped(check, absent))
+        else:
+            results.append(compare_observations(check, dtype, own, _observed(other, batch), what))
+    return [*results, _check_gradients(gradients, batch)]
+
+
+def _observed(score: Score, batch: RaggedBatch) -> Observation:
+    return Observation({"log-probs": _scored(score(batch.lengths, batch.tokens), batch)}, {})
+
+
+def _alone(score: Score, batch: RaggedBatch) -> Observation:
+    """Score each sequence in a call of its own."""
+    alone = [score(one.lengths, one.tokens).flatten().cpu() for one in _each(batch)]
+    return Observation({"log-probs": _scored(torch.cat(alone), batch)}, {})
+
+
+def _each(batch: RaggedBatch) -> list[RaggedBatch]:
+    return [batch.select(torch.tensor([index])) for index in range(batch.num_sequences)]
+
+
+def _scored(values: Tensor, batch: RaggedBatch) -> Tensor:
+    if values.shape != batch.tokens.shape:
+        message = f"a score gives one log-prob for each of {len(batch.tokens)} tokens, not {tuple(values.shape)}"
+        raise ValueError(message)
+    return values.detach().float().cpu().where(batch.response_mask, 0.0)
+
+
+def _check_gradients(gradients: Gradients | None, batch: RaggedBatch) -> CheckResult:
+    check = "finite-gradients"
+    if gradients is None:
+        return skipped(check, "there is no function that computes them")
+    found = gradients(batch.lengths, batch.tokens)
+    wrong = [name for name, gradient in found.items() if not bool(gradient.isfinite().all())]
+    if wrong:
+        return failed(check, f"{len(wrong)} of {len(found)} are not finite, the first is {wrong[0]}")
+    size = max((largest(gradient) for gradient in found.values()), default=0.0)
+    if size == 0.0:
+        return failed(check, f"all of {len(found)} are 0: something cuts them off from the loss")
+    return measured(check, 0.0, 0.0, f"{len(found)} parameters, the largest entry is {size:.3g}")

@@ -1,0 +1,56 @@
+"""Compare the weights that an engine exports with those that it was built with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.proof.verification.report import failed, measured
+from anytron.proof.verification.tied import tied_copies
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from anytron.proof.verification.report import CheckResult
+
+
+def stored_weights(directory: Path) -> dict[str, Tensor]:
+    """Read all tensors of a model directory, on the host."""
+    from safetensors.torch import load_file
+
+    files = sorted(directory.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def compare_weights(
+    check: str, stored: Mapping[str, Tensor], exported: Mapping[str, Tensor], detail: str
+) -> CheckResult:
+    """Compare tensors bit for bit.
+
+    Args:
+        check: Name of the check.
+        stored: The checkpoint.
+        exported: The engine's, in its own dtype.
+        detail: What else there is to say if they are equal.
+    """
+    missing = sorted(stored.keys() - exported.keys() - tied_copies(stored, exported))
+    unknown = sorted(exported.keys() - stored.keys())
+    if missing or unknown:
+        where = "the checkpoint only" if missing else "the export only"
+        first = (missing or unknown)[0]
+        count = len(missing) + len(unknown)
+        return failed(check, f"{count} tensors are in one of the two; the first, {first}, is in {where}")
+    worst, unequal = 0.0, []
+    for name, tensor in exported.items():
+        original = stored[name].to(tensor.dtype)
+        if not torch.equal(tensor, original):
+            unequal.append(name)
+            worst = max(worst, float((tensor.double() - original.double()).abs().max()))
+    if unequal:
+        detail = f"{len(unequal)} differ, the first is {unequal[0]}"
+    # torch.equal compares values: zeros of different signs are equal.
+    return measured(check, worst, 0.0, detail)

@@ -1,0 +1,1 @@
+"""What a run keeps: metrics, sinks, the report, checkpoints, validation."""

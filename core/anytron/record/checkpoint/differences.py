@@ -1,0 +1,126 @@
+"""What has changed in a run's configuration since its last start, and whether the run is still the same."""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from anytron.config.options import section_model
+from anytron.config.schema import RunConfig
+from anytron.record.tracking.record import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from pydantic import BaseModel
+
+CARRIED_OUT: Mapping[str, str] = MappingProxyType(
+    {
+        "checkpoint": "when and where the state is saved",
+        "engine.deterministic": "how kernels add up",
+        "engine.distributed_optimizer": "where the optimizer's state lies",
+        "engine.log_prob_chunk_tokens": "how much is computed at one time",
+        "engine.max_tokens_per_micro_batch": "how an update is divided",
+        "engine.offload": "where the state lies during generation",
+        "engine.options.virtual_pipeline_model_parallel_size": "how layers are shared out",
+        "engine.recompute": "what the backward pass computes again",
+        "engine.sequence_format": "how sequences are laid out",
+        "environment.memory_gib": "a limit of the environment's processes",
+        "environment.processes": "how many there are",
+        "environment.timeout_s": "a limit of their calls",
+        "executor": "where processes run",
+        "parallel": "how the work is shared out",
+        "platform": "what computes",
+        "resume": "it is what continues the run",
+        "reward_model.max_tokens_per_micro_batch": "how scoring is divided",
+        "reward_model.offload": "where its weights lie",
+        "reward_model.parallel": "how its work is shared out",
+        "rewards.*.memory_gib": "a limit of the function's processes",
+        "rewards.*.on_error": "what follows when the function fails",
+        "rewards.*.processes": "how many there are",
+        "rewards.*.timeout_s": "a limit of its calls",
+        "rollout.check_weights_every": "a check",
+        "rollout.engine": "what generates",
+        "rollout.lora": "how adapters reach the rollout",
+        "rollout.max_batch_size": "how many responses are made at one time",
+        "rollout.num_threads": "how many threads generate",
+        "rollout.options": "settings of the rollout engine",
+        "rollout.placement": "where responses are made",
+        "rollout.python": "which Python runs the rollout engine",
+        "rollout.replicas": "how many rollout engines there are",
+        "rollout.sleep": "what holds the device's memory",
+        "rollout.weights": "how weights reach the rollout",
+        "tracking": "what is shown, and where",
+        "trainer": "how long the run goes on, and what it keeps; `trainer.seed` may not change",
+        "validation": "what is examined, and when",
+    }
+)
+"""Keys, or sections, that say how a run is carried out and not what it learns, and in what way."""
+REMEDIES: Mapping[str, str] = MappingProxyType(
+    {
+        "algorithm.dynamic_sampling": "remedy of steps without signal",
+        "algorithm.dynamic_sampling_rounds": "remedy of steps without signal, or with too few groups",
+        "algorithm.importance_correction": "remedy of engines that disagree: `measured` says by how much",
+        "algorithm.kl_coefficient": "remedy where memory is short: 0 builds no reference model",
+        "algorithm.max_steps_without_signal": "remedy of steps without signal",
+        "algorithm.overlong_masking": "remedy of steps without signal",
+        "critic.optimizer.lr": "remedy of numbers that are not finite",
+        "critic.optimizer.warmup_steps": "remedy of numbers that are not finite",
+        "optimizer.lr": "remedy of numbers that are not finite",
+        "optimizer.warmup_steps": "remedy of numbers that are not finite",
+        "rewards.*.weight": "remedy of rewards that are too large",
+        "rollout.max_new_tokens": "remedy of responses that are cut off, or of memory that is short; if other prompts "
+        "fit the model's context then, they are drawn from the beginning",
+        "rollout.min_new_tokens": "remedy of empty responses",
+        "rollout.samples_per_prompt": "remedy of steps without signal",
+        "rollout.stop": "remedy of empty responses",
+    }
+)
+"""Keys that an error or a warning of a run names as its remedy, and which: the next command must accept them."""
+NOT_FREE = ("trainer.seed",)
+"""Keys inside of these sections that may not."""
+IDENTITY = ("critic", "model.config", "model.dtype", "model.freeze", "model.lora", "trainer.seed")
+"""Keys that a new run that starts from the checkpoint has to leave as they are, too: the state depends on them."""
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """Compare two configurations, given as JSON values. Keys that ``old`` knows nothing of are left out."""
+    return list(_walk("", RunConfig, old, new))
+
+
+def is_free(key: str) -> bool:
+    """Whether a key may change when a run is resumed."""
+    return carries_out(key) or _inside(key, REMEDIES)
+
+
+def carries_out(key: str) -> bool:
+    """Whether a key says nothing of what a run learns."""
+    return _inside(key, CARRIED_OUT) and not _inside(key, NOT_FREE)
+
+
+def is_identity(key: str) -> bool:
+    """Whether the saved state depends on a key."""
+    return key == "critic" or (_inside(key, IDENTITY) and not key.startswith("critic."))
+
+
+def _inside(key: str, sections: Collection[str]) -> bool:
+    generic = re.sub(r"\.\d+(?=\.|$)", ".*", key)
+    return any(generic == section or generic.startswith(f"{section}.") for section in sections)
+
+
+def _walk(key: str, model: type[BaseModel] | None, old: Any, new: Any) -> Iterator[Change]:
+    inside = f"{key}." if key else ""
+    if isinstance(old, dict) and isinstance(new, dict) and model is not None:
+        for attribute, field in model.model_fields.items():
+            name = field.alias or attribute
+            if name in old and name in new:  # an older version has not known all keys
+                yield from _walk(f"{inside}{name}", section_model(field.annotation), old[name], new[name])
+    elif isinstance(old, dict) and isinstance(new, dict):
+        for name in sorted(old.keys() | new.keys()):
+            yield from _walk(f"{inside}{name}", None, old.get(name), new.get(name))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, pair in enumerate(zip(old, new, strict=True)):
+            yield from _walk(f"{inside}{index}", model, *pair)
+    elif old != new:
+        yield Change(key=key, old=old, new=new)

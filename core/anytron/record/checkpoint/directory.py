@@ -1,0 +1,218 @@
+"""The checkpoints of a run: ``step-000120/`` with the engine's files, ``driver.json`` and the manifest."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anytron.base.errors import CheckpointError
+from anytron.base.files import remove, sync
+from anytron.record.checkpoint.best import BEST, Best
+from anytron.record.checkpoint.manifest import MANIFEST, FileRecord, Manifest
+from anytron.record.checkpoint.state import DRIVER, DriverState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from anytron.config.schema import RunConfig
+
+CHECKPOINTS = "checkpoints"
+"""Name, in a run's directory, of its checkpoints."""
+TRAINING = "training"
+"""Name, in a checkpoint, of the training engine's files."""
+_STEP = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint: one that has a manifest.
+
+    Attributes:
+        path: Its directory.
+        step: Training steps behind it.
+    """
+
+    path: Path
+    step: int
+
+    @property
+    def training(self) -> Path:
+        """The training engine's files."""
+        return self.path / TRAINING
+
+    def manifest(self) -> Manifest:
+        """Read its manifest."""
+        return Manifest.read(self.path)
+
+    def state(self) -> DriverState:
+        """Read the driver's state."""
+        return DriverState.read(self.path)
+
+    def verify(self) -> None:
+        """Read every file and compare it with the manifest.
+
+        Raises:
+            CheckpointError: Something is missing, has changed or was added.
+        """
+        problems = self.manifest().problems(self.path)
+        if problems:
+            raise CheckpointError(
+                "The checkpoint is damaged.",
+                where=str(self.path),
+                why="; ".join(problems),
+                fix="take another one: anytron checkpoint list",
+            )
+
+
+class CheckpointDirectory:
+    """The directory in which a run's checkpoints lie.
+
+    Args:
+        path: The directory; it is made when the first checkpoint is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, config: RunConfig) -> CheckpointDirectory:
+        """Find where a run's checkpoints are: ``checkpoint.path``, or in its output directory."""
+        default = Path(config.trainer.output_dir) / CHECKPOINTS
+        return cls((default if config.checkpoint.path is None else Path(config.checkpoint.path)).absolute())
+
+    def complete(self) -> list[Checkpoint]:
+        """List the complete checkpoints, the oldest first."""
+        steps = self._steps()
+        return [Checkpoint(steps[step], step) for step in sorted(steps) if (steps[step] / MANIFEST).is_file()]
+
+    def interrupted(self) -> list[Path]:
+        """List what was begun and not finished: a save is in progress, or its run has ended in it."""
+        return [path for path in self._steps().values() if not (path / MANIFEST).is_file()]
+
+    def sweep(self, tell: Callable[[str], None]) -> None:
+        """Delete what was begun and not finished, and a mark of a best checkpoint that is gone.
+
+        The caller has the run's lock: no save is in progress.
+        """
+        for path in self.interrupted():
+            tell(f"deleting {path}: its checkpoint was interrupted")
+            remove(path)
+        if self.best() is None:
+            remove(self.path / BEST)
+
+    def newest_good(self, tell: Callable[[str], None]) -> Checkpoint | None:
+        """Find the newest checkpoint whose files are all as they were written.
+
+        Newer ones that cannot be used are renamed, so that they are in nobody's way and can be looked at.
+
+        Returns:
+            The checkpoint; None if no checkpoint was ever completed.
+
+        Raises:
+            CheckpointError: There are complete ones, and none can be used.
+        """
+        found = self.complete()
+        damaged = []
+        for checkpoint in reversed(found):
+            try:
+                checkpoint.verify()
+            except CheckpointError as error:
+                damaged.append((checkpoint, error))
+                continue
+            for worse, reason in damaged:
+                aside = worse.path.with_name(f"unusable-{worse.path.name}")
+                remove(aside)
+                worse.path.rename(aside)
+                tell(f"not used: {reason.what} {reason.why}; it is now {aside}")
+            return checkpoint
+        if not found:
+            return None
+        raise CheckpointError(
+            "No checkpoint of the run can be used.",
+            where=str(self.path),
+            why="\n".join(f"{checkpoint.path.name}: {error.why}" for checkpoint, error in damaged),
+            fix="restore one from a backup, or begin again: resume=never trainer.overwrite=true",
+        )
+
+    def begin(self, step: int) -> Path:
+        """Make the directory of a new checkpoint; return where the training engine writes."""
+        path = self.path / f"step-{step:06d}"
+        remove(path)
+        training = path / TRAINING
+        training.mkdir(parents=True)
+        sync(self.path)
+        return training
+
+    def commit(self, state: DriverState, files: Mapping[str, FileRecord]) -> Checkpoint:
+        """Declare a checkpoint complete.
+
+        Args:
+            state: The driver's.
+            files: What the training engine has written, by path below what :meth:`begin` returned; on disk.
+
+        Raises:
+            CheckpointError: A file is not there.
+        """
+        path = self.path / f"step-{state.step:06d}"
+        state.write(path)
+        records = {f"{TRAINING}/{name}": record for name, record in files.items()}
+        Manifest({**records, DRIVER: FileRecord.of(path / DRIVER)}).write(path)
+        return Checkpoint(path, state.step)
+
+    def best(self) -> tuple[Best, Checkpoint] | None:
+        """Give the best checkpoint, and why it is; None if none was marked, or it is not there any more.
+
+        Raises:
+            CheckpointError: The mark is damaged.
+        """
+        found = Best.read(self.path)
+        if found is None:
+            return None
+        return next(((found, checkpoint) for checkpoint in self.complete() if checkpoint.step == found.step), None)
+
+    def prune(self, keep: int) -> None:
+        """Delete all complete checkpoints but the best one and the newest ``keep``, of which there is at least one."""
+        best = self.best()
+        for checkpoint in self.complete()[: -max(1, keep)]:
+            if best is not None and checkpoint == best[1]:
+                continue
+            (checkpoint.path / MANIFEST).unlink()  # from now on it is incomplete, however far the rest comes
+            remove(checkpoint.path)
+
+    def _steps(self) -> dict[int, Path]:
+        if not self.path.is_dir():
+            return {}
+        names = ((path, _STEP.fullmatch(path.name)) for path in self.path.iterdir())
+        return {int(match[1]): path for path, match in names if match and path.is_dir() and not path.is_symlink()}
+
+
+def locate(path: Path) -> Checkpoint:
+    """Find the checkpoint that a person means.
+
+    Args:
+        path: Its directory; the file ``best`` beside it; or the directory of checkpoints or of a run, whose newest
+            one is taken.
+
+    Raises:
+        CheckpointError: There is no complete one.
+    """
+    if path.name == BEST and path.is_file():
+        best = CheckpointDirectory(path.parent.absolute()).best()
+        if best is None:
+            raise CheckpointError("The best checkpoint is not there any more.", where=str(path))
+        return best[1]
+    for directory in (path / CHECKPOINTS, path):
+        complete = CheckpointDirectory(directory.absolute()).complete()
+        if complete:
+            return complete[-1]
+    state = DriverState.read(path) if (path / MANIFEST).is_file() else None
+    if state is None:
+        raise CheckpointError(
+            "There is no complete checkpoint.",
+            where=str(path),
+            why=f"neither {path} nor a step-* inside of it has a {MANIFEST}" if path.is_dir() else "no such directory",
+            fix="give the directory of a checkpoint, or of a run",
+        )
+    return Checkpoint(path.absolute(), state.step)

@@ -1,0 +1,162 @@
+"""What makes a checkpoint complete: every file of it, by name, with size and checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from anytron.base.errors import CheckpointError, ResourceError
+from anytron.base.files import exhausted, write_durably
+from anytron.config.json_files import read_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+FORMAT = 1
+"""Version of the layout of a checkpoint's directory, of the manifest and of ``driver.json``."""
+MANIFEST = "manifest.json"
+READERS = 8
+"""Files that are hashed at one time."""
+BLOCK = 1 << 20
+"""Bytes that are read at one time."""
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file of a checkpoint.
+
+    Attributes:
+        size: Bytes.
+        sha256: Of its content, in hexadecimal.
+    """
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileRecord:
+        """Read a file and describe it."""
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                digest.update(block)
+            return cls(file.tell(), digest.hexdigest())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All files of a checkpoint but the manifest itself.
+
+    Attributes:
+        files: By path relative to the checkpoint, with ``/`` between folders.
+    """
+
+    files: Mapping[str, FileRecord]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(record.size for record in self.files.values())
+
+    def write(self, directory: Path) -> None:
+        """Declare a checkpoint complete. Its files must be on disk, as sizes show quickly.
+
+        Raises:
+            CheckpointError: A file is missing or has another size.
+        """
+        wrong = [problem for name, record in self.files.items() for problem in _size_problems(directory, name, record)]
+        if wrong:
+            raise CheckpointError("The checkpoint is not complete.", where=str(directory), why="; ".join(wrong))
+        files = {name: asdict(self.files[name]) for name in sorted(self.files)}
+        write_durably(directory / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """Read the manifest of a checkpoint.
+
+        Raises:
+            CheckpointError: There is none, it is damaged, or another version of Anytron wrote it.
+            ResourceError: It cannot be opened, which says nothing about what is in it.
+        """
+        path = directory / MANIFEST
+        try:
+            content = read_object(path)
+            version = content["format"]
+            if version != FORMAT:
+                raise CheckpointError(
+                    "The checkpoint has a format that this version of Anytron does not read.",
+                    where=str(path),
+                    why=f"format {version!r}; this version reads {FORMAT}",
+                    fix="use the version of Anytron that wrote it",
+                )
+            files = {str(name): FileRecord(**record) for name, record in content["files"].items()}
+        except FileNotFoundError:
+            raise CheckpointError(
+                "This is no complete checkpoint.",
+                where=str(directory),
+                why=f"it has no {MANIFEST}, which is written last" if directory.is_dir() else "no such directory",
+                fix="take another one: anytron checkpoint list",
+            ) from None
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                "The manifest of the checkpoint is damaged.", where=str(path), why=f"{type(error).__name__}: {error}"
+            ) from error
+        for name in files:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise CheckpointError("The manifest names a file outside of the checkpoint.", where=str(path), why=name)
+        return cls(files)
+
+    def problems(self, directory: Path) -> list[str]:
+        """Compare all files of a checkpoint with their records, and look for files that have none.
+
+        Raises:
+            ResourceError: A file is there and cannot be opened: nothing is known of it.
+        """
+        with ThreadPoolExecutor(READERS) as pool:  # hashing releases the interpreter's lock
+            found = pool.map(lambda item: list(_problems(directory, *item)), self.files.items())
+            wrong = [problem for problems in found for problem in problems]
+        unknown = sorted(set(_names(directory)) - set(self.files) - {MANIFEST})
+        return wrong + [f"{name} is not in the manifest" for name in unknown]
+
+
+def _problems(directory: Path, name: str, record: FileRecord) -> Iterator[str]:
+    try:
+        sizes = list(_size_problems(directory, name, record))
+        if not sizes and FileRecord.of(directory / name) != record:
+            sizes = [f"{name} has another checksum: its content has changed"]
+    except FileNotFoundError:  # deleted meanwhile
+        sizes = [f"{name} is missing"]
+    except OSError as error:
+        raise _unreadable(directory / name, error) from error
+    yield from sizes
+
+
+def _unreadable(path: Path, error: OSError) -> ResourceError:
+    """Say that a file cannot be opened. A checkpoint that is set aside for that would be lost for nothing."""
+    return exhausted(error, str(path)) or ResourceError(
+        "A file of the checkpoint cannot be read.",
+        where=str(path),
+        why=str(error),
+        fix="let the user of this process read it, with the folders above it",
+    )
+
+
+def _size_problems(directory: Path, name: str, record: FileRecord) -> Iterator[str]:
+    path = directory / name
+    if not path.is_file() or path.is_symlink():
+        yield f"{name} is missing"
+    elif (size := path.stat().st_size) != record.size:
+        yield f"{name} has {size} bytes and should have {record.size}"
+
+
+def _names(directory: Path) -> Iterator[str]:
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            yield (Path(folder) / name).relative_to(directory).as_posix()

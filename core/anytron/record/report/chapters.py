@@ -1,0 +1,98 @@
+"""Which plots stand together, and what they are said to show."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.components import TRAINING_ENGINES, engine_info
+from anytron.base.errors import ConfigError
+from anytron.record.tracking.metric_table import METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from anytron.base.metric import Metric
+
+CHAPTERS = (
+    ("Reward", ("reward/mean", "reward/std", "reward/")),
+    ("Validation", ("validation/",)),
+    ("Dynamic sampling", ("sampling/no_signal_fraction", "sampling/")),
+    ("Responses", ("response/length_mean", "response/truncated_fraction", "response/", "environment/")),
+    ("Policy", ("loss/nll", "policy/entropy", "policy/kl", "policy/teacher_kl", "policy/", "loss/")),
+    ("Rollout against training", ("rollout/log_prob_abs_diff", "rollout/kl", "rollout/")),
+    ("Optimizer", ("grad_norm", "lr", "update/")),
+    ("Critic", ("critic/",)),
+    ("Time", ("time/step_s", "throughput/tokens_per_s", "throughput/mfu", "time/", "throughput/")),
+    ("Memory", ("memory/",)),
+    ("Other", ("",)),
+)
+"""Titles, and names or beginnings of names in the order in which they are shown."""
+LEADING = (
+    "reward/mean",
+    "loss/nll",
+    "response/length_mean",
+    "policy/entropy",
+    "policy/kl",
+    "policy/teacher_kl",
+    "rollout/log_prob_abs_diff",
+    "grad_norm",
+    "lr",
+    "time/step_s",
+    "memory/training_peak_bytes",
+)
+"""What one looks at first."""
+
+
+def leading(names: Iterable[str]) -> list[str]:
+    """Choose what one looks at first: after the reward or the loss in training, those of each validation set."""
+    known = list(names)
+    chosen = [name for name in LEADING if name in known]
+    return [*chosen[:1], *validation_means(known), *chosen[1:]]
+
+
+def validation_means(names: Iterable[str]) -> list[str]:
+    """Find the mean rewards, or the losses, of validation sets."""
+    ends = ("mean@", "loss")
+    return [name for name in names if name.startswith("validation/") and name.rpartition("/")[2].startswith(ends)]
+
+
+def is_end(name: str) -> bool:
+    """Whether a metric is an end of the interval of another one, which is drawn with it."""
+    return name.startswith("validation/") and name.endswith(("/low", "/high"))
+
+
+def chapters(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Sort metrics into chapters; each metric stands in the first that names it, or its beginning."""
+    left = sorted(set(names))
+    found = []
+    for title, beginnings in CHAPTERS:
+        own = [name for begin in beginnings for name in left if name == begin or (_is_beginning(begin, name))]
+        own = list(dict.fromkeys(own))
+        left = [name for name in left if name not in set(own)]
+        if own:
+            found.append({"title": title, "metrics": own})
+    return found
+
+
+def _is_beginning(begin: str, name: str) -> bool:
+    return (not begin or begin.endswith("/")) and name.startswith(begin)
+
+
+def descriptions(names: Iterable[str], engines: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Give unit and meaning of metrics, as far as they are known here.
+
+    Args:
+        names: The metrics.
+        engines: Training engines whose metrics are among them; one that is not installed here describes nothing.
+    """
+    known: list[Metric] = list(METRICS)
+    for engine in dict.fromkeys(engines):
+        with contextlib.suppress(ConfigError, ImportError):
+            known += engine_info(TRAINING_ENGINES, engine, "engine.name").metrics
+    found = {}
+    for name in names:
+        metric = next((one for one in known if one.matches(name)), None)
+        if metric is not None:
+            found[name] = {"unit": metric.unit, "meaning": metric.meaning.partition("; see [")[0].replace("`", "")}
+    return found

@@ -1,0 +1,137 @@
+"""The metrics of a run, by name instead of by step."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from anytron.record.report.records import step_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class Series:
+    """One metric over the steps that have it.
+
+    Attributes:
+        steps: Training steps, rising.
+        values: The metric's, as many; NaN and infinity are kept.
+    """
+
+    def __init__(self) -> None:
+        self.steps = array("q")
+        self.values = array("d")
+
+    def add(self, step: int, value: float) -> None:
+        """Append a value of a later step."""
+        self.steps.append(step)
+        self.values.append(value)
+
+    def cut(self, step: int) -> None:
+        """Forget this step and all later ones."""
+        kept = bisect_left(self.steps, step)
+        del self.steps[kept:], self.values[kept:]
+
+    def thinned(self, points: int) -> Series:
+        """Keep about so many points, among them every part's lowest and highest and its first that is not finite.
+
+        Args:
+            points: At least 4; of a shorter series every point is kept.
+        """
+        if len(self.steps) <= points:
+            return self
+        kept = Series()
+        parts = max((points - 2) // 3, 1)
+        edges = [number * len(self.steps) // parts for number in range(parts + 1)]
+        chosen = {0, len(self.steps) - 1}
+        for begin, end in pairwise(edges):
+            chosen.update(_extremes(self.values, begin, end))
+        for place in sorted(chosen):
+            kept.add(self.steps[place], self.values[place])
+        return kept
+
+
+def _extremes(values: Sequence[float], begin: int, end: int) -> Iterator[int]:
+    finite = [place for place in range(begin, end) if math.isfinite(values[place])]
+    if len(finite) < end - begin:
+        yield next(place for place in range(begin, end) if not math.isfinite(values[place]))
+    if finite:
+        yield min(finite, key=values.__getitem__)
+        yield max(finite, key=values.__getitem__)
+
+
+class History:
+    """All metrics of a run. What a resumed run repeats takes the place of what was there.
+
+    Attributes:
+        series: By name, without ``step``.
+        steps: All steps, rising.
+        recent: The last step's record.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.series: dict[str, Series] = {}
+        self.steps = array("q")
+        self.recent: dict[str, float] = {}
+
+    def add(self, record: dict[str, Any]) -> bool:
+        """Take a line of ``metrics.jsonl``; False if it names no step. What is no number in it is left out."""
+        step = step_of(record)
+        if step is None:
+            return False
+        if step <= self.last:
+            del self.steps[bisect_left(self.steps, step) :]
+            for series in self.series.values():
+                series.cut(step)
+        self.steps.append(step)
+        self.recent = {name: number for name in record if (number := number_of(record[name])) is not None}
+        for name, value in self.recent.items():
+            if name != "step":
+                self.series.setdefault(name, Series()).add(step, value)
+        return True
+
+    @property
+    def last(self) -> int:
+        """The last step; 0 = there is none."""
+        return self.steps[-1] if self.steps else 0
+
+    def at(self, step: int) -> dict[str, float]:
+        """Give the metrics of a step."""
+        places = {name: bisect_left(series.steps, step) for name, series in self.series.items()}
+        return {
+            name: self.series[name].values[place]
+            for name, place in places.items()
+            if self.series[name].steps[place : place + 1] == array("q", [step])
+        }
+
+    def values(self, name: str) -> list[float]:
+        """The finite values of a metric; empty if there are none."""
+        return [value for value in self.series.get(name, Series()).values if math.isfinite(value)]
+
+
+def number_of(value: Any) -> float | None:
+    """Give what was read as a number; None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def mean(values: Sequence[float]) -> float:
+    """Average; NaN of nothing."""
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def smooth(values: Sequence[float], width: int) -> list[float]:
+    """Average each value with those before it, ``width`` of them at most."""
+    return [mean(values[max(0, end - width) : end]) for end in range(1, len(values) + 1)]

@@ -1,0 +1,261 @@
+"""A run's directory, as one reads it who has not written it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+import weakref
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from anytron.base.errors import ConfigError, LostDirectoryError
+from anytron.base.files import lock_owner, why_lost
+from anytron.config.json_files import read_object
+from anytron.record.report.history import History, Series
+from anytron.record.report.records import Record, Tail, step_of
+from anytron.record.tracking.claim import LOCK, LOSSES, PROFILE
+from anytron.record.tracking.record import RECORD, RunRecord
+
+METRICS, VALIDATION = "metrics.jsonl", "validation.jsonl"
+SAMPLES, WORKERS = "samples.jsonl", "patches.json"
+DRIVER_LOG = Path("logs", "driver.log")
+TIME, REST = "time/", "time/step_s"
+
+
+_STAGE = re.compile(r"(\d+)-.+")
+"""Name of the directory of a stage, in that of a run of several."""
+
+
+def runs_in(path: Path) -> list[Path]:
+    """Find the runs that a directory stands for: its own, or those of its stages, in their order.
+
+    Args:
+        path: What a person names; one that is no run's is given back, to be refused.
+    """
+    if _is_run(path) or not path.is_dir():
+        return [path]
+    numbered = ((_STAGE.fullmatch(inner.name), inner) for inner in path.iterdir())
+    stages = sorted((int(match[1]), inner) for match, inner in numbered if match is not None and _is_run(inner))
+    return [inner for _, inner in stages] or [path]
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in (RECORD, METRICS))
+
+
+class State(Enum):
+    """Whether a run goes on; the value is said to people."""
+
+    GOING = "going on"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped before its last step"
+    UNKNOWN = "it is not known whether it goes on"
+
+
+class Run:
+    """What a run has left so far; :meth:`update` reads what has come since.
+
+    Args:
+        path: The run's directory.
+
+    Attributes:
+        path: The same, absolute.
+        history: Its metrics.
+        validation: Those of its validations.
+        record: Its configuration and history; None if it cannot be read.
+        owner: The process that writes into it now; None = none does.
+        problems: What cannot be read, in words.
+
+    Raises:
+        ConfigError: It is no run's directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        if not _is_run(self.path):
+            raise ConfigError(
+                "This is not the directory of a run.",
+                where=str(path),
+                why=f"it has neither {RECORD} nor {METRICS}" if path.is_dir() else "there is no such directory",
+                fix="name the trainer.output_dir of a run",
+            )
+        # Held open, so that no other directory can have its identity.
+        self._directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._directory)
+        self.history, self.validation = History(), History()
+        self.record: RunRecord | None = None
+        self.owner: str | None = None
+        self.problems: list[str] = []
+        self._read = {
+            name: (Tail(self.path / name), history)
+            for name, history in ((METRICS, self.history), (VALIDATION, self.validation))
+        }
+        self.update()
+
+    def update(self) -> None:
+        """Read what is new.
+
+        Raises:
+            LostDirectoryError: The directory was removed, moved or replaced.
+        """
+        if why := why_lost(self.path, self._directory):
+            raise LostDirectoryError(
+                "The directory of the run was removed or replaced.",
+                where=str(self.path),
+                why=why,
+                fix=f"if the run went on there, its state is beside it: look for {self.path.name}.rescued-*",
+            )
+        self.problems = []
+        try:
+            self.owner, self._hidden = lock_owner(self.path / LOCK), False
+        except OSError as error:
+            self.problems.append(f"{LOCK} cannot be read: {error}")
+            self.owner, self._hidden = None, True
+        self.record = self._found(RECORD, lambda path: RunRecord.read(path.parent))
+        for name, (tail, history) in self._read.items():
+            stepless = 0
+            for record in tail.read():
+                if record is None:
+                    history.clear()
+                else:
+                    stepless += not history.add(record.value)
+            self._count(name, tail.broken + stepless, cut_short=tail.cut_short)
+
+    @property
+    def state(self) -> State:
+        """Whether it goes on, and if not, how it ended."""
+        if self.owner is not None:
+            return State.GOING
+        finished = None if self.record is None else self.record.finished_step
+        if finished is not None and (finished >= (self.total_steps or 0) or self.early_stop is not None):
+            return State.FINISHED
+        if self._hidden:
+            return State.UNKNOWN
+        return State.STOPPED if self.failure is None else State.FAILED
+
+    @property
+    def failure(self) -> str | None:
+        """The error that ended it; None if none did, or it goes on."""
+        return None if self.record is None or self.owner is not None else self.record.failure
+
+    @property
+    def early_stop(self) -> str | None:
+        """Why validation ended it before its last step; None if it did not."""
+        return None if self.record is None else self.record.early_stop
+
+    @property
+    def series(self) -> dict[str, Series]:
+        """All metrics over steps, those of validations too."""
+        return {**self.history.series, **self.validation.series}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come: after a loss the run's process gives the directory up and takes it again."""
+        if self.state in (State.GOING, State.UNKNOWN):
+            return False
+        return self.state is State.FINISHED or not self._process_is_alive()
+
+    def _process_is_alive(self) -> bool:
+        """Whether the last process that wrote here is still there, as far as one can see it from this machine."""
+        try:
+            said = (self.path / LOCK).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        found = re.fullmatch(r"process (\d+) on (.+)", said.strip())
+        return found is not None and found[2] == socket.gethostname() and Path("/proc", found[1]).exists()
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps that the configuration asks for; None if it is not known."""
+        total = self.setting("trainer", "total_steps")
+        return total if isinstance(total, int) else None
+
+    def setting(self, *keys: str) -> Any:
+        """Give a value of the configuration; None if it is not there."""
+        value: Any = {} if self.record is None else self.record.config
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """Time until the last step, from that of the last twenty; None if it cannot be told."""
+        seconds = self.history.values(REST)[-20:]
+        if self.total_steps is None or not seconds:
+            return None
+        return max(self.total_steps - self.history.last, 0) * math.fsum(seconds) / len(seconds)
+
+    def seconds_by_part(self, last: int | None = None) -> dict[str, float]:
+        """Seconds that the parts of all steps, or of the last few, took; ``other`` is what nobody measured."""
+        parts = {}
+        for name in self.history.series:
+            if name.startswith(TIME) and name.endswith("_s") and name != REST:
+                values = self.history.values(name)
+                parts[name[len(TIME) : -len("_s")]] = math.fsum(values[-last:] if last else values)
+        whole = self.history.values(REST)
+        other = math.fsum(whole[-last:] if last else whole) - math.fsum(parts.values())
+        return {**parts, "other": other} if other > 0 else parts
+
+    def samples(self) -> list[tuple[int, Record]]:
+        """Every logged sample with its step, in the order of the file; what was repeated is there once.
+
+        The whole file is read, and may be large: the records hold only their places in it.
+        """
+        found: list[tuple[int, Record]] = []
+        tail, stepless = Tail(self.path / SAMPLES), 0
+        for record in tail.read():
+            step = None if record is None else step_of(record.value)
+            if record is None or step is None:
+                stepless += record is not None
+                continue
+            if found and step < found[-1][0]:
+                while found and found[-1][0] >= step:
+                    found.pop()
+            found.append((step, Record(record.offset, {})))
+        self._count(SAMPLES, tail.broken + stepless, cut_short=tail.cut_short)
+        return found
+
+    def losses(self) -> list[dict[str, Any]]:
+        """Processes that were lost, oldest first."""
+        tail = Tail(self.path / LOSSES)
+        found = [record.value for record in tail.read() if record is not None]
+        self._count(LOSSES, tail.broken, cut_short=tail.cut_short)
+        return found
+
+    def workers(self) -> dict[str, list[dict[str, Any]]]:
+        """What the workers said of themselves, by role."""
+        roles = self._found(WORKERS, lambda path: read_object(path) if path.is_file() else {})
+        try:
+            return {str(role): [dict(rank) for rank in ranks] for role, ranks in (roles or {}).items()}
+        except (ValueError, TypeError) as error:
+            self.problems.append(f"{WORKERS} cannot be read: {error}")
+            return {}
+
+    def log(self) -> list[str]:
+        """The lines of the driver's log: warnings."""
+        path = self.path / DRIVER_LOG
+        if not path.is_file():
+            return []
+        return path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+
+    def traces(self) -> list[str]:
+        """Files of ``trainer.profile``, relative to the directory."""
+        return sorted(f"{PROFILE}/{path.name}" for path in (self.path / PROFILE).glob("*.json.gz"))
+
+    def _found(self, name: str, read: Any) -> Any:
+        try:
+            return read(self.path / name)
+        except (OSError, ValueError, ConfigError) as error:
+            why = error.why if isinstance(error, ConfigError) else str(error)
+            self.problems.append(f"{name} cannot be read: {why}")
+            return None
+
+    def _count(self, name: str, broken: int, *, cut_short: bool) -> None:
+        if broken:
+            self.problems.append(f"{name}: {broken} line{'s are' if broken > 1 else ' is'} not readable and left out")
+        if cut_short and self.owner is None:
+            self.problems.append(f"{name} ends in the middle of a line, which is left out")

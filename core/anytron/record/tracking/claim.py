@@ -1,0 +1,158 @@
+"""The right to write into an output directory: one run at a time, and nothing that no run has written is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
+
+from anytron.base.errors import ConfigError, LostDirectoryError
+from anytron.base.files import Lock, LockedError, exhausted, lock_owner, remove
+from anytron.record.tracking.record import RECORD, RunRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from anytron.config.schema import RunConfig
+
+LOCK = ".lock"
+SINKS, PROFILE = "tracking", "profile"
+"""Directories of ``tracking.sinks`` and of ``trainer.profile``."""
+CONTENTS = (
+    "config.yaml",
+    "patches.json",
+    "metrics.jsonl",
+    "validation.jsonl",
+    "samples.jsonl",
+    "images",
+    "plots",
+    SINKS,
+    PROFILE,
+    "hf",
+    "adapter",
+    "critic",
+    "initial_model",
+    "bad_batches",
+    "checkpoints",
+    RECORD,  # the last to go: without it nothing here is ours
+)
+"""What a run writes, besides its logs; ``trainer.overwrite`` deletes these and the logs, and nothing else."""
+LOSSES = "losses.jsonl"
+"""What became of each process that was lost."""
+LOGS = ("logs", LOSSES)
+"""What is kept when a run begins again: what worker processes wrote, and what became of them."""
+
+
+class ClaimedDirectory:
+    """The output directory of a run, locked. A context manager: leaving gives it up, and so does the process's end.
+
+    Args:
+        config: The run; its ``trainer.output_dir`` is made, and so is ``checkpoint.path``, which is locked too.
+        tell: Is told what a person should know.
+
+    Attributes:
+        path: The directory, absolute.
+        record: Of the run that has written into it; None if none has.
+
+    Raises:
+        ConfigError: Another process has the lock, it cannot be written to, or files lie there that have the names of
+            a run's and that no run has written.
+    """
+
+    def __init__(self, config: RunConfig, tell: Callable[[str], None]) -> None:
+        self.path = Path(config.trainer.output_dir).absolute()
+        places = [("output directory", "trainer.output_dir", self.path)]
+        if config.checkpoint.path is not None:
+            places.append(("directory of checkpoints", "checkpoint.path", Path(config.checkpoint.path).absolute()))
+        with contextlib.ExitStack() as locks:
+            self._held = [
+                (what, f"{key} = {path}", path, locks.enter_context(_locked(path, what, key, tell)))
+                for what, key, path in places
+            ]
+            self.record = RunRecord.read(self.path)
+            self._refuse_foreign_files()
+            self._locks = locks.pop_all()
+
+    @property
+    def earlier_files(self) -> list[str]:
+        """What an earlier run has left here, if it came as far as its first samples; else nothing worth keeping."""
+        logs = [self.path / name for name in ("metrics.jsonl", "samples.jsonl")]
+        results = [self.path / name for name in ("hf", "checkpoints")]
+        if any(log.is_file() and log.stat().st_size > 0 for log in logs) or any(result.exists() for result in results):
+            return [name for name in CONTENTS if os.path.lexists(self.path / name)]
+        return []
+
+    def lost(self) -> LostDirectoryError | None:
+        """Say which directory is not the one any more that was locked, and why; None as long as all are."""
+        for what, where, path, lock in self._held:
+            if why := lock.lost():
+                with contextlib.suppress(OSError):  # what cannot be examined has been said
+                    owner = lock_owner(path / LOCK)
+                    why += f", and {owner} writes there" if owner else ""
+                return LostDirectoryError(f"The {what} was removed or replaced.", where=where, why=why)
+        return None
+
+    def clear(self, *, logs: bool) -> None:
+        """Delete what the earlier run has written, with or without its logs, which the next one continues."""
+        for name in [*CONTENTS, *(LOGS if logs else ())]:
+            for path in (name, f".{name}.part", f".{name}.old"):  # of a process that was killed while it wrote them
+                remove(self.path / path)
+        self.record = None
+
+    def _refuse_foreign_files(self) -> None:
+        present = [name for name in CONTENTS if os.path.lexists(self.path / name)]
+        if present and self.record is None:
+            raise ConfigError(
+                "The output directory holds files that this run would write, and they are not of an earlier run.",
+                where=f"trainer.output_dir = {self.path}",
+                why=f"it has {', '.join(present)}, and no {RECORD}, which every run writes first",
+                fix="set another trainer.output_dir",
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        lost = self.lost() if isinstance(error, Exception) and not isinstance(error, LostDirectoryError) else None
+        self._locks.close()
+        if lost is not None:  # whatever the error says, it follows from this; nor may the run start again there
+            lost.fix = "start the run again, with another trainer.output_dir if that one is in use"
+            raise lost from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path, what: str, key: str, tell: Callable[[str], None]) -> Iterator[Lock]:
+    where = f"{key} = {path}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = Lock(path / LOCK)
+    except LockedError as error:
+        raise ConfigError(
+            f"Another run is writing into the {what}.",
+            where=where,
+            why=f"{error} has locked it",
+            fix=f"set another {key}, or end that run first",
+        ) from None
+    except OSError as error:
+        raise exhausted(error, where) or ConfigError(
+            f"The {what} cannot be written.", where=where, why=str(error), fix=f"set another {key}"
+        ) from error
+    if not lock.effective:
+        tell(f"{path} is on a file system without locks: take care that no second run writes into it")
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def overwritten(output_dir: Path, file: Path) -> bool:
+    """Whether ``trainer.overwrite`` would delete a file or directory, or something inside of it."""
+    output_dir, file = output_dir.resolve(), file.resolve()
+    try:
+        name = file.relative_to(output_dir).parts[:1]
+    except ValueError:
+        return False
+    return not name or name[0] in (*CONTENTS, *LOGS)

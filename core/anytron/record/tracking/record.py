@@ -1,0 +1,89 @@
+"""``run.json``: the mark of a directory that a run of Anytron has written into, and the run's history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from anytron.base.errors import ConfigError
+from anytron.base.files import PRIVATE, write_durably
+from anytron.config.json_files import WITH_CONFIGURATION, read_object
+from anytron.task.data.beginning import Beginning  # noqa: TC001 - pydantic reads the annotation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORD = "run.json"
+
+
+class Change(BaseModel):
+    """A key of the configuration that has another value than before."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    """Its dotted name."""
+    old: Any
+    """Value before."""
+    new: Any
+    """Value now."""
+
+    def __str__(self) -> str:
+        return f"{self.key} was {self.old!r} and is {self.new!r}"
+
+
+class Resume(BaseModel):
+    """One continuation of the run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    """Steps behind the checkpoint that it continued from."""
+    changes: list[Change] = Field(default_factory=list)
+    """What was changed in the configuration."""
+
+
+class RunRecord(BaseModel):
+    """What a run remembers of itself besides its checkpoints."""
+
+    config: dict[str, Any]
+    """The configuration that the run is carried out with now."""
+    started_from: str | None = None
+    """The checkpoint of another run that it began with (``resume=PATH``)."""
+    beginning: Beginning | None = None
+    """The moment in which it began, and its chat template; null in records of older versions."""
+    resumes: list[Resume] = Field(default_factory=list)
+    """Its continuations, oldest first."""
+    finished_step: int | None = None
+    """Steps behind the trained model that lies in the directory; null until it has been saved."""
+    failure: str | None = None
+    """The error that ended the run's last process; null while one goes on, and if none did."""
+    early_stop: str | None = None
+    """Why the run ended before its last step, as validation said; null without."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Of Python, Anytron and what the run's engines are made of, in the process that drives the run."""
+
+    def write(self, directory: Path) -> None:
+        """Write the file; nobody else may read it, because configurations may hold secrets."""
+        write_durably(directory / RECORD, self.model_dump_json(indent=1) + "\n", PRIVATE)
+
+    @classmethod
+    def read(cls, directory: Path) -> RunRecord | None:
+        """Read a directory's record; None if no run has written into it.
+
+        Raises:
+            ConfigError: It is damaged.
+        """
+        path = directory / RECORD
+        if not path.is_file() or path.is_symlink():
+            return None
+        try:
+            return cls.model_validate(read_object(path, deepest=WITH_CONFIGURATION))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                "The record of the run in the output directory cannot be read.",
+                where=str(path),
+                why=str(error),
+                fix="set another trainer.output_dir",
+            ) from error

@@ -1,0 +1,161 @@
+"""Check that the engines can do what a run asks of them. Imports no engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from anytron.config.diagnostics import Diagnostic
+from anytron.config.generation import RolloutSection
+from anytron.config.options import chosen_engines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.base.components import Capability
+    from anytron.config.schema import RunConfig
+    from anytron.device.platform import Platform
+
+OF_PROCESSES = ("replicas", "num_threads", "python", "weights", "lora", "placement", "max_staleness")
+"""Keys of section ``rollout`` that say something of rollout processes."""
+
+
+def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find capabilities that the run needs and its engines do not declare."""
+    if config.critic is not None:
+        fix = "use another engine, or an algorithm.advantage that needs no critic"
+        yield from _lacking(config, "engine", "critic", "critic", "train a critic", fix)
+    if config.teacher is not None:
+        yield from _lacking(config, "engine", "teacher", "teacher", "ask a teacher", "use another engine")
+    if config.reward_model is not None:
+        info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
+        if info is not None and info.reward_model is None:
+            message = f"the engine {config.engine.name} cannot hold a reward model: it declares none"
+            yield Diagnostic("error", "reward_model", message, "use another engine, or rewards that are functions")
+    if config.model.lora is not None:
+        yield from _lacking(config, "engine", "adapters", "model.lora", "train adapters", "leave model.lora out")
+    if config.engine.offload:
+        yield from _lacking(config, "engine", "offload", "engine.offload", "leave its device", "engine.offload=[]")
+    if config.rollout.sleep:
+        yield from _lacking(config, "rollout", "sleep", "rollout.sleep", "leave its device", "rollout.sleep=false")
+    if config.rollout.lora == "alone":
+        yield from _adapters_alone(config)
+    if config.rollout.replay_routing:
+        key, fix = "rollout.replay_routing", "leave it out, or use the engine"
+        yield from _lacking(config, "rollout", "routing", key, "tell its routing", f"{fix} transformers")
+        yield from _lacking(config, "engine", "routing", key, "repeat the rollout's routing", f"{fix} megatron")
+    if config.resume != "never":
+        yield from _lacking(config, "engine", "checkpoints", "resume", "continue from a checkpoint", "resume=never")
+    elif config.checkpoint.keep > 0:
+        fix = "a run that dies begins again; checkpoint.keep=0 says that this is known"
+        yield from _lacking(config, "engine", "checkpoints", "checkpoint", "save checkpoints", fix, severity="warning")
+
+
+def _adapters_alone(config: RunConfig) -> Iterator[Diagnostic]:
+    key, fix = "rollout.lora", "rollout.lora=merged"
+    if config.model.lora is None:
+        yield Diagnostic("error", key, "there are no adapters to send: model.lora is not set", fix)
+    yield from _lacking(config, "rollout", "adapters", key, "compute with adapters", fix)
+    for other in ("check_weights_every", "sleep"):
+        if getattr(config.rollout, other):
+            message = "it needs all weights to be sent, and with rollout.lora=alone adapters are"
+            yield Diagnostic("error", f"rollout.{other}", message, f"leave it out, or {fix}")
+
+
+def generates_in_training(config: RunConfig) -> bool:
+    """Whether the training ranks generate by themselves, with the weights that they have."""
+    info = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options")
+    return info is not None and bool(info.part_of)
+
+
+def rollout_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find what is asked of rollout processes where there are none, or another training engine than generates."""
+    info, rollout = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options"), config.rollout
+    if info is None or not info.part_of:
+        return
+    if info.part_of != config.engine.name:
+        yield Diagnostic(
+            "error",
+            "rollout.engine",
+            f"{rollout.engine} is a part of the training engine {info.part_of}, not of {config.engine.name}",
+            f"rollout.engine=transformers, or engine.name={info.part_of}",
+        )
+    for name in OF_PROCESSES:
+        if (value := getattr(rollout, name)) != (default := RolloutSection.model_fields[name].default):
+            message = f"with rollout.engine={rollout.engine} there is no rollout process: the training ranks generate"
+            yield Diagnostic("error", f"rollout.{name}", f"{message}; it is {value}", f"leave it at {default}")
+
+
+def weight_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find why weights cannot come on a stream, if they must, or not be compared."""
+    obstacle = why_a_file(config)
+    if config.rollout.weights in ("shared_memory", "network") and obstacle is not None:
+        yield Diagnostic("error", "rollout.weights", obstacle, "rollout.weights=auto")
+    if config.rollout.check_weights_every > 0:
+        key = "rollout.check_weights_every"
+        yield from _lacking(config, "rollout", "comparison", key, "compare its weights", f"{key}=0")
+
+
+def why_a_file(config: RunConfig) -> str | None:
+    """Say why weights must go through a file, wherever processes are; None if they need not."""
+    info = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options")
+    if info is not None and not info.takes_stream:
+        return f"the engine {config.rollout.engine} takes weights from a file only"
+    return None
+
+
+def platform_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
+    """Find what the engines cannot do on the active platform, as far as that is known before they are built."""
+    for info in chosen_engines(config.engine.name, config.rollout.engine).values():
+        check = info.load_platform_check()
+        if check is not None:
+            yield from check(config, platform)
+
+
+def compares_weights(config: RunConfig) -> bool:
+    """Whether the rollout engine can say which of its weights differ from others."""
+    info = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options")
+    return info is not None and "comparison" in info.capabilities
+
+
+def shows_gradients(config: RunConfig) -> bool:
+    """Whether the training engine gives the gradient of each parameter."""
+    info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
+    return info is not None and "gradients" in info.capabilities
+
+
+def saves_checkpoints(config: RunConfig) -> bool:
+    """Whether a run writes checkpoints: it is not asked to keep none, and its training engine can."""
+    return config.checkpoint.keep > 0 and can_save_checkpoints(config)
+
+
+def can_save_checkpoints(config: RunConfig) -> bool:
+    """Whether the training engine of a run can write checkpoints, also where the run is asked to keep none."""
+    info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
+    return info is not None and "checkpoints" in info.capabilities
+
+
+def verification_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find an engine whose computation cannot be compared with another one."""
+    for section, key in (("engine", "engine.name"), ("rollout", "rollout.engine")):
+        yield from _lacking(config, section, "observation", key, "show its logits", "train without anytron verify")
+
+
+def replay_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find an engine that cannot say where a number stops being finite."""
+    fix = "name an engine that can, and that has the model: engine.name=NAME engine.options={}"
+    yield from _lacking(config, "engine", "inspection", "engine.name", "look into an update", fix)
+
+
+def _lacking(
+    config: RunConfig,
+    section: str,
+    capability: Capability,
+    key: str,
+    what: str,
+    fix: str,
+    severity: Literal["error", "warning"] = "error",
+) -> Iterator[Diagnostic]:
+    info = chosen_engines(config.engine.name, config.rollout.engine).get(f"{section}.options")
+    if info is not None and capability not in info.capabilities:
+        name = config.engine.name if section == "engine" else config.rollout.engine
+        yield Diagnostic(severity, key, f"the engine {name} cannot {what}: it does not declare {capability}", fix)

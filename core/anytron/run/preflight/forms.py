@@ -1,0 +1,108 @@
+r"""What is tried on a reward: right answers in the forms that models write, and texts that are no answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.task.data.thoughts import opened
+from anytron.task.rewards.called import RIGHT_ANSWER
+from anytron.task.rewards.registered import REWARDS, made
+from anytron.task.rewards.sample import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from anytron.config.scoring import RewardSection
+    from anytron.run.preflight.prepare import PreparedRun
+    from anytron.task.data.prompts import TokenizedPrompt
+
+PROMPT, OTHER = COPIED = ("the prompt itself", "another answer")
+FORMATS = ("format", "regex")
+"""Rewards whose pattern may ask for any form."""
+
+
+def reference_key(section: RewardSection) -> str:
+    """Name the entry of a prompt's data that a right answer stands in."""
+    if section.function == "code":
+        return str(section.options.get("solution", "solution"))
+    return str(section.options.get("key", "answer"))
+
+
+def reference_answers(section: RewardSection) -> Callable[[TokenizedPrompt], str | None]:
+    """Make a function that gives the right answer to a prompt as text; None if it has none.
+
+    A class may say it itself, ``right_answer(data)``. ``format`` wants a form, whatever the answer.
+
+    Raises:
+        DataError: By the function: ``right_answer`` raises.
+    """
+    if section.function == "format":
+        return lambda _: "42"
+    reward = made(section.function, section.options, "rewards")
+    told = getattr(reward, "right_answer", None)
+    key = reference_key(section)
+
+    def answer(prompt: TokenizedPrompt) -> str | None:
+        where = f"{section.function}, prompt {prompt.id}"
+        said = prompt.data.get(key) if told is None else RIGHT_ANSWER.call(told, where, prompt.data)
+        return None if said is None else str(said).strip()
+
+    return answer
+
+
+def right_forms(section: RewardSection, answer: str, prompt: TokenizedPrompt) -> dict[str, str]:
+    """Write an answer as models do, by the name of the form. A mark that the prompt opens is not written again."""
+    if section.function == "code":
+        return {"program": f"```python\n{answer}\n```"}
+    think = "" if opened(prompt.text) else "<think>\n"
+    thoughts = f"{think}So.\n</think>\n\n"
+    forms = {
+        "bare": answer,
+        "boxed": f"So it is \\boxed{{{answer}}}.",
+        "<answer>": f"<answer>{answer}</answer>",
+        "behind </think>": f"{thoughts}{answer}",
+        "in a sentence": f"The answer is {answer}.",
+    }
+    if section.function in FORMATS or section.function not in REWARDS:
+        forms |= {
+            "</think>, <answer>": f"{thoughts}<answer>{answer}</answer>",
+            "</think>, boxed": f"{thoughts}\\boxed{{{answer}}}",
+            "Answer:": f"Answer: {answer}",
+            "####": f"#### {answer}",
+        }
+    return forms
+
+
+def wrong_forms(section: RewardSection, other: str | None, prompt: TokenizedPrompt) -> dict[str, str]:
+    """Give texts that are no answer to a prompt, by what they are.
+
+    Args:
+        section: The reward.
+        other: The right answer of another prompt, which differs from that of this one; None = there is none.
+        prompt: The prompt.
+    """
+    wrong = {"nothing": "", "None": "None", PROMPT: prompt.text}
+    if other is not None and section.function not in FORMATS:
+        wrong[OTHER] = other
+    return wrong
+
+
+def samples_of(written: Sequence[tuple[TokenizedPrompt, str]], prepared: PreparedRun) -> list[Sample]:
+    """Make samples of prompts and responses, the latter tokenised in one call, and ended as a model ends them."""
+    given = prepared.tokenizer([text for _, text in written], add_special_tokens=False)["input_ids"]
+    tokens = [(*ids, *prepared.sampling.end_token_ids[:1]) for ids in given]
+    return [
+        Sample(
+            prompt_id=prompt.id,
+            prompt_text=prompt.text,
+            response_text=text,
+            prompt_tokens=prompt.tokens,
+            response_tokens=ids,
+            log_probs=(0.0,) * len(ids),
+            finished=True,
+            data=prompt.data,
+            images=prompt.images,
+            opened=opened(prompt.text),
+        )
+        for (prompt, text), ids in zip(written, tokens, strict=True)
+    ]

@@ -1,0 +1,114 @@
+"""Refuse a run that asks for something that the platform says it does not do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import ConfigError
+from anytron.base.traits import ModelTraits, ParallelSizes
+from anytron.config.diagnostics import Diagnostic
+from anytron.device.limits import Feature
+from anytron.device.platform import declined, features_asked
+from anytron.task.data.model_files import faults, read_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from anytron.config.schema import RunConfig
+    from anytron.device.platform import Platform
+
+VALUES: Mapping[Feature, tuple[str, Any]] = MappingProxyType(
+    {
+        Feature.THD: ("engine.sequence_format", "thd"),
+        Feature.BSHD: ("engine.sequence_format", "bshd"),
+        Feature.BFLOAT16: ("model.dtype", "bfloat16"),
+        Feature.RECOMPUTE: ("engine.recompute", "full"),
+    }
+)
+"""Features that a run asks for by a value of a key."""
+SIZES: Mapping[Feature, str] = MappingProxyType(
+    {
+        Feature.TENSOR_PARALLEL: "parallel.tensor_model_parallel_size",
+        Feature.PIPELINE_PARALLEL: "parallel.pipeline_model_parallel_size",
+        Feature.CONTEXT_PARALLEL: "parallel.context_parallel_size",
+        Feature.EXPERT_PARALLEL: "parallel.expert_model_parallel_size",
+    }
+)
+"""Features that a run asks for by a size above 1."""
+WITHOUT: Mapping[Feature, tuple[tuple[str, Any], ...]] = MappingProxyType(
+    {
+        Feature.INTERLEAVED_PIPELINE: (("engine.options.virtual_pipeline_model_parallel_size", 1),),
+        Feature.ROUTER_REPLAY: (("rollout.replay_routing", False), ("engine.options.router_replay", "off")),
+        Feature.MULTI_TOKEN_PREDICTION: (("engine.options.mtp_loss_coefficient", 0.0),),
+        Feature.ADAPTERS: (("model.lora", None),),
+        Feature.CRITIC: (("critic", None),),
+    }
+)
+"""Features that a run asks for by any value of a key but this one; an option that is left out asks for nothing."""
+
+
+def limit_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
+    """Find what of a run the platform declares not to do (:meth:`anytron.device.platform.Platform.limits`)."""
+    messages = declined(platform, Feature)
+    asked = list({**_asked_by_configuration(config), **asked_by_model(config)}.items()) if messages else []
+    if messages and config.reward_model is not None:
+        asked += _asked_by_reward_model(config)
+    for feature, key in asked:
+        if feature in messages:
+            yield Diagnostic("error", key, messages[feature], "change it, or use another platform")
+
+
+def _asked_by_configuration(config: RunConfig) -> dict[Feature, str]:
+    found = {feature: key for feature, (key, value) in VALUES.items() if _value(config, key) == value}
+    found |= {feature: key for feature, key in SIZES.items() if _value(config, key) > 1}
+    return found | {
+        feature: key
+        for feature, keys in WITHOUT.items()
+        for key, nothing in keys
+        if _value(config, key, nothing) != nothing
+    }
+
+
+def _asked_by_reward_model(config: RunConfig) -> list[tuple[Feature, str]]:
+    """What its own sizes and its own config ask for; the rest is the policy's."""
+    own = config.of_reward_model
+    found = [(feature, f"reward_model.{key}") for feature, key in SIZES.items() if _value(own, key) > 1]
+    return found + [(feature, "reward_model.path") for feature in asked_by_model(own)]
+
+
+def _value(config: RunConfig, key: str, default: Any = None) -> Any:
+    """Read a key; of an engine's options maybe not all are given."""
+    value: Any = config
+    for name in key.split("."):
+        value = value.get(name, default) if isinstance(value, dict) else getattr(value, name)
+    return value
+
+
+def asked_by_model(config: RunConfig) -> dict[Feature, str]:
+    """Find what a run's model asks for in its Hugging Face config, with the key that names it.
+
+    One that is missing or malformed asks for nothing, and is reported elsewhere.
+    """
+    key = "model.config" if config.model.path is None else "model.path"
+    try:
+        whole = (config.model.config or {}) if config.model.path is None else read_config(Path(config.model.path))
+    except ConfigError:
+        return {}
+    if any(faults(whole)):
+        return {}
+    text: Mapping[str, Any] = whole.get("text_config") or whole
+    layers = text.get("layer_types") or ()
+    sliding = text.get("use_sliding_window") or "sliding_attention" in layers
+    traits = ModelTraits(
+        vision="vision_config" in whole,
+        latent_attention=bool(text.get("kv_lora_rank")),
+        linear_attention="linear_attention" in layers,
+        mixture_of_experts=any(text.get(one) for one in ("num_experts", "num_local_experts", "n_routed_experts")),
+        window=(-1, 0) if sliding else None,
+    )
+    asked = features_asked(traits, ParallelSizes())
+    if text.get("model_type") == "gpt_oss":
+        asked.append(Feature.ATTENTION_SINKS)
+    return dict.fromkeys(asked, key)

@@ -1,0 +1,134 @@
+"""From a YAML file and overrides to a run that is ready to be checked: plugins chosen, their edits applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from anytron.config.diagnostics import Diagnostic
+from anytron.config.load import read_config, read_stages
+from anytron.config.options import engine_option_diagnostics
+from anytron.device.hooks.edits import apply_edits
+from anytron.device.loading import Session, check_requirements, open_session
+from anytron.device.platform import decisions_of
+from anytron.record.sinks.loading import sink_diagnostics
+from anytron.run.preflight.capabilities import platform_diagnostics, rollout_diagnostics, training_diagnostics
+from anytron.run.preflight.limits import limit_diagnostics
+from anytron.run.preflight.machine import machine_diagnostics
+from anytron.run.preflight.output import output_diagnostics
+from anytron.run.preflight.rewards import reward_diagnostics
+from anytron.run.preflight.supervised import supervised_diagnostics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from anytron.config.load import Places
+    from anytron.config.schema import RunConfig
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A configuration, the plugins that it will run with, and what was found wrong.
+
+    Attributes:
+        config: Overrides and the plugins' edits applied.
+        session: The plugins and the active platform.
+        remarks: For the user to read: which platform was chosen and why; what it has decided; optional packages that
+            are missing, packages of other devices that are hidden, edits of plugins with their reasons.
+        diagnostics: What the plugins and the checks of this machine found, each with its place;
+            :func:`anytron.config.diagnostics.refuse` raises the errors among them, all at once.
+    """
+
+    config: RunConfig
+    session: Session
+    remarks: list[str]
+    diagnostics: list[Diagnostic]
+
+    @property
+    def lines(self) -> list[str]:
+        """Remarks and warnings, as they are shown; the platform first."""
+        return [*self.remarks, *(f"warning: {one}" for one in self.diagnostics if one.severity == "warning")]
+
+
+def open_run(path: Path, overrides: Sequence[str], relative_to: Path | None = None) -> OpenRun:
+    """Read the configuration, choose the platform, let the plugins adapt the configuration, and check all of it.
+
+    Arguments are those of :func:`~anytron.config.load.read_config`.
+
+    Raises:
+        ConfigError: The configuration is not valid in itself, or has several stages and none is chosen.
+        PlatformError: No platform can be used, or not the one asked for.
+        PluginError: A plugin is broken, or what it needs is not installed.
+    """
+    config, places = read_config(path, overrides, relative_to)
+    return _opened(config, places, _session(config), path)
+
+
+def open_stages(path: Path, overrides: Sequence[str]) -> dict[str, OpenRun]:
+    """Open all stages of a configuration, with the same plugins and the same platform.
+
+    Each is checked as if it began with the model of the file, which has the sizes of what it will begin with.
+
+    Returns:
+        By their names, in the order in which they are trained; a run without stages by "".
+
+    Raises: As :func:`open_run`.
+    """
+    stages = read_stages(path, overrides)
+    session = _session(next(iter(stages.values()))[0])
+    opened = {name: _opened(config, places, session, path) for name, (config, places) in stages.items()}
+    for run, (_, places) in list(zip(opened.values(), stages.values(), strict=True))[:-1]:
+        if not run.config.trainer.save_hf:
+            message = "the next stage begins with the model that this one writes at its end"
+            run.diagnostics.extend(places.locate([Diagnostic("error", "trainer.save_hf", message, "leave it out")]))
+    return opened
+
+
+def _session(config: RunConfig) -> Session:
+    return open_session(config.platform.name, config.platform.options, config.engine.name)
+
+
+def _opened(config: RunConfig, places: Places, session: Session, path: Path) -> OpenRun:
+    unmet = check_requirements(session.hooks, config.engine.name)
+    useless = list(supervised_diagnostics(config))  # plugins set what they would for any run
+    edits, found = session.hooks.remarks(config)
+    found += useless
+    remarks = [f"platform: {session.platform.name} ({session.choice_reason})"]
+    remarks += [str(decision) for decision in decisions_of(session.platform)]
+    remarks += [f"optional: {one.reason} - {one.remedy}" for one in unmet]
+    if session.hidden:
+        remarks.append(f"hidden, because it belongs to another device: {', '.join(session.hidden)}")
+    config = apply_edits(config, edits)
+    remarks += [f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in edits]
+    config = _with_rollout_options(config, session)
+    places = replace(places, by_key={**places.by_key, **{edit.key: f"plugin '{plugin}'" for plugin, edit in edits}})
+    found += machine_diagnostics(config, session.platform, session.probe)
+    found += output_diagnostics(config, path)
+    found += sink_diagnostics(config)
+    found += engine_option_diagnostics(config)  # plugins may have set some
+    found += reward_diagnostics(config)
+    found += training_diagnostics(config)
+    found += rollout_diagnostics(config)
+    found += platform_diagnostics(config, session.platform)
+    found += limit_diagnostics(config, session.platform)
+    return OpenRun(config, session, remarks, places.locate(found))
+
+
+def _with_rollout_options(config: RunConfig, session: Session) -> RunConfig:
+    """Add what the plugins want of the rollout engine, if there is one; what the user set wins."""
+    if config.supervised:
+        return config
+    options = _merged(session.hooks.rollout_options(config.rollout.engine), config.rollout.options)
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"options": options})})
+
+
+def _merged(wanted: Mapping[str, Any], set_by_user: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete options, and those inside of options that are mappings."""
+    merged = {**wanted, **set_by_user}
+    for name in wanted.keys() & set_by_user.keys():
+        inner = wanted[name], set_by_user[name]
+        if all(isinstance(one, Mapping) for one in inner):
+            merged[name] = _merged(*inner)
+    return merged

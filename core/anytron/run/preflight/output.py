@@ -1,0 +1,126 @@
+"""Check that a run can write what it will write, and deletes nothing that it needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anytron.config.data import OPTION_PATHS
+from anytron.config.diagnostics import Diagnostic
+from anytron.record.tracking.claim import overwritten
+from anytron.run.preflight.capabilities import generates_in_training, saves_checkpoints, why_a_file
+from anytron.run.preflight.references import validation_files, validation_references
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron.config.schema import RunConfig
+
+STATE_FACTOR = {"bfloat16": 7, "float32": 3}
+"""Size of a checkpoint against that of the weights: Adam's two moments and, with bfloat16, float32 weights besides."""
+
+
+def output_diagnostics(config: RunConfig, file: Path) -> Iterator[Diagnostic]:
+    """Find what is wrong with the places that a run writes to.
+
+    Args:
+        config: The configuration, its paths absolute.
+        file: The YAML file that it comes from.
+
+    Yields:
+        Errors: an output directory that cannot be written, files in it that the run needs and ``trainer.overwrite``
+        would delete, no room for the weights. Warning: no room for the checkpoints.
+    """
+    path = Path(config.trainer.output_dir).absolute()
+    existing = _existing(path)
+    if not existing.is_dir():
+        yield Diagnostic("error", "trainer.output_dir", f"{existing} is not a directory", "choose another directory")
+        return
+    if not os.access(existing, os.W_OK | os.X_OK):
+        yield Diagnostic("error", "trainer.output_dir", f"{existing} may not be written to", "choose another directory")
+    if config.trainer.overwrite:
+        for key, needed in _needed(config, file).items():
+            if overwritten(path, needed):
+                yield Diagnostic(
+                    "error",
+                    "trainer.overwrite",
+                    f"it would delete {key}, {needed}, which lies among the files of the earlier run",
+                    "choose another trainer.output_dir",
+                )
+    yield from _room(config, path)
+
+
+def _needed(config: RunConfig, file: Path) -> dict[str, Path]:
+    """The files and directories that a run reads, by the key that names them."""
+    model, lora, critic = config.model, config.model.lora, config.critic
+    named = {
+        "model.path": model.path,
+        "model.tokenizer": model.tokenizer,
+        "model.processor": model.processor,
+        "model.lora.path": None if lora is None else lora.path,
+        "critic.path": None if critic is None else critic.path,
+        "teacher.path": None if config.teacher is None else config.teacher.path,
+        "reward_model.path": None if config.reward_model is None else config.reward_model.path,
+        "environment.path": None if config.environment is None else config.environment.path,
+        "algorithm.advantage": config.algorithm.advantage,
+        "algorithm.loss": config.algorithm.loss,
+    }
+    for key, one in config.data.keyed_sources().items():
+        named[f"{key}.source"] = one.source
+        named |= {f"{key}.options.{option}": one.options.get(option) for option in OPTION_PATHS}
+    named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
+    named |= validation_references(config) | validation_files(config)
+    named |= {f"tracking.sinks.{index}.sink": one.sink for index, one in enumerate(config.tracking.sinks)}
+    paths = {key: Path(value.rpartition(":")[0] or value) for key, value in named.items() if isinstance(value, str)}
+    # Registered names and modules are no absolute paths; files and directories are (anytron.config.anchor).
+    return {"the configuration": file} | {key: path for key, path in paths.items() if path.is_absolute()}
+
+
+def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
+    if config.model.path is None:
+        return
+    weights = sum(part.stat().st_size for part in Path(config.model.path).glob("*.safetensors") if part.is_file())
+    places = {"TMPDIR": Path(tempfile.gettempdir())} if _through_a_file(config) else {}
+    if config.trainer.save_hf:
+        places["trainer.output_dir"] = path
+    for key, place in places.items():
+        free = shutil.disk_usage(_existing(place)).free
+        if free < weights:
+            yield Diagnostic(
+                "error",
+                key,
+                f"{_size(free)} are free at {place}, and a copy of the weights has {_size(weights)}",
+                "make room, or choose another directory",
+            )
+    if config.model.lora is None and saves_checkpoints(config):
+        best = config.validation is not None and config.validation.keep_best
+        place = path if config.checkpoint.path is None else Path(config.checkpoint.path).absolute()
+        count = config.checkpoint.keep + best + 1  # an old one goes when the new one is complete
+        needed, free = weights * STATE_FACTOR[config.model.dtype] * count, shutil.disk_usage(_existing(place)).free
+        if free < needed:
+            yield Diagnostic(
+                "warning",
+                "checkpoint.keep",
+                f"{_size(free)} are free at {place}, and {count} checkpoints have about {_size(needed)}",
+                "make room, lower checkpoint.keep, or set checkpoint.path",
+            )
+
+
+def _through_a_file(config: RunConfig) -> bool:
+    """Whether weights go to the rollout through a file."""
+    way = config.rollout.weights
+    if generates_in_training(config):
+        return False
+    return way == "file" or (way == "auto" and why_a_file(config) is not None)
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest directory above it that exists."""
+    return next(parent for parent in (path, *path.parents) if parent.exists())
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.3g} GB"

@@ -1,0 +1,171 @@
+"""Load what the driver needs of a run, and check it against the model, before a worker starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron.algorithms.registered import load_advantage, policy_loss_function
+from anytron.base.errors import ConfigError
+from anytron.record.checkpoint.resume import first_beginning
+from anytron.run.preflight.teacher import check_vocabulary, context_length_of
+from anytron.task.data.beginning import Beginning
+from anytron.task.data.examination import examine
+from anytron.task.data.mixture import Mixture, Place, load_mixture
+from anytron.task.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
+from anytron.task.data.vision import VisionProcessor, load_vision
+from anytron.task.environments.loading import check_environment
+from anytron.task.rewards.scoring import RewardSum
+from anytron.workers.engines.rollout_engine import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from anytron.config.schema import RunConfig
+    from anytron.task.data.prompts import TokenizedPrompt
+
+
+@dataclass(frozen=True)
+class PreparedPrompts:
+    """The prompts of a run, as its model reads them; of supervised fine-tuning with the responses that are learnt.
+
+    Attributes:
+        tokenizer: A Hugging Face tokenizer.
+        vision: Prepares images; None for a model that takes none.
+        sampler: Draws prompts.
+        context_length: Tokens that the model, a teacher and a reward model can see, prompt and response together;
+            None = unlimited.
+        vocab_size: Token ids are below this.
+        beginning: The moment in which the run began, and its chat template, which the tokenizer has.
+        chat_template_kwargs: Further arguments of the chat template; its clock shows that moment.
+        remarks: For people: what is restored.
+    """
+
+    tokenizer: Any
+    vision: VisionProcessor | None
+    sampler: Mixture
+    context_length: int | None
+    vocab_size: int
+    beginning: Beginning
+    chat_template_kwargs: Mapping[str, Any]
+    remarks: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where in the data the next draw begins."""
+        return self.sampler.places
+
+    def draw(self, count: int) -> list[TokenizedPrompt]:
+        """Take the next prompts, their images prepared: only now, because patches are large."""
+        prompts = self.sampler.draw(count)
+        if self.vision is None:
+            return prompts
+        return [
+            replace(prompt, patches=self.vision.patches(prompt.images, f"prompt {prompt.id}"))
+            if prompt.images
+            else prompt
+            for prompt in prompts
+        ]
+
+
+@dataclass(frozen=True)
+class PreparedRun(PreparedPrompts):
+    """What the driver needs of a run.
+
+    Attributes:
+        rewards: The reward functions, checked.
+        sampling: How responses are sampled.
+    """
+
+    rewards: RewardSum
+    sampling: SamplingParams
+
+
+def prepare_prompts(config: RunConfig) -> PreparedPrompts:
+    """Load the tokenizer and all prompts, or examples, and check them against the model.
+
+    Of a run that is to be continued, the chat template and its clock are those with which it began.
+
+    Raises:
+        ConfigError: Something named in the configuration is missing or impossible.
+        DataError: Prompts are not usable.
+    """
+    return _prompts(config, None if config.supervised else config.rollout.max_new_tokens)
+
+
+def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
+    sections = {"teacher.path": config.teacher, "reward_model.path": config.reward_model}
+    examine(config.model, {key: Path(asked.path) for key, asked in sections.items() if asked is not None})
+    hf_config = load_hf_config(config.model)
+    text_config = hf_config.get_text_config()
+    tokenizer = load_tokenizer(config.model)
+    earlier = first_beginning(config)
+    beginning = earlier or Beginning.of(tokenizer)
+    remarks: tuple[str, ...] = ()
+    if tokenizer.chat_template != beginning.chat_template:
+        remarks = ("the chat template is another now: the run goes on with the one that it began with",)
+        tokenizer.chat_template = beginning.chat_template
+    contexts = [getattr(text_config, "max_position_embeddings", None)]
+    for asked in (config.teacher, config.reward_model):
+        if asked is not None:
+            check_vocabulary(asked, tokenizer)
+            contexts.append(context_length_of(asked))
+    context_length = min((one for one in contexts if one is not None), default=None)
+    vision = load_vision(config.model, hf_config, tokenizer)
+    if vision is not None and config.environment is not None:
+        raise ConfigError(
+            "An environment cannot answer a vision-language model yet.",
+            where="environment",
+            why="a later turn would take image tokens that the model has written for images of the prompt",
+            fix="remove environment, or train a language model",
+        )
+    drops = not config.supervised and config.data.on_bad_answer == "drop"
+    sampler = load_mixture(
+        config.data,
+        tokenizer,
+        vision,
+        beginning=beginning,
+        seed=config.trainer.seed,
+        vocab_size=text_config.vocab_size,
+        context_length=context_length,
+        max_new_tokens=max_new_tokens,
+        unusable=RewardSum.from_config(config.rewards).unusable() if drops else None,
+    )
+    template, vocab_size = beginning.arguments(config.data.chat_template_kwargs), text_config.vocab_size
+    return PreparedPrompts(tokenizer, vision, sampler, context_length, vocab_size, beginning, template, remarks=remarks)
+
+
+def prepare(config: RunConfig) -> PreparedRun:
+    """Load what responses are generated to, and how they are rewarded, and check it against the model.
+
+    Raises:
+        ConfigError: Something named in the configuration is missing or impossible.
+        DataError: Prompts are not usable.
+    """
+    load_advantage(config.algorithm)
+    policy_loss_function(config.algorithm)
+    rewards = RewardSum.from_config(config.rewards)
+    if config.environment is not None:
+        check_environment(config.environment)
+    prompts = _prompts(config, config.rollout.max_new_tokens)
+    rewards.check([] if config.data.on_bad_answer == "drop" else prompts.sampler.tables)  # looked at as they were read
+    tokenizer, vision, vocab_size = prompts.tokenizer, prompts.vision, prompts.vocab_size
+    ends = end_token_ids(config.model, tokenizer, vocab_size)
+    padding = padding_token_id(config.model, tokenizer, ends, vocab_size)
+    if vision is not None:
+        vision.check_padding(padding)
+    return PreparedRun(
+        **vars(prompts),
+        rewards=rewards,
+        sampling=SamplingParams(
+            max_new_tokens=config.rollout.max_new_tokens,
+            min_new_tokens=config.rollout.min_new_tokens,
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            top_k=config.rollout.top_k,
+            stop=tuple(config.rollout.stop),
+            end_token_ids=ends,
+            pad_token_id=padding,
+        ),
+    )

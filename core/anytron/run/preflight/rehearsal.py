@@ -1,0 +1,214 @@
+r"""Try rewards on the run's own data before anything is generated.
+
+Two questions are asked of each prompt: can its reward be earned, and is it not earned for nothing? The right answer is
+written in the forms that models use, and each goes through the reward; the best of them must score more than an empty
+response, the word ``None``, the right answer of another prompt, and the prompt itself.
+
+Rewards that are dear or need a model are left out: ``judge``, ``reward_model`` and ``environment``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
+
+from anytron.base.errors import within
+from anytron.run.preflight.trial import Finding, Rehearsal, Trial, no_answer
+from anytron.task.data.thoughts import opened
+from anytron.task.rewards.pool import RewardPool
+from anytron.task.rewards.registered import REWARDS
+from anytron.task.rewards.scoring import side_by_side
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from anytron.config.scoring import RewardSection
+    from anytron.run.preflight.prepare import PreparedRun
+    from anytron.task.data.prompts import TokenizedPrompt
+    from anytron.task.rewards.scoring import RewardWorkers
+
+AT_ONCE = 64
+"""Prompts whose responses are scored in one call."""
+TIMED = 4
+"""Prompts of one call where time is limited: after each call it is looked at."""
+ROWS, OWN_ROWS = 32, 8
+"""Prompts that a registered reward, and a function of the user, is tried on before a worker starts; an eighth of them
+in each call, or all."""
+BEGIN_S, GIVE_UP_S = 4.0, 6.0
+"""Seconds after which nothing more is tried before a worker starts, and after which no answer is waited for. They begin
+with the start of the processes; ``math`` needs a second or two."""
+NOT_TRIED = frozenset({"judge", "reward_model", "environment"})
+"""Rewards that ask a model or an environment."""
+
+
+class Evenly(Sequence["TokenizedPrompt"]):
+    """Prompts at even distances, of each table its share; each is made when it is looked at.
+
+    Args:
+        tables: The prompts.
+        count: How many, about; None = all.
+    """
+
+    def __init__(self, tables: Sequence[Sequence[TokenizedPrompt]], count: int | None) -> None:
+        step = 1 if count is None else max(1, -(-sum(map(len, tables)) // count))
+        self._places = [(table, range(0, len(table), step)) for table in tables]
+
+    def __len__(self) -> int:
+        return sum(len(places) for _, places in self._places)
+
+    def __getitem__(self, index: int) -> TokenizedPrompt:  # type: ignore[override]
+        for table, places in self._places:
+            if index < len(places):
+                return table[places[index]]
+            index -= len(places)
+        raise IndexError(index)
+
+
+class TrialProcesses:
+    """The processes in which rewards are tried: as in a run, and with its limits. Leaving ends them.
+
+    A function of the user gets processes of its own, so that training's have seen nothing of the rehearsal.
+
+    Args:
+        logs: Where they write their logs.
+        start_timeout_s: Seconds that a process may take to find its function.
+        running: Processes that the run has started; those of registered rewards, which keep no state, are used.
+    """
+
+    def __init__(self, logs: Path, start_timeout_s: float, running: RewardWorkers | None = None) -> None:
+        self._logs, self._start_timeout_s, self._leaving = logs, start_timeout_s, ExitStack()
+        self._pools = [one for one in (running.pools if running else ()) if one.section.function in REWARDS]
+
+    def pool(self, subject: str, key: str, name: str, section: RewardSection) -> RewardPool:
+        """Give the processes of a reward, the same ones for the same configuration; does not wait for them."""
+        known = next((pool for pool in self._pools if pool.section == section), None)
+        if known is None:
+            logs = self._logs / subject.replace(" ", "-")
+            logs.mkdir(parents=True, exist_ok=True)
+            known = self._leaving.enter_context(RewardPool(name, section, key, logs, self._start_timeout_s))
+            self._pools.append(known)
+        return known
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._leaving.close()
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """One subject of a rehearsal: training, or a validation set.
+
+    Attributes:
+        found: What was found.
+        trials: The rewards that were tried.
+    """
+
+    found: Rehearsal
+    trials: list[Trial]
+
+
+def rehearse(
+    subjects: Mapping[str, PreparedRun],
+    processes: TrialProcesses,
+    *,
+    brief: bool = False,
+    has_environment: bool = False,
+    tell: Callable[[str, int, int], None] = lambda *_: None,
+) -> dict[str, Rehearsed]:
+    """Look at prompts, and try rewards on them, those of different rewards at the same time.
+
+    Args:
+        subjects: The run, and the run with the prompts and rewards of each validation set, by name.
+        processes: Where rewards are tried. The same reward is tried on several subjects in the same processes.
+        brief: Some prompts, and some seconds; otherwise all, and as long as it takes.
+        has_environment: Responses have turns, which a function of the user may want to see.
+        tell: Called with a reward, how many prompts it has been tried on, and how many there are.
+
+    Raises:
+        DataError: A reward that is a class cannot say what a right answer is.
+    """
+    now = monotonic()
+    begin_until, until = (now + BEGIN_S, now + GIVE_UP_S) if brief else (math.inf, math.inf)
+    done: dict[str, Rehearsed] = {}
+    groups: list[tuple[RewardPool, list[Trial]]] = []
+    for subject, prepared in subjects.items():
+        with within(subject):
+            done[subject] = one = Rehearsed(_looked_at(prepared, ROWS if brief else None), [])
+            for index, (name, section) in enumerate(prepared.rewards.sections.items()):
+                own = section.function not in REWARDS
+                rows, at_once = (OWN_ROWS if own else ROWS, OWN_ROWS if own else TIMED) if brief else (None, AT_ONCE)
+                prompts, told = Evenly(prepared.sampler.tables, rows), partial(tell, name)
+                why = _left_out(section, has_environment=has_environment)
+                trial = None if why else Trial(name, section, prompts, prepared, one.found, at_once, begin_until, told)
+                if trial is None or not len(trial):
+                    one.found.left_out[name] = why or no_answer(section)
+                    continue
+                one.trials.append(trial)
+                pool = processes.pool(subject, f"rewards[{index}]", name, section)
+                sharing = next((trials for other, trials in groups if other is pool), None)
+                if sharing is None:
+                    groups.append((pool, sharing := []))
+                sharing.append(trial)
+    side_by_side([(pool, _in_turn(trials, pool)) for pool, trials in groups], until)
+    for one in done.values():
+        for trial in one.trials:
+            if not trial.tried and trial.error is None:
+                one.found.left_out[trial.name] = f"it gave no answer within {GIVE_UP_S:g} s"
+            trial.finish()
+    return done
+
+
+def _in_turn(trials: Sequence[Trial], pool: RewardPool) -> Generator[None, None, None]:
+    for trial in trials:
+        yield from trial.run(pool)
+
+
+def _left_out(section: RewardSection, *, has_environment: bool) -> str:
+    """Say why a reward is not tried; empty if it is."""
+    if section.function in NOT_TRIED:
+        return "it asks a model or an environment"
+    return "it may want to see an environment" if has_environment and section.function not in REWARDS else ""
+
+
+def _looked_at(prepared: PreparedRun, rows: int | None) -> Rehearsal:
+    """Look at prompts as the model reads them."""
+    prompts, found = Evenly(prepared.sampler.tables, rows), Rehearsal()
+    found.findings += examine_prompts(prompts, prepared)
+    if prepared.beginning.reads_the_clock:
+        found.notes.append("the chat template reads the clock: it shows the run's first moment (anytron data show)")
+    marks = sorted({opened(prompt.text).strip() for prompt in prompts} - {""})
+    if marks:
+        found.notes.append(f"prompts open {', '.join(marks)}: format, regex and reasoning_gym see it in front")
+    return found
+
+
+def examine_prompts(prompts: Iterable[TokenizedPrompt], prepared: PreparedRun) -> Iterator[Finding]:
+    """Find what is wrong with prompts as the model reads them."""
+    tokenizer, ends = prepared.tokenizer, set(prepared.sampling.end_token_ids)
+    begin = tokenizer.bos_token_id
+    twice = Finding(
+        f"A prompt begins with {tokenizer.bos_token} twice.",
+        f"remove {tokenizer.bos_token} from the prompts or messages: template or tokenizer write it already",
+    )
+    ended = Finding(
+        "A prompt ends with a token that ends responses.",
+        "remove it from the prompts, or use a chat template with a generation prompt (add_generation_prompt)",
+    )
+    for prompt in prompts:
+        tokens = prompt.tokens
+        if begin is not None and tokens[:2] == (begin, begin):
+            twice.add(prompt.id, prompt.text[:40])
+        last = next((token for token in reversed(tokens[-4:]) if tokenizer.decode([token]).strip()), None)
+        if last in ends:
+            ended.add(prompt.id, prompt.text[-40:])
+    yield from (one for one in (twice, ended) if one.count)

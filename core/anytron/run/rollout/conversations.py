@@ -1,0 +1,243 @@
+"""Responses of one turn, or of several between which an environment speaks.
+
+A turn is a request to the rollout engines like any other, whose prompt is all that the model has read and written so
+far, token by token::
+
+    prompt -> turn -> observation -> turn -> observation -> turn        conversation: one sample
+              [own]   [not trained]  [own]   [not trained]  [own]       response mask
+
+While some conversations wait for their environment, the engines work on others.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import DataError
+from anytron.run.rollout.conversation import Conversation
+from anytron.run.rollout.observations import observation_tokens
+from anytron.run.rollout.pool import response_seed
+from anytron.run.rollout.trajectory import Trajectory
+from anytron.task.data.thoughts import decode_responses
+from anytron.task.isolation.failure import Failure
+from anytron.workers.engines.rollout_engine import PromptInputs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from anytron.config.generation import EnvironmentSection
+    from anytron.config.schema import RunConfig
+    from anytron.run.preflight.prepare import PreparedRun
+    from anytron.run.rollout.pool import Generation, RolloutPool
+    from anytron.task.data.prompts import TokenizedPrompt
+    from anytron.task.environments import Observation
+    from anytron.task.environments.pool import EnvironmentPool
+    from anytron.workers.engines.rollout_engine import Response, SamplingParams
+    from anytron.workers.executor.protocol import Pending
+
+POLL_S = 1.0
+"""How long to wait where only one side is at work."""
+GLANCE_S = 0.01
+"""How long to wait for environments before looking at the engines again, while both are at work."""
+GATHER_S = 0.1
+"""How long a turn may wait for others that begin soon: engines are fast with many at a time."""
+HOPELESS = 16
+"""So many conversations that fail, when no environment has answered, are the environment's fault, not theirs."""
+
+
+class SingleTurns:
+    """Responses of one turn.
+
+    Args:
+        pool: Makes them.
+        sampling: How they are sampled.
+    """
+
+    def __init__(self, pool: RolloutPool, sampling: SamplingParams) -> None:
+        self._pool, self._sampling = pool, sampling
+
+    def begin(self, prompts: Sequence[TokenizedPrompt], samples_per_prompt: int, seed: int) -> Generation:
+        """Ask for responses to each prompt; see :meth:`RolloutPool.begin`."""
+        inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
+        return self._pool.begin(inputs, self._sampling, samples_per_prompt, seed)
+
+    def finish(self, begun: Generation, *, more: bool = False) -> list[list[Trajectory]]:
+        """Wait for responses; give those to each prompt, in order. They may be ``more`` of a step's."""
+        del more
+        return [[Trajectory.of(response) for response in group] for group in self._pool.finish(begun)]
+
+    def settle(self) -> None:
+        """Finish all that is begun; see :meth:`RolloutPool.settle`."""
+        self._pool.settle()
+
+    def attend(self, call: Pending) -> None:
+        """Go on until a call of the training ranks is over; see :meth:`RolloutPool.attend`."""
+        self._pool.attend(call)
+
+
+class Conversations:
+    """Responses of several turns.
+
+    Args:
+        pool: Makes the turns.
+        prepared: The tokenizer, the sampling, the model's limits.
+        environments: What answers the turns.
+        section: The limits of conversations.
+    """
+
+    def __init__(
+        self, pool: RolloutPool, prepared: PreparedRun, environments: EnvironmentPool, section: EnvironmentSection
+    ) -> None:
+        self._pool, self._prepared, self._environments, self._section = pool, prepared, environments, section
+        self._tokenizer: Any = prepared.tokenizer
+        self._begun: dict[int, Conversation] = {}  # by the numbers of their environments
+        self._speaking: dict[int, Conversation] = {}  # by the numbers of their requests
+        self._ready: list[Conversation] = []  # for the model to speak
+        self._ready_since = 0.0
+        self._answered = False
+        self._failure: Exception | None = None
+
+    def begin(self, prompts: Sequence[TokenizedPrompt], samples_per_prompt: int, seed: int) -> list[list[Conversation]]:
+        """Begin the conversations about each prompt: environments are set up, and first turns asked for."""
+        asked = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
+        turns = self._section.max_turns
+        conversations = [Conversation(prompt, response_seed(seed, place), turns) for place, prompt in enumerate(asked)]
+        for conversation in conversations:
+            conversation.number = self._environments.begin(conversation.task)
+            self._begun[conversation.number] = conversation
+        self._ask(conversations)
+        starts = range(0, len(conversations), samples_per_prompt)
+        return [conversations[start : start + samples_per_prompt] for start in starts]
+
+    def finish(self, begun: Sequence[Sequence[Conversation]], *, more: bool = False) -> list[list[Trajectory]]:
+        """Go on until conversations are over; give those about each prompt, in order.
+
+        Args:
+            begun: What :meth:`begin` gave.
+            more: The step has others, among which not all have failed.
+
+        Raises:
+            DataError: The environment fails for every response, or for all of the first ones.
+        """
+        conversations = [conversation for group in begun for conversation in group]
+        while self._under_way(conversations):
+            self._go_on()
+        for conversation in conversations:
+            del self._begun[conversation.number]
+        if not more:
+            _check_hope([one for one in conversations if one.failure is not None], len(conversations))
+        return [[conversation.trajectory() for conversation in group] for group in begun]
+
+    def settle(self) -> None:
+        """Finish all conversations that are begun, as far as there are replicas with weights."""
+        while self._pool.has_weights and self._under_way(self._begun.values()):
+            self._go_on()
+
+    def attend(self, call: Pending) -> None:
+        """Go on until a call of the training ranks is over. What goes wrong meanwhile is raised by whoever goes on."""
+        try:
+            while not call.done:
+                self._go_on(call)
+        except Exception as failure:  # noqa: BLE001 - the training ranks are not left in the middle of their call
+            self._failure = failure
+
+    def _under_way(self, conversations: Iterable[Conversation]) -> bool:
+        """Whether any has a turn that is being made, or an environment; or whether something went wrong meanwhile."""
+        return self._failure is not None or any(
+            one.speaking or self._environments.knows(one.number) for one in conversations
+        )
+
+    def _go_on(self, *others: Pending) -> None:
+        """Wait until a turn is made or answered, and for calls of other groups; do what follows."""
+        if self._failure is not None:
+            raise self._failure
+        if self._ready and (not self._environments.busy or monotonic() - self._ready_since > GATHER_S):
+            self._ask([one for one in self._ready if not one.over])
+            self._ready = []
+        if self._speaking or others:
+            self._listen(0.0 if self._environments.busy else POLL_S, *others)
+        alone = not (self._speaking or self._ready or others)
+        for number, answer in self._environments.poll(POLL_S if alone else GLANCE_S):
+            self._take(self._begun[number], answer)
+
+    def _ask(self, conversations: Sequence[Conversation]) -> None:
+        """Ask for the model's next turns."""
+        questions = [one.question(self._prepared.sampling, self._room(one)) for one in conversations]
+        for number, conversation in zip(self._pool.ask(questions), conversations, strict=True):
+            conversation.speaking = True
+            self._speaking[number] = conversation
+
+    def _listen(self, seconds: float, *others: Pending) -> None:
+        """Take the turns that are done, and give them to their environments."""
+        for number, response in self._pool.poll(seconds, *others):
+            conversation = self._speaking.pop(number)
+            turn = conversation.add_turn(response, self._decoded(response))
+            if not conversation.over:  # its environment may have failed in the meantime
+                self._environments.step(conversation.number, turn)
+
+    def _take(self, conversation: Conversation, answer: Observation | Failure) -> None:
+        """Take what an environment says."""
+        if isinstance(answer, Failure):
+            conversation.end(finished=False, failure=answer)
+            if not self._answered:
+                _check_hope([one for one in self._begun.values() if one.failure is not None], HOPELESS)
+            return
+        self._answered = True
+        self._answer(conversation, answer)
+        if not conversation.over:
+            self._ready_since = self._ready_since if self._ready else monotonic()
+            self._ready.append(conversation)
+
+    def _decoded(self, response: Response) -> str:
+        return decode_responses(self._tokenizer, [response.tokens])[0]
+
+    def _answer(self, conversation: Conversation, observation: Observation) -> None:
+        """Add an observation to a conversation, and end it if there is nothing more to say, or no room."""
+        conversation.count(observation)
+        if observation.done or len(conversation.turns) == conversation.max_turns:
+            self._end(conversation, finished=observation.done)
+            return
+        last = conversation.tokens[-1] if conversation.tokens else None
+        known = self._tokenizer, self._prepared.vocab_size, self._prepared.chat_template_kwargs
+        tokens = observation_tokens(observation, last, *known)
+        if isinstance(tokens, Failure):
+            self._end(conversation, finished=False, failure=tokens)
+            return
+        room = self._room(conversation)
+        if len(tokens) > self._section.max_observation_tokens or (room is not None and len(tokens) >= room):
+            self._end(conversation, finished=False)
+            return
+        conversation.add_observation(tokens)
+
+    def _end(self, conversation: Conversation, *, finished: bool, failure: Failure | None = None) -> None:
+        conversation.end(finished=finished, failure=failure)
+        self._environments.end(conversation.number)
+
+    def _room(self, conversation: Conversation) -> int | None:
+        """Tokens that the model's context has left; None = any number."""
+        limit = self._prepared.context_length
+        return None if limit is None else limit - len(conversation.prompt.tokens) - len(conversation.tokens)
+
+
+def turns_of(
+    config: RunConfig, prepared: PreparedRun, pool: RolloutPool, environments: EnvironmentPool | None
+) -> SingleTurns | Conversations:
+    """Choose how a run's responses are made."""
+    if config.environment is None or environments is None:
+        return SingleTurns(pool, prepared.sampling)
+    return Conversations(pool, prepared, environments, config.environment)
+
+
+def _check_hope(failed: Sequence[Conversation], limit: int) -> None:
+    """End the run if so many conversations have failed."""
+    if len(failed) < limit:
+        return
+    failure = failed[0].failure
+    assert failure is not None, "these have failed"
+    raise DataError(
+        failure.what,
+        where=f"environment, prompt {failed[0].prompt.id} (for every sample so far)",
+        why=failure.why,
+        fix=failure.fix,
+    )

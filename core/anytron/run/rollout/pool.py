@@ -1,0 +1,324 @@
+"""Rollout engines that share the prompts of a step.
+
+What an engine does next follows from what it has: new weights first, which all that lack them get together, then
+requests, then polls for as long as it holds any. The driver waits for whichever replica has something to say::
+
+    queue, longest prompts first -+-> replica 0: load_weights, submit, poll, submit, poll, poll ... -+-> finished
+                                  +-> replica 1: load_weights, submit, poll, poll, submit, poll ... -+
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.components import ROLLOUT_ENGINES
+from anytron.base.errors import ProcessLost, TransferError
+from anytron.base.seeds import derive_seed
+from anytron.run.rollout.checks import mistake_in
+from anytron.run.rollout.replica import Replica
+from anytron.workers.engines.rollout_engine import GenerationRequest
+from anytron.workers.executor.protocol import GroupSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from anytron.base.errors import AnytronError
+    from anytron.config.generation import RolloutSection
+    from anytron.run.rollout.weights import GiveWeights
+    from anytron.workers.engines.device_memory import MemoryUse
+    from anytron.workers.engines.rollout_engine import PromptInputs, Response, SamplingParams
+    from anytron.workers.engines.routing import RoutingShape
+    from anytron.workers.executor.protocol import Executor, Pending, WorkerGroup
+
+POLL_S = 1.0
+"""How long a poll may take if nothing finishes: new requests wait for its end."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Responses that are being made.
+
+    Attributes:
+        ids: Their numbers, in order.
+        samples_per_prompt: How many of them follow each other for each prompt.
+    """
+
+    ids: tuple[int, ...]
+    samples_per_prompt: int
+
+
+class RolloutPool:
+    """The rollout engines. One that is lost or answers wrongly is replaced, and others make its responses.
+
+    Responses follow from their seeds and from the weights, so that none is lost with a process. Its successor gets
+    weights as long as they can be had (:meth:`load_weights`).
+
+    Args:
+        executor: Starts the processes; the constructor does not wait for the engines.
+        settings: Section ``rollout``.
+        lost: Is told of each loss and of what follows, and raises if it is one too many; None = the first is.
+        within: The training ranks, if these generate: the only replica, and none is started.
+
+    Attributes:
+        routing: Of the model, if every response must carry it; None = none does.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        settings: RolloutSection,
+        lost: Callable[[AnytronError, str], None] | None,
+        within: WorkerGroup | None = None,
+    ) -> None:
+        self._executor, self._settings, self._lost, self._within = executor, settings, lost, within
+        self.routing: RoutingShape | None = None
+        self._give: GiveWeights | None = None
+        self._queue: list[GenerationRequest] = []
+        self._finished: dict[int, Response] = {}
+        self._requests = 0
+        self._failure: BaseException | None = None
+        self._replicas = [self._start(index) for index in range(settings.replicas)]
+
+    def begin(
+        self, prompts: Sequence[PromptInputs], sampling: SamplingParams, samples_per_prompt: int, seed: int
+    ) -> Generation:
+        """Ask for responses to each prompt; they are made while the driver waits for anything of this pool.
+
+        Which replica makes a response, and beside which others, changes nothing in it.
+
+        Args:
+            prompts: What responses are made for.
+            sampling: How to sample.
+            samples_per_prompt: Responses for each prompt.
+            seed: The seed of each response follows from it and from the response's place.
+        """
+        asked = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
+        numbers = self.ask([(prompt, sampling, response_seed(seed, place)) for place, prompt in enumerate(asked)])
+        self._begin_calls()
+        return Generation(tuple(numbers), samples_per_prompt)
+
+    def finish(self, generation: Generation) -> list[list[Response]]:
+        """Wait for responses; give those to each prompt, in order."""
+        wanted = frozenset(generation.ids)
+        self._work_until(lambda: self._finished.keys() >= wanted)
+        responses = [self._finished.pop(number) for number in generation.ids]
+        size = generation.samples_per_prompt
+        return [responses[start : start + size] for start in range(0, len(responses), size)]
+
+    def attend(self, call: Pending) -> None:
+        """Keep all replicas at work until a call of another group of the executor is over.
+
+        What goes wrong with them meanwhile is raised by whoever needs them next: the other group is not left in the
+        middle of its call.
+        """
+        if self._failure is None:
+            with contextlib.suppress(Exception):
+                self._work_until(lambda: call.done, call)
+
+    def settle(self) -> None:
+        """Finish all responses, as far as there are replicas with the weights that they were begun with."""
+        self._work_until(
+            lambda: not (self._queue or any(replica.held for replica in self._replicas)) or not self.has_weights
+        )
+
+    def ask(self, questions: Sequence[tuple[PromptInputs, SamplingParams, int]]) -> list[int]:
+        """Ask for a response to each of these (prompt, how to sample, seed); return their numbers."""
+        requests = [GenerationRequest(self._requests + place, *one) for place, one in enumerate(questions)]
+        self._requests += len(requests)
+        # The longest prompts come first: they take longest, and nothing should begin late that does.
+        self._queue += sorted(requests, key=lambda request: -len(request.prompt.tokens))
+        return [request.id for request in requests]
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether any replica has weights to generate with."""
+        return any(replica.version is not None for replica in self._replicas)
+
+    def poll(self, seconds: float, *others: Pending) -> list[tuple[int, Response]]:
+        """Keep all replicas at work for about so long at most, or until one or another call has something to say.
+
+        Returns:
+            Number and response of what has finished since the last poll; each is given once.
+        """
+        if not self._finished:
+            self._begin_calls()
+            self._work(seconds, *others)
+        finished, self._finished = list(self._finished.items()), {}
+        return finished
+
+    def load_weights(self, give: GiveWeights) -> int:
+        """Give all replicas new weights at the same time; return their version. What is under way goes on with them.
+
+        A replica that gets only a part of them never generates: it is replaced, and its successor is given all. So are
+        successors of replicas that are lost later, until :meth:`withdraw_weights`.
+        """
+        self._give = give
+        for replica in self._replicas:
+            replica.version = None
+        self._work_until(lambda: all(replica.version is not None for replica in self._replicas))
+        (version,) = {replica.version for replica in self._replicas}
+        assert version is not None, "that was waited for"
+        return version
+
+    @property
+    def failed(self) -> bool:
+        """Whether a call failed, so that the replicas are of no more use."""
+        return self._failure is not None or any(replica.group.ended for replica in self._replicas)
+
+    def withdraw_weights(self) -> None:
+        """Say that training goes on, so that these weights cannot be had again; return when all replicas are at work.
+
+        Successors of replicas that are lost from now on wait for the next ones; others make their responses.
+        """
+        # A poll goes on while the driver does something else.
+        self._work_until(lambda: all(replica.polled or not replica.held for replica in self._replicas))
+        self._give = None
+
+    def sleep(self) -> dict[str, float]:
+        """Let all replicas give their devices' memory back until they get weights; return it as metrics."""
+        self._give = None  # those who sleep wait for the next weights, and so do their successors
+        found: list[MemoryUse] = [self._ask(index, "sleep") for index in range(len(self._replicas))]
+        for replica in self._replicas:
+            replica.version = None
+        return {
+            "memory/rollout_peak_bytes": max(one.peak for one in found),
+            "memory/asleep_bytes": sum(one.released for one in found),
+        }
+
+    def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
+        """Compute whole logits, float32 ``[L, V]`` for each sequence; for few of them."""
+        logits: list[Tensor] = self._ask(0, "logits", sequences)
+        return logits
+
+    def describe(self) -> list[Mapping[str, Any]]:
+        """Facts of each replica, for the run's records."""
+        return [self._ask(index, "describe") for index in range(len(self._replicas))]
+
+    def _start(self, index: int) -> Replica:
+        if self._within is not None:
+            return Replica(index, self._within)
+        settings = self._settings
+        spec = GroupSpec(
+            "rollout",
+            ROLLOUT_ENGINES,
+            settings.engine,
+            world_size=1,
+            num_threads=settings.num_threads,
+            replica=index,
+            replicas=settings.replicas,
+        )
+        return Replica(index, self._executor.start(spec))
+
+    def _ask(self, index: int, method: str, *arguments: object) -> Any:
+        """Call a method of one replica, between generations; again, if its process is lost on the way."""
+        while True:
+            self._work_until(lambda: self._free(self._replicas[index]))
+            replica = self._replicas[index]
+            try:
+                return replica.group.call(method, *arguments)[0]
+            except ProcessLost as error:
+                self._replace(replica, error)
+
+    def _free(self, replica: Replica) -> bool:
+        return replica.call is None and (self._give is None or replica.version is not None)
+
+    def _work_until(self, done: Callable[[], bool], *others: Pending) -> None:
+        """Keep all replicas at work until something is so; calls of other groups may make it so.
+
+        After an error, or a signal, the replicas are of no more use: some may have ended in the middle of a call.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._begin_calls()
+            while not done():
+                self._work(math.inf, *others)
+                self._begin_calls()
+        except BaseException as failure:
+            self._failure = failure
+            raise
+
+    def _work(self, timeout_s: float, *others: Pending) -> None:
+        """Give weights if it is time to; otherwise wait for the first calls to be over, and take replicas' answers."""
+        if self._give_weights():
+            return
+        working = {replica.call: replica for replica in self._replicas if replica.call is not None}
+        for call in self._executor.wait([*working, *others], timeout_s):
+            replica = working.get(call)
+            if replica is None:
+                continue
+            try:
+                replica.finish(call)
+            except ProcessLost as error:
+                self._replace(replica, error)
+
+    def _begin_calls(self) -> None:
+        for replica in self._replicas:
+            if replica.call is None:
+                self._begin(replica)
+
+    def _begin(self, replica: Replica) -> None:
+        """Let a replica do what comes next for it, if anything does."""
+        if not replica.ready:
+            replica.begin("describe")
+        elif replica.version is None:
+            return
+        elif share := self._share_of(replica):
+            replica.hold(share)
+            replica.begin("submit", share)
+        elif replica.held:
+            replica.begin("poll", POLL_S, then=lambda answers: self._take(replica, answers))
+
+    def _give_weights(self) -> bool:
+        """Give the weights to those that lack them, once each of these can take them; return whether it was time to."""
+        lacking = [replica for replica in self._replicas if replica.version is None]
+        if self._give is None or not lacking or any(replica.call is not None for replica in lacking):
+            return False
+        given = self._give([replica.group for replica in lacking])
+        for replica, answer in zip(lacking, given.answers, strict=True):
+            if isinstance(answer, (ProcessLost, TransferError)):
+                self._replace(replica, answer)
+            elif isinstance(answer, Exception):
+                raise answer
+            elif answer != given.version:
+                mistake = f"it has weights of version {answer} and was given version {given.version}"
+                self._replace(replica, replica.mistrusted(mistake))
+            else:
+                replica.take_weights(answer)
+        return True
+
+    def _share_of(self, replica: Replica) -> list[GenerationRequest]:
+        """Take from the queue what brings a replica to its equal part of all that is not finished."""
+        # A replica that cannot get weights yet takes no part.
+        held = [len(each.held) for each in self._replicas if each.version is not None or self._give is not None]
+        part = -(-(len(self._queue) + sum(held)) // len(held))
+        count = max(0, min(part, self._settings.max_batch_size) - len(replica.held))
+        share, self._queue = self._queue[:count], self._queue[count:]
+        return share
+
+    def _take(self, replica: Replica, answers: Sequence[Sequence[tuple[int, Response]]]) -> None:
+        for number, response in itertools.chain.from_iterable(answers):
+            request, before = replica.held.get(number, (None, 0))
+            if mistake := mistake_in(response, request, replica.versions[before:], self.routing):
+                raise replica.mistrusted(f"response {number}: {mistake}")
+            del replica.held[number]
+            self._finished[number] = response
+
+    def _replace(self, replica: Replica, error: ProcessLost | TransferError) -> None:
+        replica.group.end()
+        if self._lost is None:
+            raise error
+        self._lost(error, "another process takes its place")
+        self._queue = [*(request for request, _ in replica.held.values()), *self._queue]
+        self._replicas[replica.index] = self._start(replica.index)
+
+
+def response_seed(seed: int, place: int) -> int:
+    """The seed of a response, from its step's and its place among the step's responses."""
+    return derive_seed(seed, "response", place)

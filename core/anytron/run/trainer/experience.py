@@ -1,0 +1,203 @@
+"""Make a step's experience: responses and their rewards, and more of them in the place of groups without signal.
+
+The latter is DAPO's dynamic sampling (arXiv:2503.14476, section 3.2), round by round until a step has as many groups as
+prompts were asked for::
+
+    round 1: 32 prompts -> 20 groups with signal
+    round 2: 12 prompts ->  7
+    round 3:  5 prompts ->  5        49 groups are drawn, 17 dropped, 32 trained on
+
+Which ones those are follows from the data, the seeds and the weights alone: a run that is resumed draws the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from anytron.algorithms.advantages.groups import by_group, differ, have_signal
+from anytron.algorithms.overlong import overlong_penalties
+from anytron.base.errors import DataError
+from anytron.run.trainer.trajectories import assemble, make_samples
+from anytron.task.rewards.scoring import RewardScores, joined
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anytron.config.schema import RunConfig
+    from anytron.record.tracking.clock import Clock
+    from anytron.record.tracking.run_directory import RunDirectory
+    from anytron.run.rollout.ahead import StepsAhead
+    from anytron.sequences.batch import RaggedBatch
+    from anytron.task.rewards.sample import Sample
+    from anytron.task.rewards.scoring import RewardWorkers
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A step's N samples, those that nothing is learnt from included.
+
+    Attributes:
+        samples: Those of one prompt stand side by side.
+        groups: int64 ``[N]``, the number of each sample's prompt, from 0, ascending.
+        rewards: What reward functions say.
+        penalties: float32 ``[N]``, for length (``algorithm.overlong_buffer``).
+        used: bool ``[N]``, True = the sample is trained on. The others have no part in it: neither in the loss nor in
+            what their groups are compared with.
+        metrics: What else is to be told of the step.
+    """
+
+    samples: Sequence[Sample]
+    groups: Tensor
+    rewards: RewardScores
+    penalties: Tensor
+    used: Tensor
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def used_groups(self) -> int:
+        """Prompts of which a sample is trained on."""
+        return len(self.groups[self.used].unique())
+
+    @property
+    def teaches(self) -> bool:
+        """Whether any token is trained on; what an environment wrote is not."""
+        return any(sample.own_tokens for sample, one in zip(self.samples, self.used.tolist(), strict=True) if one)
+
+    @property
+    def used_rewards(self) -> Tensor:
+        """What the samples that are trained on are worth, float32 ``[B]``."""
+        return (self.rewards.total + self.penalties)[self.used]
+
+    def batch(self, temperature: float) -> RaggedBatch:
+        """Assemble the samples that are trained on.
+
+        Args:
+            temperature: What they were sampled at.
+        """
+        used = [sample for sample, one in zip(self.samples, self.used.tolist(), strict=True) if one]
+        return assemble(used, temperature, self.groups[self.used])
+
+
+class ExperienceMaker:
+    """Makes the experience of each step.
+
+    Args:
+        config: The run.
+        ahead: Gives responses.
+        score: Rewards them.
+        tokenizer: A Hugging Face tokenizer.
+        run: Keeps samples.
+    """
+
+    def __init__(
+        self, config: RunConfig, ahead: StepsAhead, score: RewardWorkers, tokenizer: Any, run: RunDirectory
+    ) -> None:
+        self._config, self._ahead, self._score, self._tokenizer, self._run = config, ahead, score, tokenizer, run
+        self._known = frozenset(tokenizer.get_vocab().values())
+
+    def make(self, step: int, clock: Clock) -> Experience:
+        """Draw prompts, have them answered and the answers rewarded, in as many rounds as it takes.
+
+        Args:
+            step: Counted from 1.
+            clock: The step's.
+
+        Raises:
+            DataError: A reward fails.
+        """
+        algorithm, missing = self._config.algorithm, self._config.data.prompts_per_step
+        rounds = algorithm.dynamic_sampling_rounds if algorithm.dynamic_sampling else 1
+        found: list[Experience] = []
+        memory: dict[str, float] = {}
+        while missing > 0 and len(found) < rounds:
+            with clock.measure("rollout"):
+                prompts, trajectories = self._ahead.take(step, len(found) + 1, missing)
+                if len(found) + 1 == rounds:
+                    memory = self._ahead.move_on(step)  # before rewards: both take their time
+            samples = make_samples(prompts, trajectories, self._tokenizer)
+            with clock.measure("reward"):
+                rewards = self._rewards(step, samples, first=not found)
+            sizes = torch.tensor([len(group) for group in trajectories])
+            found.append(_round(samples, torch.arange(len(sizes)).repeat_interleave(sizes), rewards, self._config))
+            missing -= found[-1].used_groups
+        if len(found) < rounds:
+            with clock.measure("rollout"):
+                memory = self._ahead.move_on(step)
+        whole = _step(found, self._config)
+        self._run.write_samples(step, whole.samples, whole.rewards)
+        unknown = sum(token not in self._known for sample in whole.samples for token in sample.response_tokens)
+        return replace(whole, metrics={**whole.metrics, **memory, "response/unknown_tokens": unknown})
+
+    def _rewards(self, step: int, samples: Sequence[Sample], *, first: bool) -> RewardScores:
+        try:
+            return self._score(samples, more=not first)
+        except DataError:
+            self._run.write_samples(step, samples, rewards=None)
+            raise
+
+
+def _round(samples: Sequence[Sample], groups: Tensor, rewards: RewardScores, config: RunConfig) -> Experience:
+    """Decide which samples of a round are trained on."""
+    algorithm = config.algorithm
+    used = ~rewards.total.isnan()
+    if algorithm.overlong_masking:
+        used &= torch.tensor([sample.finished for sample in samples])
+    if algorithm.dynamic_sampling:
+        used &= have_signal(rewards.total.masked_fill(~used, torch.nan), groups)
+    penalties = torch.zeros(len(samples))
+    if algorithm.overlong_buffer is not None:
+        lengths = torch.tensor([sample.own_tokens for sample in samples])
+        shape = overlong_penalties(lengths, config.rollout.max_new_tokens, algorithm.overlong_buffer)
+        penalties = algorithm.overlong_penalty * shape
+    return Experience(samples, groups, rewards, penalties, used)
+
+
+def _step(found: Sequence[Experience], config: RunConfig) -> Experience:
+    """Join the rounds of a step."""
+    groups, drawn = [], 0
+    for one in found:
+        groups.append(one.groups + drawn)
+        drawn += int(one.groups[-1]) + 1
+    kept = sum(one.used_groups for one in found)
+    penalties = torch.cat([one.penalties for one in found])
+    used = torch.cat([one.used for one in found])
+    rewards = joined([one.rewards for one in found])
+    without = _without_signal((rewards.total + penalties).masked_fill(~used, torch.nan), torch.cat(groups), config)
+    metrics: dict[str, float] = {"reward/groups_without_signal": without}
+    if config.algorithm.dynamic_sampling:
+        metrics |= {
+            "sampling/rounds": len(found),
+            "sampling/groups_drawn": drawn,
+            "sampling/groups_dropped": drawn - kept,
+            "sampling/groups_missing": config.data.prompts_per_step - kept,
+            "sampling/no_signal_fraction": (drawn - kept) / drawn,
+        }
+    if config.algorithm.overlong_buffer is not None:
+        metrics["reward/overlong_penalty"] = penalties.mean().item()
+    return Experience(
+        samples=[sample for one in found for sample in one.samples],
+        groups=torch.cat(groups),
+        rewards=rewards,
+        penalties=penalties,
+        used=used,
+        metrics=metrics,
+    )
+
+
+def _without_signal(rewards: Tensor, groups: Tensor, config: RunConfig) -> int:
+    """Count the groups that rewards teach nothing of.
+
+    None of their samples is trained on; or only the differences within a group teach something, and there are none.
+
+    Args:
+        rewards: float32 ``[N]``, penalties included; NaN for a sample that is not trained on.
+        groups: int64 ``[N]``, the number of each sample's group.
+        config: The run. What a teacher teaches does not depend on rewards.
+    """
+    rows = by_group(rewards, groups)
+    compared = config.algorithm.compares_a_group and config.teacher is None
+    return int((~differ(rows) if compared else rows.isnan().all(dim=1)).sum())

@@ -1,0 +1,94 @@
+"""The model directory that both engines start from, so that neither has to invent weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anytron.base.errors import ConfigError
+from anytron.base.files import publish_directory
+from anytron.task.data.pretrained import model_class, save_processor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from anytron.config.schema import RunConfig
+
+INITIAL_MODEL = "initial_model"
+"""Name, in the run's directory, of a model that was made from ``model.config``."""
+
+
+def model_directory(config: RunConfig) -> Path:
+    """Find where the run's model starts from: ``model.path``, or what :func:`write_random_model` has written."""
+    if config.model.path is not None:
+        return Path(config.model.path)
+    return Path(config.trainer.output_dir).resolve() / INITIAL_MODEL
+
+
+def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Make the model of ``model.config`` with random weights, unless the run has ``model.path`` or made it before.
+
+    The weights follow from ``trainer.seed`` alone, so that every parallel layout and every platform
+    starts from the same ones.
+
+    Args:
+        config: The run.
+        tokenizer: Written beside the weights, as the image processor is.
+
+    Raises:
+        ConfigError: transformers refuses the configuration, or the tokenizer has more entries than
+            the model.
+    """
+    directory = model_directory(config)
+    if config.model.config is None or directory.exists():
+        return
+    import torch
+    from transformers import AutoConfig
+    from transformers.utils import logging as hf_logging
+
+    try:
+        hf_config = AutoConfig.for_model(**config.model.config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.trainer.seed)
+            dtype = getattr(torch, config.model.dtype)
+            model = model_class(hf_config).from_config(hf_config, dtype=dtype)
+            draw_padding_rows(model)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            "The model cannot be made.",
+            where="model.config",
+            why=f"{type(error).__name__}: {error}",
+            fix="give the fields of this model_type's Hugging Face config",
+        ) from error
+    vocab_size = hf_config.get_text_config().vocab_size
+    if len(tokenizer) > vocab_size:
+        raise ConfigError(
+            "The tokenizer has more entries than the model.",
+            where="model.config.vocab_size",
+            why=f"{len(tokenizer)} tokens, vocab_size {vocab_size}",
+            fix=f"set vocab_size to {len(tokenizer)} or more",
+        )
+    # The run has a progress bar of its own.
+    hf_logging.disable_progress_bar()
+
+    def write(part: Path) -> None:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        save_processor(config.model, part)
+
+    publish_directory(directory, write)
+
+
+def draw_padding_rows(model: PreTrainedModel) -> None:
+    """Draw the embedding of the padding token like all others, with transformers' default standard deviation.
+
+    transformers leaves it at zero and never trains it. Megatron does train it, and RMSNorm multiplies the gradient at
+    a zero vector by ``1 / sqrt(eps)``: one such row would have nearly all of the first gradient's norm.
+    """
+    import torch
+
+    deviation = getattr(model.config.get_text_config(), "initializer_range", 0.02)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+            with torch.no_grad():
+                module.weight[module.padding_idx].normal_(std=deviation)

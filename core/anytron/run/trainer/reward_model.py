@@ -1,0 +1,104 @@
+"""The ranks of a reward model as the loop sees them: samples in, numbers out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anytron.base.components import TRAINING_ENGINES
+from anytron.run.trainer.trajectories import assemble
+from anytron.run.trainer.updates import UpdatePlan
+from anytron.workers.executor.protocol import GroupSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from anytron.config.schema import RunConfig
+    from anytron.run.rollout.conversations import Conversations, SingleTurns
+    from anytron.run.trainer.updates import MicroBatch
+    from anytron.sequences.batch import RaggedBatch
+    from anytron.task.rewards.sample import Sample
+    from anytron.workers.engines.training_engine import Topology
+    from anytron.workers.executor.protocol import Pending, WorkerGroup
+
+
+@dataclass(frozen=True)
+class RewardModelRanks:
+    """The reward model, all ranks of it: an :class:`anytron.task.rewards.judged.RewardModel`.
+
+    Attributes:
+        group: The worker processes.
+        topology: Where each rank stands, in rank order.
+        plan: Divides samples into micro-batches.
+        turns: The responses that are made while anybody waits for the ranks; None = none are.
+    """
+
+    group: WorkerGroup
+    topology: tuple[Topology, ...]
+    plan: UpdatePlan
+    turns: SingleTurns | Conversations | None = None
+
+    @classmethod
+    def of(cls, group: WorkerGroup, config: RunConfig) -> RewardModelRanks:
+        """Wait until the ranks are up, and ask where they stand.
+
+        Args:
+            group: The worker processes.
+            config: The run.
+        """
+        topology = tuple(group.call("topology"))
+        return cls(group, topology, UpdatePlan.from_config(config.of_reward_model, topology[0]))
+
+    def beside(self, turns: SingleTurns | Conversations) -> RewardModelRanks:
+        """The same ranks; whoever waits for them goes on with responses."""
+        return replace(self, turns=turns)
+
+    def begin(self, samples: Sequence[Sample]) -> Callable[[], list[float]]:
+        """Let the model read samples, as the policy has seen and written them; what is returned waits for scores."""
+        scores = self._begin(assemble(samples, temperature=1.0))
+        return lambda: scores().tolist()
+
+    def scores(self, batch: RaggedBatch) -> Tensor:
+        """Score sequences: float32 ``[B]``."""
+        return self._begin(batch)()
+
+    def describe(self) -> list[Mapping[str, Any]]:
+        """Facts of each rank, for the run's records."""
+        return self.group.call("describe")
+
+    def _begin(self, batch: RaggedBatch) -> Callable[[], Tensor]:
+        dp_size = self.topology[0].dp_size
+        per_rank = self.plan.micro_batches(batch, dp_size)
+        shares = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
+        call = self.group.submit_each("score", [(shares[place.dp_rank],) for place in self.topology])
+        return partial(self._collect, call, per_rank, batch.num_sequences)
+
+    def _collect(self, call: Pending, per_rank: list[list[MicroBatch]], sequences: int) -> Tensor:
+        """Bring what reporting ranks answer to the order of the batch."""
+        if self.turns is not None:
+            self.turns.attend(call)
+        scores = torch.full((sequences,), torch.nan)
+        for place, found in zip(self.topology, call.result(), strict=True):
+            if place.reports:
+                for micro_batch, part in zip(per_rank[place.dp_rank], found, strict=True):
+                    scores[list(micro_batch.sequences)] = part
+        return scores
+
+
+def reward_model_group(config: RunConfig) -> GroupSpec:
+    """Return the ranks of a run's reward model."""
+    own = config.of_reward_model
+    return GroupSpec(
+        "trainer",
+        TRAINING_ENGINES,
+        config.engine.name,
+        own.parallel.world_size,
+        config.executor.num_threads,
+        model="reward_model",
+        config=own,
+    )

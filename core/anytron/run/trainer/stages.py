@@ -1,0 +1,126 @@
+"""Train stages one after the other: each is a run of its own, which begins with what the one before has left.
+
+A stage's files are a run's, in a directory of its own, so that whatever reads, resumes or exports a run does the same
+with a stage. What goes from one to the next are the weights in ``hf/``, or the adapters in ``adapter/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anytron.base.errors import ConfigError, within
+from anytron.record.checkpoint.differences import carries_out, differences
+from anytron.record.checkpoint.resume import choose_start
+from anytron.record.tracking.claim import ClaimedDirectory
+from anytron.record.tracking.record import RunRecord
+from anytron.run.preflight.prepare import prepare, prepare_prompts
+from anytron.run.preflight.validation import prepare_held_out, prepare_validation
+from anytron.run.trainer.initial_model import model_directory
+from anytron.run.trainer.trained_models import ADAPTER, MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from anytron.config.schema import RunConfig
+
+
+def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None]) -> Iterator[tuple[str, RunConfig]]:
+    """Give the stages that are to be trained, one after the other, each with the model that it begins with.
+
+    The data of all stages are read before the first is given: a mistake in the last would be found after days. Ask for
+    the next stage when the one before has been trained to its end.
+
+    Args:
+        stages: By name, in their order; each checked, with the model of the file.
+        tell: Is told what is left out, for people.
+
+    Raises:
+        ConfigError: Earlier runs are in the way; or a stage is to be trained on, or otherwise than it was, whose
+            successor has begun already.
+        DataError: The data of a stage are not usable.
+    """
+    configs = list(stages.values())
+    if configs[0].resume not in ("never", "auto"):
+        raise ConfigError(
+            "A configuration with stages cannot start from a checkpoint.",
+            where=f"resume = {configs[0].resume}",
+            why=f"there are {len(configs)} stages, and it is a checkpoint of one run",
+            fix="resume=auto continues the stage that was interrupted; for anything else write that stage as a run",
+        )
+    if configs[0].resume == "never":
+        _clear(configs, tell)
+    begun = [index for index, config in enumerate(configs) if _record(config) is not None]
+    for name, config in list(stages.items())[1:]:
+        with within(f"stage {name}"):
+            _read_data(config)
+    before: RunConfig | None = None
+    for index, (name, config) in enumerate(stages.items()):
+        before = config if before is None else continued(config, before)
+        if index < max(begun, default=0):
+            _require_over(name, before)
+            tell(f"stage {name} is over")
+        else:
+            yield name, before
+
+
+def continued(config: RunConfig, before: RunConfig) -> RunConfig:
+    """Let a stage begin with what the one before has trained.
+
+    With ``model.lora`` the adapters go on, beside the weights that never change; otherwise the weights themselves.
+
+    Args:
+        config: The stage, with the model of the file.
+        before: The stage before, with the model that it has begun with.
+    """
+    trained, model = Path(before.trainer.output_dir).absolute(), config.model
+    changed: dict[str, object] = {"path": str(trained / MODEL), "config": None}
+    if model.lora is not None:
+        lora = model.lora.model_copy(update={"path": str(trained / ADAPTER)})
+        changed = {"path": str(model_directory(before)), "config": None, "lora": lora}
+    return config.model_copy(update={"model": model.model_copy(update=changed)})
+
+
+def _clear(configs: Sequence[RunConfig], tell: Callable[[str], None]) -> None:
+    """Delete what earlier runs have left, of all stages at once, if that is wanted; refuse otherwise."""
+    with contextlib.ExitStack() as claims:
+        claimed = [claims.enter_context(ClaimedDirectory(config, tell)) for config in configs]
+        for config, directory in zip(configs, claimed, strict=True):
+            choose_start(config, directory, tell)
+        for config, directory in zip(configs, claimed, strict=True):
+            directory.clear(logs=config.trainer.overwrite)
+
+
+def _read_data(config: RunConfig) -> None:
+    if config.supervised:
+        prepare_held_out(config, prepare_prompts(config))
+    else:
+        prepare_validation(config, prepare(config))
+
+
+def _record(config: RunConfig) -> RunRecord | None:
+    return RunRecord.read(Path(config.trainer.output_dir))
+
+
+def _require_over(name: str, config: RunConfig) -> None:
+    """Refuse to train on, or otherwise, where a later stage has begun: it has begun with the weights that are there.
+
+    Args:
+        name: The stage's.
+        config: It, with the model that it begins with.
+    """
+    record = _record(config)
+    found = [] if record is None else differences(record.config, config.model_dump(mode="json"))
+    changes = [one for one in found if not carries_out(one.key) or one.key == "trainer.total_steps"]
+    over = record is not None and record.finished_step is not None
+    if over and not changes:
+        return
+    raise ConfigError(
+        f"The stage {name} is to be trained, and a later one has begun already.",
+        where=f"trainer.output_dir = {config.trainer.output_dir}",
+        why=f"it is over, and {'; '.join(map(str, changes))}"
+        if over
+        else "it has no record of a run that came to its end",
+        fix="undo the change, or begin all stages again: resume=never trainer.overwrite=true",
+    )

@@ -1,0 +1,217 @@
+"""Give rollout processes the training engine's weights, or its adapters alone.
+
+They go on a stream, through a file, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import deque
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from anytron.base.errors import AnytronError, ConfigError, TransferError
+from anytron.run.preflight.capabilities import why_a_file
+from anytron.run.rollout.weights import Given
+from anytron.workers.weights.memory import SharedMemory
+from anytron.workers.weights.network import LOOPBACK, NetworkMeeting
+from anytron.workers.weights.stream import BUCKET_BYTES, WeightStream, bucket_bytes_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from anytron.config.schema import RunConfig
+    from anytron.record.tracking.clock import Clock
+    from anytron.run.rollout.weights import GiveWeights
+    from anytron.run.trainer.workers import TrainingWorkers
+    from anytron.workers.executor.protocol import Executor, Pending, WorkerGroup
+    from anytron.workers.weights.carriers import Meeting
+    from anytron.workers.weights.stream import StreamedWeights
+    from anytron.workers.weights.transfer import WeightManifest, WeightPart
+
+    Sent = tuple[int, list[Any]]
+    """Version of the weights that were sent, and what each rollout process answered, or its error."""
+    Send = Callable[[str, Sequence[WorkerGroup]], Sent]
+    """Calls a method of rollout processes with an origin of the weights."""
+
+
+@dataclass(frozen=True)
+class WeightTransfer:
+    """The way that a run's weights take.
+
+    Attributes:
+        executor: Runs the training ranks and the rollout processes.
+        directory: For the file or the sockets, of this user alone.
+        way: ``shared_memory``, ``network``, ``file``; or ``auto``, which is one of the first two, by where those are
+            that get weights.
+        timeout_s: How long one end waits for the other.
+        tell: Is told what ``auto`` chose, and why.
+        part: Which part of the weights changes, and is sent.
+        metrics: The bytes that were sent since :meth:`of`, however many rollout processes they went to.
+    """
+
+    executor: Executor
+    directory: Path
+    way: str
+    timeout_s: float
+    tell: Callable[[str], None]
+    part: WeightPart
+    metrics: dict[str, float] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _told: set[str] = field(default_factory=set)
+    _last_bytes: deque[int] = field(default_factory=partial(deque, maxlen=1))
+
+    @classmethod
+    def from_config(
+        cls, config: RunConfig, executor: Executor, directory: Path, tell: Callable[[str], None]
+    ) -> WeightTransfer:
+        """Take the way that ``rollout.weights`` says."""
+        way = config.rollout.weights
+        if way == "auto" and (reason := why_a_file(config)) is not None:
+            tell(f"weights go to the rollout through a file: {reason}")
+            way = "file"
+        part: WeightPart = "adapter" if config.rollout.lora == "alone" else "weights"
+        return cls(executor, directory, way, config.executor.call_timeout_s, tell, part)
+
+    def of(self, trainer: TrainingWorkers, *, compared: bool) -> GiveWeights:
+        """Prepare to give the weights that the training engine has now, and as long as it is not trained.
+
+        Args:
+            trainer: Exports them.
+            compared: Then send them again, to compare them with what the rollout processes hold. One that holds others
+                did not get its weights.
+        """
+        self.metrics["throughput/weight_bytes"] = 0.0
+        if self.way == "file":
+            file = str(self.directory / "policy.safetensors")
+            send = partial(self._send_file, trainer.export_weights(file, self.part))
+        else:
+            send = partial(self._stream, trainer)
+        return partial(load_and_compare if compared else load, send, self.part)
+
+    @staticmethod
+    def measured(clock: Clock) -> contextlib.AbstractContextManager[None]:
+        """Measure the exchange as a part of the step."""
+        return clock.measure("sync")
+
+    def _stream(self, trainer: TrainingWorkers, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
+        with self._meeting(trainer.group, replicas) as meeting:
+            bucket_bytes = bucket_bytes_for(self._last_bytes[0]) if self._last_bytes else BUCKET_BYTES
+            stream = WeightStream(meeting.sender, len(replicas), self.timeout_s, bucket_bytes)
+            export = trainer.group.submit(f"export_{self.part}", stream)
+            while (carrier := meeting.reader()) is None:
+                if self.executor.wait([export], 0.0):
+                    export.result()
+            calls = [replica.submit(method, stream.origin(carrier, place)) for place, replica in enumerate(replicas)]
+            # Without a sender nobody ends the readers' wait but the driver, which hears of it here.
+            waiting = dict(enumerate(calls))
+            while not trainer.group.ended and (waiting or not export.done):
+                self.executor.wait([call for call in (export, *waiting.values()) if not call.done])
+                for place in [place for place, call in waiting.items() if call.done]:
+                    # Whether it came or not, it will not come now.
+                    meeting.withdraw(place, lost=isinstance(_answer(waiting.pop(place)), AnytronError))
+            sent: StreamedWeights = export.result()[0]
+            self.metrics["throughput/weight_bytes"] += sent.num_bytes
+            self._last_bytes.append(sent.num_bytes)
+            return sent.version, [_answer(call) for call in calls]
+
+    def _send_file(self, manifest: WeightManifest, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
+        self.metrics["throughput/weight_bytes"] += manifest.num_bytes
+        return send_file(manifest, method, replicas)
+
+    def _meeting(self, trainer: WorkerGroup, replicas: Sequence[WorkerGroup]) -> Meeting:
+        """Bring rank 0 and rollout processes together in the way that suits their machines."""
+        driver, sender, readers = self.executor.host, trainer.hosts[0], [replica.hosts[0] for replica in replicas]
+        apart = next(
+            (
+                f"{name} is at {host.address}, and rank 0 at {sender.address}"
+                for name, host in [("the driver", driver), *(("a rollout process", reader) for reader in readers)]
+                if host.id != sender.id
+            ),
+            None,
+        )
+        way = self.way
+        if way == "auto":
+            way = "shared_memory" if apart is None else "network"
+            self._tell_once("through shared memory" if apart is None else f"over the network: {apart}")
+        if way == "network":
+            reached = {reader.id for reader in readers} <= {sender.id}
+            return NetworkMeeting(
+                driver=LOOPBACK if driver.id == sender.id else driver.address,
+                sender=LOOPBACK if reached else sender.address,
+            )
+        if apart is not None:
+            raise ConfigError(
+                "Weights cannot go through shared memory.",
+                where="rollout.weights=shared_memory",
+                why=f"it is memory of one machine, and {apart}",
+                fix="rollout.weights=auto",
+            )
+        return SharedMemory(str(self.directory / f"transfer-{next(self._numbers)}"))
+
+    def _tell_once(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self.tell(f"weights go to the rollout {what}")
+
+
+class WeightsInPlace:
+    """No way at all: the training ranks generate with the weights that they have."""
+
+    metrics: ClassVar[Mapping[str, float]] = {}
+
+    @staticmethod
+    def of(trainer: TrainingWorkers, *, compared: bool) -> GiveWeights:
+        """Prepare to say which weights these are."""
+        assert not compared, "there is nothing to compare them with"
+        version = trainer.weights_version()
+        return lambda replicas: Given(version, [version] * len(replicas))
+
+    @staticmethod
+    def measured(clock: Clock) -> contextlib.AbstractContextManager[None]:
+        """Measure nothing: there is no exchange."""
+        del clock
+        return contextlib.nullcontext()
+
+
+def send_file(manifest: WeightManifest, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
+    """Call a method of rollout processes with weights that lie in a file."""
+    calls = [replica.submit(method, manifest) for replica in replicas]
+    return manifest.version, [_answer(call) for call in calls]
+
+
+def _answer(call: Pending) -> Any:
+    """Wait for the answer of an engine: what it returned, or the error that ended it."""
+    try:
+        return call.result()[0]
+    except AnytronError as error:
+        return error
+
+
+def load(send: Send, part: WeightPart, replicas: Sequence[WorkerGroup]) -> Given:
+    """Let rollout processes load what is sent."""
+    return Given(*send(f"load_{part}", replicas))
+
+
+def load_and_compare(send: Send, part: WeightPart, replicas: Sequence[WorkerGroup]) -> Given:
+    """Let rollout processes load what is sent, then compare what they hold with what is sent again."""
+    given = load(send, part, replicas)
+    places = [place for place, answer in enumerate(given.answers) if answer == given.version]
+    if not places:
+        return given
+    _, found = send("differing_weights", [replicas[place] for place in places])
+    answers = list(given.answers)
+    for place, differing in zip(places, found, strict=True):
+        if isinstance(differing, AnytronError):
+            answers[place] = differing
+        elif differing:
+            answers[place] = TransferError(
+                "A rollout process does not hold the weights that were exported.",
+                where=f"{differing[0]}, version {given.version}",
+                why=f"{len(differing)} of its weights differ",
+                fix="if it happens again, the rollout engine has a bug, or the memory of its device is faulty",
+            )
+    return replace(given, answers=answers)

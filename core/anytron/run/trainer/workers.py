@@ -1,0 +1,289 @@
+"""The training ranks as the loop sees them, whole batches in, whole batches out; and how all engines are started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from anytron.algorithms.importance import with_moments_resolved
+from anytron.base.components import TRAINING_ENGINES
+from anytron.base.metric import joined
+from anytron.run.preflight.capabilities import generates_in_training
+from anytron.run.rollout.attended import AttendedGroup
+from anytron.run.rollout.pool import RolloutPool
+from anytron.run.trainer.reward_model import RewardModelRanks, reward_model_group
+from anytron.sequences.batch import RaggedBatch, TokenOutputs, token_index
+from anytron.workers.executor.protocol import GroupSpec
+from anytron.workers.weights.transfer import WeightFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anytron.algorithms.contract import LossFunction
+    from anytron.config.schema import RunConfig
+    from anytron.record.checkpoint.manifest import FileRecord
+    from anytron.run.rollout.conversations import Conversations, SingleTurns
+    from anytron.run.trainer.restarts import Restarts
+    from anytron.run.trainer.updates import MicroBatch, UpdatePlan
+    from anytron.workers.engines.device_memory import MemoryUse
+    from anytron.workers.engines.training_engine import Additions, Conformance, ScoringRole, Topology, UpdatedModel
+    from anytron.workers.executor.protocol import Executor, WorkerGroup
+    from anytron.workers.weights.transfer import WeightManifest, WeightPart
+
+
+RANK_VALUES = ("grad_norm", "lr", "update/skipped")
+"""Results of an update that are the same on every rank; all others are parts, to be joined over replicas."""
+
+
+@dataclass(frozen=True)
+class TrainingWorkers:
+    """The training engine, all ranks of it.
+
+    Attributes:
+        group: The worker processes.
+        topology: Where each rank stands, in rank order.
+    """
+
+    group: WorkerGroup
+    topology: tuple[Topology, ...]
+
+    @classmethod
+    def of(cls, group: WorkerGroup) -> TrainingWorkers:
+        """Wait until the ranks are up and ask where they stand."""
+        return cls(group, tuple(group.call("topology")))
+
+    def beside(self, turns: SingleTurns | Conversations) -> TrainingWorkers:
+        """The same ranks; whoever waits for them goes on with responses."""
+        return replace(self, group=AttendedGroup(self.group, turns))
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel replicas."""
+        return self.topology[0].dp_size
+
+    def with_scores(
+        self, batch: RaggedBatch, updates: UpdatePlan, *, reference: bool, teacher: bool = False
+    ) -> RaggedBatch:
+        """Add what advantages and updates need of models' scores.
+
+        These are the log-probs of the old policy, of the reference and of the teacher, and routing.
+        """
+        if updates.needs_old_log_probs:
+            batch = batch.scored(self.token_outputs(batch, updates, "policy"))
+        if reference:
+            batch = replace(batch, reference_log_probs=self.score(batch, updates, "reference"))
+        if teacher:
+            batch = replace(batch, teacher_log_probs=self.score(batch, updates, "teacher"))
+        return batch
+
+    def with_values(self, batch: RaggedBatch, updates: UpdatePlan) -> RaggedBatch:
+        """Add what the critic expects of each state."""
+        per_rank = updates.micro_batches(batch, self.dp_size)
+        results: list[list[Tensor]] = self._scatter("values", per_rank)
+        return replace(batch, values=_joined(batch, per_rank, results))
+
+    def score(self, batch: RaggedBatch, updates: UpdatePlan, role: ScoringRole) -> Tensor:
+        """Compute log-probs, float32 ``[T]``, without gradients."""
+        log_probs = self.token_outputs(batch, updates, role).log_probs
+        assert log_probs is not None, "every engine computes log-probs"
+        return log_probs
+
+    def token_outputs(self, batch: RaggedBatch, updates: UpdatePlan, role: ScoringRole) -> TokenOutputs:
+        """Compute log-probs, entropies and, if the engine records it, the routing, without gradients."""
+        per_rank = updates.micro_batches(batch, self.dp_size)
+        results: list[list[TokenOutputs]] = self._scatter("score", per_rank, role)
+
+        def joined(name: str) -> Tensor | None:
+            parts = [[getattr(outputs, name) for outputs in share] for share in results]
+            return None if parts[0][0] is None else _joined(batch, per_rank, parts)
+
+        return TokenOutputs(log_probs=joined("log_probs"), entropy=joined("entropy"), routing=joined("routing"))
+
+    def logits(self, batch: RaggedBatch) -> Tensor:
+        """Compute whole logits, float32 ``[T, V]``, row t after token t; for small batches."""
+        logits: list[Tensor] = [
+            result
+            for place, result in zip(self.topology, self.group.call("logits", batch), strict=True)
+            if place.reports and place.dp_rank == 0
+        ]
+        return logits[0]
+
+    def attention_conformance(self) -> Conformance | None:
+        """The rank that is furthest from the definition."""
+        found: list[Conformance | None] = self.group.call("attention_conformance")
+        return max((one for one in found if one is not None), key=lambda one: one.difference, default=None)
+
+    def update(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction) -> dict[str, float]:
+        """Do one optimizer update; return its metrics over the whole mini-batch."""
+        return with_moments_resolved(self._update("update", mini_batch, updates, loss))
+
+    def update_critic(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction) -> dict[str, float]:
+        """Do one optimizer update of the critic; return its metrics, all of them below ``critic/``."""
+        metrics = self._update("update_critic", mini_batch, updates, loss)
+        return {name if name not in RANK_VALUES else f"critic/{name}": value for name, value in metrics.items()}
+
+    def export_weights(self, path: str, part: WeightPart = "weights") -> WeightManifest:
+        """Write the policy's weights, or its adapters alone, to a safetensors file."""
+        manifest: WeightManifest = self.group.call(f"export_{part}", WeightFile(path))[0]
+        return manifest
+
+    def export_gradients(
+        self,
+        path: str,
+        mini_batch: RaggedBatch,
+        updates: UpdatePlan,
+        loss: LossFunction,
+        *,
+        model: UpdatedModel = "policy",
+        additions: Additions = "none",
+    ) -> WeightManifest:
+        """Write the gradients of a mini-batch's loss to a safetensors file, float32; nothing is updated.
+
+        The loss is as given, and has what the engine adds to it, if that is asked for.
+        """
+        per_rank = updates.micro_batches(mini_batch, self.dp_size)
+        shares = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
+        arguments = [(shares[place.dp_rank], loss, WeightFile(path), model, additions) for place in self.topology]
+        manifest: WeightManifest = self.group.scatter("export_gradients", arguments)[0]
+        return manifest
+
+    def offload(self) -> dict[str, float]:
+        """Move what generation does not need to the host; return the ranks' memory as metrics."""
+        found: list[MemoryUse] = self.group.call("offload")
+        return {
+            "memory/training_peak_bytes": max(one.peak for one in found),
+            "memory/offloaded_bytes": sum(one.released for one in found),
+        }
+
+    def peak_memory(self) -> dict[str, float]:
+        """Say what the rank had allocated at most that had most, since this was last asked."""
+        return {"memory/training_peak_bytes": max(self.group.call("peak_memory"))}
+
+    def begin_traces(self, ranks: Sequence[int], *, stacks: bool, memory: bool) -> None:
+        """Begin to record what some ranks do."""
+        arguments = [(rank in ranks, stacks, memory) for rank in range(self.group.size)]
+        self.group.scatter("begin_trace", arguments)
+
+    def end_traces(self, paths: Mapping[int, str], largest: int) -> list[str | None]:
+        """Write what was recorded to a file for each of these ranks; return for each rank why it has none."""
+        arguments = [(paths.get(rank, ""), largest) for rank in range(self.group.size)]
+        return self.group.scatter("end_trace", arguments)
+
+    def weights_version(self) -> int:
+        """Say which weights the ranks would generate with, if they generate."""
+        version: int = self.group.call("weights_version")[0]
+        return version
+
+    def save_hf(self, path: str) -> None:
+        """Write a Hugging Face model directory, without tokenizer and processor."""
+        self.group.call("save_hf", path)
+
+    def save_adapter(self, path: str) -> None:
+        """Write the adapters of ``model.lora`` in PEFT's format."""
+        self.group.call("save_adapter", path)
+
+    def save_critic(self, path: str) -> None:
+        """Write the critic."""
+        self.group.call("save_critic", path)
+
+    def save_checkpoint(self, path: str, *, asynchronous: bool) -> None:
+        """Begin to write the engine's state into a directory."""
+        self.group.call("save_checkpoint", path, asynchronous=asynchronous)
+
+    def written_files(self, *, wait: bool) -> dict[str, FileRecord] | None:
+        """The files of the last save, those of all ranks; None while they are still being written."""
+        found: list[Mapping[str, FileRecord] | None] = self.group.call("written_files", wait=wait)
+        ranks = [files for files in found if files is not None]
+        return {name: record for files in ranks for name, record in files.items()} if len(ranks) == len(found) else None
+
+    def load_checkpoint(self, path: str) -> None:
+        """Take back what :meth:`save_checkpoint` has written."""
+        self.group.call("load_checkpoint", path)
+
+    def describe(self) -> list[Mapping[str, Any]]:
+        """Facts of each rank, for the run's records."""
+        return self.group.call("describe")
+
+    def _update(
+        self, method: str, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction
+    ) -> dict[str, float]:
+        per_rank = updates.micro_batches(mini_batch, self.dp_size)
+        results: list[Mapping[str, float]] = self._scatter(method, per_rank, loss)
+        metrics = {name: joined(name, (result[name] for result in results)) for name in results[0]}
+        return metrics | {name: results[0][name] for name in RANK_VALUES}
+
+    def _scatter(self, method: str, per_rank: list[list[MicroBatch]], *arguments: object) -> list[Any]:
+        """Give each replica its micro-batches; return the results of the reporting ranks, replica by replica."""
+        batches = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
+        results = self.group.scatter(method, [(batches[place.dp_rank], *arguments) for place in self.topology])
+        reported = {
+            place.dp_rank: result for place, result in zip(self.topology, results, strict=True) if place.reports
+        }
+        return [reported[rank] for rank in range(self.dp_size)]
+
+
+def _joined(batch: RaggedBatch, per_rank: list[list[MicroBatch]], results: list[list[Tensor]]) -> Tensor:
+    """Bring per-token results, ``[dp_size][micro-batches]`` of ``[T', ...]``, to the batch's tokens: ``[T, ...]``."""
+    whole = torch.zeros(batch.num_tokens, *results[0][0].shape[1:], dtype=results[0][0].dtype)
+    for micro_batches, found in zip(per_rank, results, strict=True):
+        for micro_batch, values in zip(micro_batches, found, strict=True):
+            whole[token_index(batch.lengths, torch.tensor(micro_batch.sequences))] = values
+    return whole
+
+
+def kernel_suppliers(facts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Say which plugin supplied which kernel on any of the ranks, from what :meth:`TrainingWorkers.describe` gives.
+
+    Ranks differ: only the last pipeline stage computes log-probs. An engine that asks no hook for kernels has none.
+    """
+    return {kernel: plugins for rank in facts for kernel, plugins in sorted(rank.get("kernels", {}).items())}
+
+
+def start_training(executor: Executor, config: RunConfig) -> TrainingWorkers:
+    """Start the training engine and wait for it."""
+    return TrainingWorkers.of(executor.start(training_group(config)))
+
+
+class Workers(NamedTuple):
+    """All engines of a run.
+
+    Attributes:
+        trainer: The training ranks.
+        rollout: What generates.
+        reward_model: The ranks of the reward model; None without one.
+    """
+
+    trainer: TrainingWorkers
+    rollout: RolloutPool
+    reward_model: RewardModelRanks | None
+
+
+def start_workers(executor: Executor, config: RunConfig, restarts: Restarts | None = None) -> Workers:
+    """Start the engines at the same time, and wait for those that train and score. These may be the only ones.
+
+    Args:
+        executor: Starts the processes.
+        config: The run.
+        restarts: Counts rollout processes that are lost, each of which is replaced; None = the first one is an error.
+    """
+    training = executor.start(training_group(config))
+    scoring = None if config.reward_model is None else executor.start(reward_model_group(config))
+    if generates_in_training(config):
+        trainer = TrainingWorkers.of(training)
+        at_one_time = config.rollout.max_batch_size * trainer.dp_size
+        settings = config.rollout.model_copy(update={"max_batch_size": at_one_time})
+        rollout = RolloutPool(executor, settings, lost=None, within=training)
+    else:
+        rollout = RolloutPool(executor, config.rollout, None if restarts is None else restarts.lost)
+        trainer = TrainingWorkers.of(training)
+        rollout.routing = trainer.topology[0].rollout_routing
+    return Workers(trainer, rollout, None if scoring is None else RewardModelRanks.of(scoring, config))
+
+
+def training_group(config: RunConfig) -> GroupSpec:
+    """Return the training ranks that a run starts."""
+    threads = config.executor.num_threads
+    return GroupSpec("trainer", TRAINING_ENGINES, config.engine.name, config.parallel.world_size, threads)

@@ -1,5 +1,0 @@
-"""The conformance kit, as tests of this package: ``pytest tests``, or ``pytest tests -k device``."""
-
-from anytron.testing import conformance
-
-test_conformance = conformance("acme")

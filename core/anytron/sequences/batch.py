@@ -1,0 +1,167 @@
+"""What travels between rollout, rewards and training: ragged batches of tokens, never padded.
+
+All per-token values are flat ``[T]`` and in *token* coordinates: entry t belongs to token t. The
+log-prob of a token is that of drawing it after the tokens before it; the first token of a sequence
+has none and holds 0. Those of prompts are not computed and hold 0 as well: nobody trains them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from anytron.task.data.images import ImagePatches
+
+
+_PER_SEQUENCE = ("lengths", "groups")
+
+
+@dataclass(frozen=True)
+class RaggedBatch:
+    """``B`` sequences (prompt and response), concatenated.
+
+    Attributes:
+        lengths: int64 ``[B]``, tokens of each sequence, prompt included, at least 1.
+        tokens: int64 ``[T]``.
+        response_mask: bool ``[T]``, True = the model wrote the token. What an environment wrote in the middle of a
+            response is not trained: such tokens are read, as a prompt's are.
+        temperature: Sampling temperature; log-probs are those of logits divided by it.
+        groups: int64 ``[B]``, the number of the prompt that each sequence answers; those of a prompt stand side by
+            side, and some prompts may have more than others. None where every sequence is alone.
+        rollout_log_probs: float32 ``[T]``, as the rollout engine saw them; 0 outside of responses.
+        old_log_probs: float32 ``[T]``, the training engine's before this step's updates; None if the
+            batch is used for a single update, where they are the current ones.
+        reference_log_probs: float32 ``[T]``, the reference model's; None without one.
+        teacher_log_probs: float32 ``[T]``, the teacher's; None without one.
+        token_rewards: float32 ``[T]``, what follows each token of a response: the KL penalty if that is part of the
+            reward, and after the last token the response's reward. None except while advantages are estimated.
+        advantages: float32 ``[T]``; None before they are estimated.
+        values: float32 ``[T]``, the critic's before this step's updates, entry t of the state before token t;
+            None without one.
+        returns: float32 ``[T]``, what those values should have been; None without a critic.
+        loss_weights: float32 ``[T]``, each token's weight in the loss; of a mean they add up to 1 over one
+            optimizer update, over all micro-batches and ranks. None before they are known.
+        token_shares: float32 ``[T]``, the same weight for each response token of the update and 0
+            elsewhere, adding up to 1: what metrics are averaged with.
+        routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for
+            a token in the rollout, where the last token of a sequence has none and its row means nothing, or when the
+            old log-probs were computed; None if it is not replayed.
+        images: B entries, each sequence's images, None for a sequence without; None if no sequence has
+            any. The image tokens stand in ``tokens`` already, as many as the model makes of the patches.
+        is_filler: The micro-batch is there because every data-parallel replica must run equally many: its tokens count
+            nowhere. One whose sequences have no token to train is none: its experts' tokens count in every division.
+    """
+
+    lengths: Tensor
+    tokens: Tensor
+    response_mask: Tensor
+    temperature: float = 1.0
+    groups: Tensor | None = None
+    rollout_log_probs: Tensor | None = None
+    old_log_probs: Tensor | None = None
+    reference_log_probs: Tensor | None = None
+    teacher_log_probs: Tensor | None = None
+    token_rewards: Tensor | None = None
+    advantages: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    loss_weights: Tensor | None = None
+    token_shares: Tensor | None = None
+    routing: Tensor | None = None
+    images: tuple[ImagePatches | None, ...] | None = None
+    is_filler: bool = False
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return self.lengths.numel()
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.tokens.numel()
+
+    def select(self, sequences: Tensor) -> RaggedBatch:
+        """Take some sequences, in the given order.
+
+        Args:
+            sequences: int64 ``[K]`` indices.
+        """
+        index = token_index(self.lengths, sequences)
+        per_token: dict[str, Any] = {name: values[index] for name, values in self._per_token().items()}
+        images = None if self.images is None else tuple(self.images[index] for index in sequences.tolist())
+        groups = None if self.groups is None else self.groups[sequences]
+        return replace(self, lengths=self.lengths[sequences], groups=groups, images=images, **per_token)
+
+    def scored(self, outputs: TokenOutputs) -> RaggedBatch:
+        """Add what the policy says of the tokens before this step's updates, and its routing if that was recorded."""
+        routing = self.routing if outputs.routing is None else outputs.routing
+        return replace(self, old_log_probs=outputs.log_probs, routing=routing)
+
+    def to(self, device: torch.device) -> RaggedBatch:
+        """Copy the per-token values to ``device``; lengths, groups and images stay on the host."""
+        per_token: dict[str, Any] = {name: values.to(device) for name, values in self._per_token().items()}
+        return replace(self, **per_token)
+
+    def _per_token(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: value for name, value in values.items() if isinstance(value, Tensor) and name not in _PER_SEQUENCE
+        }
+
+
+def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:
+    """Flat indices of the tokens of some sequences.
+
+    Args:
+        lengths: int64 ``[B]``.
+        sequences: int64 ``[K]``.
+
+    Returns:
+        int64, as long as those sequences together.
+    """
+    starts = torch.cumsum(lengths, 0) - lengths
+    chosen = lengths[sequences]
+    begin = torch.cumsum(chosen, 0) - chosen
+    return torch.arange(int(chosen.sum())) + torch.repeat_interleave(starts[sequences] - begin, chosen)
+
+
+@dataclass(frozen=True)
+class TokenOutputs:
+    """What a model computes for the tokens of a batch; a field is None where the model does not compute it.
+
+    A loss reads it, with gradients (:class:`anytron.algorithms.contract.LossFunction`), and scoring returns it,
+    without gradients and on the host.
+
+    Attributes:
+        log_probs: float32 ``[T]``, the log-prob of each token of a response, 0 elsewhere; None from a model with a
+            value head.
+        entropy: float32 ``[T]``, of the distribution that each such token was drawn from; None as ``log_probs``.
+        predicted: One float32 ``[T]`` for each depth of multi-token prediction: the log-prob of each token as
+            depth d predicted it, 0 for the first 1 + d tokens of a sequence.
+        values: float32 ``[T]``, entry t of the state before token t, 0 for the first token of a sequence; None
+            without a value head.
+        logits: ``[T, V]``, row t after token t, untouched by the temperature; None unless asked for, because
+            training never makes whole logits.
+        routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for
+            a token; None unless the engine records it.
+        scores: float32 ``[B]``, how good each sequence is; None unless the model is a reward model.
+    """
+
+    log_probs: Tensor | None = None
+    entropy: Tensor | None = None
+    predicted: tuple[Tensor, ...] = ()
+    values: Tensor | None = None
+    logits: Tensor | None = None
+    routing: Tensor | None = None
+    scores: Tensor | None = None
+
+    def to(self, device: torch.device) -> TokenOutputs:
+        """Copy everything to ``device``."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        copied: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, predicted=tuple(log_probs.to(device) for log_probs in self.predicted), **copied)

@@ -1,0 +1,230 @@
+"""The mask contract: what an attention mask means stands in its type.
+
+A mask is a one-way product of the :class:`~anytron.sequences.SequenceLayout`; nothing is ever
+recovered from one. Its polarity is a field, not a convention, because the field's conventions
+contradict each other: Megatron's softmax and ``npu_fusion_attention`` read True as *masked*, Hugging
+Face and most Python code read True as *keep*.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from anytron.base.errors import HookContractError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from anytron.base.traits import ModelTraits, ParallelSizes
+    from anytron.sequences.layout import SequenceLayout
+    from anytron.sequences.scopes import ScopeFactory
+
+    Pair = tuple[int, int]
+    """(query token, key token), flat."""
+    MaskReader = Callable[["AttnMask", Sequence[SequenceLayout], ModelTraits], set[Pair]]
+    """Give the pairs that a vendor's attention lets through, from a mask and the layouts of all shards."""
+
+
+class MaskKind(str, Enum):
+    """The forms in which a mask can reach a model."""
+
+    NONE = "none"
+    """No tensor: the kernel knows all it needs (``cu_seqlens``, or plain causal on right padding)."""
+    PADDING_2D = "padding-2d"
+    """bool ``[B, S]``: which tokens are real; the model packs or masks by it."""
+    FULL_4D = "full-4d"
+    """bool ``[B, 1, C, S]``: every pair of a query of this rank and a key of *any* context-parallel rank,
+    keys in order of position; ``[B, 1, S, S]`` without context parallelism."""
+
+
+class Polarity(str, Enum):
+    """What True means."""
+
+    KEEP = "keep"
+    """True = real token, may attend."""
+    MASKED = "masked"
+    """True = forbidden."""
+
+
+MODEL_POLARITY: Mapping[MaskKind, Polarity] = MappingProxyType(
+    {
+        # Models that pack or mask by the 2-D map read it as Hugging Face does.
+        MaskKind.PADDING_2D: Polarity.KEEP,
+        # Megatron's softmax and Transformer Engine's `arbitrary`.
+        MaskKind.FULL_4D: Polarity.MASKED,
+    }
+)
+"""What True means to a model that is handed a mask of this kind."""
+
+
+@dataclass(frozen=True)
+class MaskRequest:
+    """Ask for the mask of one micro-batch, or (``layout`` is None) for its kind when the engine is built.
+
+    Attributes:
+        format: ``thd`` or ``bshd``.
+        traits: What about the model matters.
+        parallel: The parallel sizes.
+        accepted: The kinds that can reach the model's attention, as the engine says (docs/reference/families.md).
+        layout: The micro-batch's layout; None at build. The kind and kernel mode of the answer must
+            depend on the other fields only.
+    """
+
+    format: Literal["thd", "bshd"]
+    traits: ModelTraits
+    parallel: ParallelSizes
+    accepted: frozenset[MaskKind]
+    layout: SequenceLayout | None = None
+
+
+@dataclass(frozen=True)
+class AttnMask:
+    """One answer of ``build_attn_mask``.
+
+    Attributes:
+        kind: Which form ``tensor`` has.
+        kernel_mode: How the attention kernel must read it. Any word that the platform's own kernel knows; the
+            reference kernel knows Transformer Engine's ``attn_mask_type``
+            (:mod:`anytron.kernels.neutral_modes`). A mask and its mode always travel together.
+        tensor: The mask itself, shaped as ``kind`` says; None for kind ``none`` and at build.
+        polarity: What True means in ``tensor``; None exactly when ``tensor`` is.
+        padding_mask: bool ``[R, C]``, True = MASKED, for MoE routing; None if no one reads it.
+        linear_attn_mask: bool ``[B, S]`` over all context-parallel shards, True = KEEP, for
+            Gated DeltaNet; None if no one reads it.
+        reader: For platforms whose modules are not portable: says which pairs of tokens the vendor's
+            attention lets through, given this mask. A mode that is not Transformer Engine's needs one
+            there, because the engine cannot call the vendor's kernel by itself.
+        plugin: The plugin that answered, for messages; the facade fills it in.
+    """
+
+    kind: MaskKind
+    kernel_mode: str
+    tensor: Tensor | None = None
+    polarity: Polarity | None = None
+    padding_mask: Tensor | None = None
+    linear_attn_mask: Tensor | None = None
+    reader: MaskReader | None = field(default=None, compare=False, repr=False)
+    plugin: str = field(default="", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.polarity is not None and not isinstance(self.polarity, Polarity):
+            raise HookContractError("A mask's polarity is a Polarity: keep or masked.", why=f"it is {self.polarity!r}")
+        if (self.tensor is None) != (self.polarity is None):
+            raise HookContractError(
+                "A mask tensor and its polarity must come together.",
+                why=f"tensor {'absent' if self.tensor is None else 'given'}, polarity {self.polarity}",
+            )
+        if self.kind is MaskKind.NONE and self.tensor is not None:
+            raise HookContractError("A mask of kind 'none' carries no tensor.")
+
+    def read_as(self, polarity: Polarity) -> Tensor | None:
+        """The tensor for a reader to whom True means ``polarity``; negated if it was written the other way."""
+        if self.tensor is None or self.polarity is polarity:
+            return self.tensor
+        return ~self.tensor
+
+    def for_model(self) -> Tensor | None:
+        """The tensor to call a model with, in the polarity in which models read this kind."""
+        return None if self.tensor is None else self.read_as(MODEL_POLARITY[self.kind])
+
+
+_current: contextvars.ContextVar[AttnMask | None] = contextvars.ContextVar("anytron_mask", default=None)
+
+
+def scope_of(mask: AttnMask) -> ScopeFactory:
+    """Make scopes within which :func:`current_mask` answers ``mask``.
+
+    The scope belongs to one micro-batch (:mod:`anytron.sequences.scopes`): a recomputation of one never
+    sees the mask of another. A full mask is turned into the polarity that kernels read, once for all layers.
+    """
+    if mask.kind is MaskKind.FULL_4D and mask.tensor is not None:
+        mask = replace(mask, tensor=mask.read_as(Polarity.MASKED), polarity=Polarity.MASKED)
+
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        token = _current.set(mask)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    return scope
+
+
+def current_mask() -> AttnMask | None:
+    """The platform's mask for the micro-batch whose forward pass, or recomputation, is running here."""
+    return _current.get()
+
+
+def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plugin: str) -> None:
+    """Check a plugin's answer against the contract.
+
+    Args:
+        mask: The answer.
+        request: What was asked.
+        built: The answer at engine build, None when this is it.
+        plugin: Who answered, for the message.
+
+    Raises:
+        HookContractError: Naming the plugin and the broken rule.
+    """
+
+    def refuse(rule: str, why: str) -> NoReturn:
+        raise HookContractError(
+            f"build_attn_mask of plugin '{plugin}' broke its contract: {rule}.", where=f"plugin {plugin}", why=why
+        )
+
+    if not isinstance(mask, AttnMask):
+        refuse("the answer is an AttnMask", f"it is {type(mask).__name__}")
+    if mask.kind not in request.accepted:
+        names = ", ".join(sorted(kind.value for kind in request.accepted))
+        refuse("the kind must be one that the model accepts", f"answered {mask.kind.value}, accepted: {names}")
+    if built is not None and (mask.kind, mask.kernel_mode) != (built.kind, built.kernel_mode):
+        refuse(
+            "kind and kernel mode are fixed at engine build",
+            f"then {built.kind.value}/{built.kernel_mode}, now {mask.kind.value}/{mask.kernel_mode}",
+        )
+    layout = request.layout
+    if layout is None:
+        return
+    if mask.tensor is None and mask.kind is not MaskKind.NONE:
+        refuse("a micro-batch's mask needs its tensor", f"kind {mask.kind.value} without a tensor")
+    if request.traits.linear_attention and request.format == "bshd" and mask.linear_attn_mask is None:
+        refuse(
+            "recurrent layers in bshd need linear_attn_mask",
+            "without it padding enters their state; give bool [B, S], True = keep",
+        )
+    for name in ("tensor", "padding_mask", "linear_attn_mask"):
+        tensor: Tensor | None = getattr(mask, name)
+        if tensor is not None:
+            _check_tensor(name, tensor, mask.kind, layout, refuse)
+
+
+def _check_tensor(
+    name: str, tensor: Tensor, kind: MaskKind, layout: SequenceLayout, refuse: Callable[[str, str], NoReturn]
+) -> None:
+    if tensor.dtype is not layout.valid.dtype:  # bool, without importing torch
+        refuse("masks are bool", f"{name} is {tensor.dtype}")
+    shapes = _shapes(name, kind, layout)
+    if tensor.shape not in shapes:
+        expected = " or ".join(str(tuple(shape)) for shape in dict.fromkeys(shapes))
+        refuse("the shape follows from the kind", f"{name} is {tuple(tensor.shape)}, expected {expected}")
+
+
+def _shapes(name: str, kind: MaskKind, layout: SequenceLayout) -> list[tuple[int, ...]]:
+    """The shapes that a tensor of an answer may have."""
+    if name == "padding_mask":
+        return [layout.valid.shape]
+    if name == "linear_attn_mask" and layout.format == "bshd":
+        return [(layout.num_sequences, layout.max_seqlen)]
+    if name == "linear_attn_mask" or kind is MaskKind.PADDING_2D:
+        return [(layout.num_sequences, layout.longest), (layout.num_sequences, layout.max_seqlen)]
+    rows, columns = layout.shape
+    return [(rows, 1, columns, columns * layout.shard.size)]

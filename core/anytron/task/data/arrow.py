@@ -1,0 +1,187 @@
+"""Make rows of Arrow's columns, and bound what they become before they do.
+
+Parquet and Arrow write a value once and say how often it stands there: two kilobytes can hold terabytes. What a row and
+a file would take as Python's objects is therefore computed from the columns first.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import DataError
+from anytron.config.plain import DEEPEST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    Measure = Callable[[Any], int]
+    """(array) -> about how many bytes Python takes for its values."""
+
+LARGEST_ROW = 64 * 2**20
+"""Bytes of a row; a million tokens have a tenth of it."""
+FREE = 64 * 2**20
+"""Bytes of all rows together that a file may have, however small it is."""
+TIMES = 100
+"""Times its own size that a file may have beyond that; texts are compressed to a tenth."""
+VALUE, ROW = 40, 256
+"""Bytes that Python takes for a value in a list, beside its letters, and for a row; about."""
+
+_VIEWS = ("string_view", "binary_view")
+_TEXTS = (*_VIEWS, "string", "large_string", "binary", "large_binary", "fixed_size_binary")
+_SCALARS = (*_TEXTS, "boolean", "integer", "floating", "decimal", "null", "date", "time", "timestamp", "duration")
+_LISTS = ("list", "large_list", "fixed_size_list", "map")
+
+
+def check_schema(schema: pa.Schema, where: str) -> None:
+    """Refuse columns that have no names of their own, or a type that is not read, or are nested too deeply.
+
+    Raises:
+        DataError: One of them.
+    """
+    names = [str(name) for name in schema.names]
+    if twice := next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None:
+        raise DataError(
+            "The columns of a file have no names of their own.",
+            where=where,
+            why=f"there are several of the name {twice!r}",
+            fix="write the file again with another name for each",
+        )
+    for field in schema:
+        if fault := _fault(field.type):
+            raise DataError(
+                "A column of a file cannot be read.",
+                where=f"{where}, column {field.name!r}",
+                why=fault,
+                fix="write the file again without the column, or with texts, numbers, lists and objects",
+            )
+
+
+def _fault(kind: pa.DataType, levels: int = DEEPEST) -> str:
+    """Say why a type is not read; empty if it is."""
+    import pyarrow as pa
+
+    if not levels:
+        return f"it is nested more than {DEEPEST} levels"
+    if isinstance(kind, pa.BaseExtensionType):
+        return _fault(kind.storage_type, levels - 1)
+    if _is(kind, _SCALARS) or (_is(kind, ("dictionary",)) and _is(kind.value_type, _SCALARS)):
+        return ""
+    if _is(kind, (*_LISTS, "struct")):
+        inner = (kind.field(index).type for index in range(kind.num_fields))
+        return next((fault for one in inner if (fault := _fault(one, levels - 1))), "")
+    return f"its type is {str(kind)[:60]}"
+
+
+def _is(kind: pa.DataType, names: Iterable[str]) -> bool:
+    import pyarrow as pa
+
+    return any(getattr(pa.types, f"is_{name}")(kind) for name in names)
+
+
+def records(
+    batches: Iterable[Any], size: int, place: Callable[[int], str], fix: str, rows: int
+) -> Iterator[tuple[int, Any]]:
+    """Give each row with its number, from 1.
+
+    Args:
+        batches: Record batches, or tables, of a schema that has been checked.
+        size: Bytes of the file.
+        place: Names a row, by its number, for errors.
+        fix: How to write a sound file that is refused because it holds far more than its size.
+        rows: How many there are, as the file says.
+
+    Raises:
+        DataError: A row is too large, or all of them are.
+    """
+    number, total, most = 0, 0, FREE + TIMES * size
+    measures: list[Measure] = []
+    if rows * ROW > most:
+        raise _inflated(f"{rows} rows", size, place(1), fix)
+    for batch in batches:
+        measures = measures or _measures_of(batch)
+        weight = _weight_of(batch, measures)
+        pieces = [batch]
+        if weight > LARGEST_ROW:
+            pieces = [batch.slice(index, 1) for index in range(batch.num_rows)]
+            for index, piece in enumerate(pieces, start=number + 1):
+                if _weight_of(piece, measures) > LARGEST_ROW:
+                    why = f"it would take more than {LARGEST_ROW} bytes"
+                    fix = "leave it out, or divide it"
+                    raise DataError("A row of the prompts is too long.", where=place(index), why=why, fix=fix)
+        total += weight + ROW * batch.num_rows
+        if total > most:
+            raise _inflated(f"{number + batch.num_rows} rows of {total} bytes", size, place(number + 1), fix)
+        for piece in pieces:
+            for record in piece.to_pylist():
+                number += 1
+                yield number, record
+
+
+def _inflated(what: str, size: int, where: str, fix: str) -> DataError:
+    why = f"{what} in {size} bytes; {TIMES} times its size and {FREE} bytes are read"
+    return DataError("A file of prompts holds far more than its size.", where=where, why=why, fix=fix)
+
+
+def _measures_of(batch: Any) -> list[Measure]:
+    return [_measure_of(field.type) for field in batch.schema]
+
+
+def _weight_of(batch: Any, measures: Sequence[Measure]) -> int:
+    return sum(
+        measure(chunk)
+        for column, measure in zip(batch.columns, measures, strict=True)
+        for chunk in getattr(column, "chunks", [column])
+    )
+
+
+def _measure_of(kind: pa.DataType) -> Measure:
+    """Find what says about how many bytes Python takes for the values of a column of a type."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        stored = _measure_of(kind.storage_type)
+        return lambda column: stored(column.storage)
+    if _is(kind, ("dictionary",)):
+        return partial(_of_dictionary, texts=_is(kind.value_type, _TEXTS))
+    if _is(kind, _TEXTS):
+        return lambda column: VALUE * len(column) + (_sum(_lengths(column)) if len(column) else 0)
+    inner = [_measure_of(kind.field(index).type) for index in range(kind.num_fields)]
+    if _is(kind, ("struct",)):
+        return lambda column: (
+            ROW * len(column) + sum(part(one) for part, one in zip(inner, column.flatten(), strict=True))
+        )
+    if _is(kind, ("map",)):
+        entries = _measure_of(kind.key_type), _measure_of(kind.item_type)
+        return partial(_of_map, entries=entries)
+    if _is(kind, _LISTS):
+        return lambda column: VALUE * len(column) + inner[0](column.flatten())
+    return lambda column: VALUE * len(column)
+
+
+def _of_dictionary(column: Any, texts: bool) -> int:
+    return VALUE * len(column) + (_sum(_lengths(column.dictionary).cast("int64").take(column.indices)) if texts else 0)
+
+
+def _of_map(column: Any, entries: Sequence[Measure]) -> int:
+    begin, end = (column.offsets[at].as_py() for at in (0, -1)) if len(column) else (0, 0)
+    parts = zip(entries, (column.keys, column.items), strict=True)
+    return VALUE * len(column) + sum(measure(part.slice(begin, end - begin)) for measure, part in parts)
+
+
+def _lengths(column: Any) -> Any:
+    """Bytes of each text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if _is(column.type, _VIEWS):  # there is no function that measures them
+        column = column.cast(pa.large_string() if column.type == pa.string_view() else pa.large_binary())
+    return pc.binary_length(column)
+
+
+def _sum(numbers: Any) -> int:
+    import pyarrow.compute as pc
+
+    return int(pc.sum(numbers).as_py() or 0)

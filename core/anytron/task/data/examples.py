@@ -1,0 +1,204 @@
+"""Examples of supervised fine-tuning: prompts together with the responses that are learnt.
+
+A prompt is tokenised as it is in reinforcement learning, and its response apart from it, as a model writes it; so what
+is learnt here is what is sampled there. Of a conversation the chat template says what follows a prompt: the answer, and
+what ends it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import ConfigError, DataError
+from anytron.task.data.prompts import batched, check_text, check_tokens, encode, render, tokenize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from anytron.task.data.prompts import Prompt, TokenizedPrompt
+    from anytron.task.data.vision import VisionProcessor
+
+RESPONSE = "response"
+"""Name, among a prompt's data, of the response to it."""
+ASSISTANT = "assistant"
+"""Role of the messages that are learnt."""
+_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""What a template has that says which part of a conversation the assistant wrote, as transformers looks for it."""
+
+
+@dataclass(frozen=True)
+class _Divided:
+    """An example in two parts.
+
+    Attributes:
+        prompt: What is read: everything before the response.
+        response: What is learnt after it: a text that is not tokenised yet, or token ids.
+        mask: Of a whole conversation, which has no part after it: which of the prompt's tokens are learnt.
+    """
+
+    prompt: Prompt
+    response: str | tuple[int, ...] = ()
+    mask: tuple[bool, ...] | None = None
+
+
+def tokenize_examples(
+    prompts: Iterable[Prompt],
+    tokenizer: Any,
+    vision: VisionProcessor | None = None,
+    *,
+    vocab_size: int,
+    chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[TokenizedPrompt]:
+    """Tokenise prompts and their responses; otherwise as :func:`anytron.task.data.prompts.tokenize`.
+
+    The response is what ``response`` among a prompt's data says: a text, after which comes the end token, or token ids.
+    After messages, the text is the assistant's answer. Without it, messages must have the assistant's answers, and end
+    with one: those are learnt which the template marks (``{% generation %}``), or the only one.
+
+    Returns:
+        Whole sequences, with their ``response_mask``.
+
+    Raises:
+        ConfigError: The tokenizer has no end token, or the chat template does not say which tokens are answers.
+        DataError: An example has no response, or one that is not usable.
+    """
+    for some in batched(prompts):
+        divided = [_divide(one, tokenizer, chat_template_kwargs) for one in some]
+        before = tokenize(
+            (one.prompt for one in divided),
+            tokenizer,
+            vision,
+            vocab_size=vocab_size,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        for one, prompt, response in zip(divided, before, _encoded(divided, tokenizer), strict=True):
+            yield _joined(one, prompt, response, vocab_size)
+
+
+def _divide(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> _Divided:
+    where = f"prompt {prompt.id}"
+    if RESPONSE not in prompt.data:
+        return _conversation(prompt, tokenizer, template, where)
+    response = prompt.data[RESPONSE]
+    prompt = replace(prompt, data={name: value for name, value in prompt.data.items() if name != RESPONSE})
+    if isinstance(response, (list, tuple)) and response and all(type(token) is int for token in response):
+        return _Divided(prompt, tuple(response))
+    if not isinstance(response, str):
+        raise DataError(
+            "A response is neither a text nor a list of token ids.",
+            where=where,
+            why=f"it is {type(response).__name__}" + ("" if response else ", and empty"),
+            fix="name the right column: the option columns, {response: COLUMN}",
+        )
+    check_text(where, response)
+    if prompt.messages and prompt.messages[-1].get("role") == ASSISTANT:
+        raise DataError(
+            "An example has an answer in its messages, and another one as its response.",
+            where=where,
+            why=f"the messages end with the assistant's, and there is a column {RESPONSE!r}",
+            fix=f"leave out one of them: the last message, or the column {RESPONSE}",
+        )
+    if prompt.messages is not None:
+        return _answered(prompt, {"role": ASSISTANT, "content": response}, tokenizer, template)
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            "The tokenizer has no end token, which follows every response.",
+            where="model.tokenizer",
+            why=f"{tokenizer.name_or_path or 'it'} has no eos_token",
+            fix="give it one, or give responses as lists of token ids",
+        )
+    return _Divided(prompt, response)
+
+
+def _conversation(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], where: str) -> _Divided:
+    """Find the answers in messages."""
+    messages = list(prompt.messages or ())
+    if not messages or messages[-1].get("role") != ASSISTANT:
+        raise DataError(
+            "An example has no response.",
+            where=where,
+            why=f"its last message is of the role {messages[-1].get('role')!r}"
+            if messages
+            else f"there is no column {RESPONSE!r}",
+            fix=f"name its column: the option columns, {{{RESPONSE}: COLUMN}}; or let messages end with the answer",
+        )
+    if _MARKS.search(str(tokenizer.chat_template)) and not prompt.images:
+        return _marked(prompt, tokenizer, template)
+    if sum(message.get("role") == ASSISTANT for message in messages) == 1:
+        return _answered(replace(prompt, messages=messages[:-1]), messages[-1], tokenizer, template)
+    if prompt.images:
+        raise DataError(
+            "A conversation with images has several answers.",
+            where=where,
+            why="which of its tokens are learnt is known before images are multiplied by their patches",
+            fix=f"make an example of each answer: the messages before it as prompt, and the answer as {RESPONSE}",
+        )
+    raise ConfigError(
+        "The chat template does not say which tokens of a conversation are the assistant's.",
+        where=where,
+        why=f"the template of {tokenizer.name_or_path or 'model.tokenizer'} has no {{% generation %}}, and several "
+        "messages are answers",
+        fix="put {% generation %} and {% endgeneration %} around answers in the template; or make an example of each "
+        f"answer: the messages before it as prompt, and the answer as {RESPONSE}",
+    )
+
+
+def _marked(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> _Divided:
+    """Learn what the template marks."""
+    found: Any = render(prompt, tokenizer, template, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    whole = replace(prompt, messages=None, tools=(), tokens=tuple(found["input_ids"]))
+    return _Divided(whole, mask=tuple(map(bool, found["assistant_masks"])))
+
+
+def _answered(prompt: Prompt, answer: Mapping[str, Any], tokenizer: Any, template: Mapping[str, Any]) -> _Divided:
+    """Learn what the template adds when an answer has come."""
+    asked = render(prompt, tokenizer, template, add_generation_prompt=True, tokenize=False)
+    whole = render(
+        replace(prompt, messages=[*(prompt.messages or ()), answer]),
+        tokenizer,
+        template,
+        add_generation_prompt=False,
+        tokenize=False,
+    )
+    if not whole.startswith(asked):
+        same = next(
+            (place for place, pair in enumerate(zip(asked, whole, strict=False)) if pair[0] != pair[1]), len(whole)
+        )
+        raise DataError(
+            "The chat template writes an answer elsewhere than it asks for one.",
+            where=f"prompt {prompt.id}",
+            why=f"before the answer it writes {asked[same : same + 40]!r}, and with it {whole[same : same + 40]!r}",
+            fix="use a template whose prompts are the beginning of its conversations (data.chat_template_kwargs may "
+            "help), or one with {% generation %} around answers",
+        )
+    return _Divided(prompt, whole.removeprefix(asked))
+
+
+def _encoded(divided: Sequence[_Divided], tokenizer: Any) -> list[tuple[int, ...]]:
+    """Tokenise responses that are texts, in one call; after one that no template has ended comes the end token."""
+    found = [() if isinstance(one.response, str) else one.response for one in divided]
+    texts = [index for index, one in enumerate(divided) if isinstance(one.response, str)]
+    if texts:
+        name = f"responses to prompts {divided[texts[0]].prompt.id} to {divided[texts[-1]].prompt.id}"
+        tokens = encode([str(divided[index].response) for index in texts], tokenizer, name)
+        for index, ids in zip(texts, tokens, strict=True):
+            ended = divided[index].prompt.messages is not None or ids[-1:] == (tokenizer.eos_token_id,)
+            found[index] = ids if ended else (*ids, tokenizer.eos_token_id)
+    return found
+
+
+def _joined(one: _Divided, prompt: TokenizedPrompt, response: tuple[int, ...], vocab_size: int) -> TokenizedPrompt:
+    before = one.mask or (False,) * len(prompt.tokens)
+    # Nothing stands before the first token, from which it could be predicted.
+    mask = (False, *before[1:], *(True,) * len(response))
+    where = f"prompt {prompt.id}"
+    if not any(mask):
+        why = "the template marks nothing of it as the assistant's" if one.mask is not None else "its response is empty"
+        raise DataError("An example has nothing to learn.", where=where, why=why, fix="remove it from the data")
+    tokens = prompt.tokens + response
+    check_tokens(where, tokens, vocab_size)
+    text = prompt.text + (one.response if isinstance(one.response, str) else "")
+    return replace(prompt, text=text, tokens=tokens, response_mask=mask)

@@ -1,0 +1,181 @@
+"""Draw from several sources, each its share: after any number of draws, to within one prompt."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING
+
+from anytron.base.errors import ConfigError
+from anytron.base.seeds import derive_seed
+from anytron.task.data.beginning import Beginning
+from anytron.task.data.examples import tokenize_examples
+from anytron.task.data.prompts import tokenize
+from anytron.task.data.reading import read_prompts
+from anytron.task.data.sampler import EpochSampler
+from anytron.task.data.table import PromptFilter, PromptTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from anytron.config.data import DataSection
+    from anytron.task.data.prompts import TokenizedPrompt
+    from anytron.task.data.vision import VisionProcessor
+
+Place = tuple[int, int]
+"""Epochs of a source behind it, and prompts drawn in the present one."""
+
+
+class Mixture:
+    """Prompts of one or several sources, drawn in turn.
+
+    Which source gives the next prompt follows from how many each has given (Tijdeman, "The chairman assignment
+    problem", Discrete Mathematics 32, 1980): with shares ``w_i`` that add up to 1, after n draws source i of k has
+    given ``n * w_i`` prompts to within ``1 - 1 / (2k - 2)``. Nothing is random about that: every step has nearly the
+    same mix, and the places in the sources say all that a resume needs. Each source has its own epochs.
+
+    Args:
+        tables: The sources' prompts.
+        weights: For each source, in any scale; None = as many as it has prompts, so that an epoch of the mix has every
+            prompt once.
+        seed: The order of every epoch of every source follows from it.
+        shuffle: False = each source's own order in every epoch.
+
+    Attributes:
+        tables: As given.
+        shares: Of each source in what is drawn; they add up to 1.
+    """
+
+    def __init__(
+        self, tables: Sequence[PromptTable], weights: Sequence[float] | None, *, seed: int, shuffle: bool
+    ) -> None:
+        self.tables = tuple(tables)
+        # As they are written: 0.1 and 0.3 are as 1 to 3.
+        exact = [Fraction(str(weight)) for weight in weights or [len(table) for table in tables]]
+        self.shares = tuple(weight / sum(exact) for weight in exact)
+        self._samplers = [
+            EpochSampler(table, seed=derive_seed(seed, "mix", index) if index else seed, shuffle=shuffle)
+            for index, table in enumerate(tables)
+        ]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.tables))
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where each source stands; together they are the place in the mix."""
+        return tuple(sampler.place for sampler in self._samplers)
+
+    @property
+    def epochs(self) -> float:
+        """Prompts drawn so far, by those that there are; 1.0 is one epoch of a mix without weights."""
+        return sum(sampler.drawn for sampler in self._samplers) / len(self)
+
+    def seek(self, places: Sequence[Place]) -> None:
+        """Go to the place of a mix of as many prompts with the same weights and the same seed.
+
+        Raises:
+            ValueError: There are more or fewer sources, or an epoch of one has fewer prompts.
+        """
+        for sampler, (epoch, position) in zip(self._samplers, places, strict=True):
+            sampler.seek(epoch, position)
+
+    def draw(self, count: int) -> list[TokenizedPrompt]:
+        """Take the next ``count`` prompts."""
+        drawn = [sampler.drawn for sampler in self._samplers]
+        taken: list[TokenizedPrompt] = []
+        for _ in range(count):
+            index = next_source(drawn, self.shares)
+            drawn[index] += 1
+            taken += self._samplers[index].draw(1)
+        return taken
+
+    @property
+    def remarks(self) -> list[str]:
+        """What was left out of each source, and what is mixed, for people."""
+        found = [table.remark for table in self.tables if table.remark]
+        if len(self.tables) > 1:
+            parts = [
+                f"{float(share):.1%} {table.name} ({len(table)})"
+                for share, table in zip(self.shares, self.tables, strict=True)
+            ]
+            found.append(f"mix of prompts: {', '.join(parts)}")
+        return found
+
+
+def next_source(drawn: Sequence[int], shares: Sequence[Fraction]) -> int:
+    """Choose the source of the next draw.
+
+    Of the sources that may give one without getting too far ahead, it is the one that would fall too far behind first.
+
+    Args:
+        drawn: How many prompts each source has given.
+        shares: Of each source, more than 0; they add up to 1.
+    """
+    if len(shares) == 1:
+        return 0
+    slack = Fraction(1, 2 * len(shares) - 2)
+    number = sum(drawn) + 1
+    ready = [index for index, share in enumerate(shares) if number * share - drawn[index] >= slack]
+    return min(ready, key=lambda index: (drawn[index] + 1 - slack) / shares[index])
+
+
+def load_mixture(
+    data: DataSection,
+    tokenizer: Any,
+    vision: VisionProcessor | None = None,
+    *,
+    beginning: Beginning | None = None,
+    seed: int,
+    vocab_size: int,
+    context_length: int | None,
+    max_new_tokens: int | None,
+    key: str = "data",
+    unusable: Callable[[Mapping[str, Any]], str] | None = None,
+) -> Mixture:
+    """Read, tokenise and filter the prompts of all sources.
+
+    Args:
+        data: Names the sources, and what is left out.
+        tokenizer: A Hugging Face tokenizer.
+        vision: Prepares images; None for a model that takes none.
+        beginning: What the chat template's clock shows; None = this moment.
+        seed: The order follows from it.
+        vocab_size: Token ids are below this.
+        context_length: Tokens that the model can see, prompt and response together; None = unlimited.
+        max_new_tokens: Room that a response needs; None = the prompts have responses, which are learnt with them.
+        key: Where the section stands in the configuration.
+        unusable: Why the rewards cannot read a prompt's data, empty if they can; None = it is not asked.
+
+    Raises:
+        ConfigError: A source does not exist or refuses its options, or responses fill the model's context.
+        DataError: A source fails, or has a prompt that is not usable, or none that is left.
+    """
+    room = None if context_length is None else context_length - (max_new_tokens or 0)
+    if room is not None and room < 1:
+        raise ConfigError(
+            "Responses may fill the model's context, and leave no room for a prompt.",
+            where="rollout.max_new_tokens",
+            why=f"it is {max_new_tokens}, and the context has {context_length} tokens",
+            fix="lower rollout.max_new_tokens, or use a model with a longer context",
+        )
+    limits = [limit for limit in (room, data.max_prompt_tokens) if limit is not None]
+    dropped = unusable if data.on_bad_answer == "drop" else None
+    wanted = PromptFilter(min(limits, default=None), set() if data.deduplicate else None, dropped)
+    sources = data.keyed_sources(key)
+    tables = []
+    for place, source in sources.items():
+        read: Callable[..., Iterator[TokenizedPrompt]] = tokenize_examples
+        if max_new_tokens is not None:
+            read = partial(tokenize, continue_final_message=data.continue_final_message)
+        read = partial(
+            read,
+            vocab_size=vocab_size,
+            chat_template_kwargs=(beginning or Beginning.of(tokenizer)).arguments(data.chat_template_kwargs),
+        )
+        prompts = read_prompts(source, place, read, tokenizer, vision)
+        prefix = f"{source.title}/" if len(sources) > 1 else ""
+        tables.append(PromptTable(source.title, prompts, wanted, prefix))
+    weights = [source.weight for source in sources.values() if source.weight is not None]
+    return Mixture(tables, weights or None, seed=seed, shuffle=data.shuffle)

@@ -1,0 +1,217 @@
+"""Read the JSON files of a model directory, and believe nothing in them that was not checked.
+
+A model directory is data from somebody else. Every field that Anytron, Megatron or mcore-bridge computes with
+is checked once, here, for its type and its size, so that nobody behind has to: an error names the file and the field.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import ConfigError
+from anytron.config import json_files
+from anytron.config.diagnostics import Diagnostic
+from anytron.config.json_files import LARGEST_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    Kind = Callable[[Any], str]
+    """Says what a value must be; empty if it is that."""
+
+CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""Where transformers keeps image processors; the last belongs to the same processor and is passed on."""
+
+LARGEST_CONFIG = 8 * 2**20
+"""Bytes of one of :data:`FILES`; the largest published ones, with names of 20,000 labels, have a tenth of it."""
+LARGEST_TOKENIZER = 128 * 2**20
+"""Bytes of a file of a tokenizer; the largest published ones have a quarter of it."""
+TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "added_tokens", "special_tokens", "chat_template", "sentencepiece")
+"""How names of files begin that tokenizers are read from."""
+MOST_EXPERTS = 2**18
+"""Experts of all layers together; the largest published models have a tenth of it."""
+
+
+def whole(value: Any, *, low: int, high: int) -> str:
+    """Accept whole numbers within bounds; ``True`` and ``2.0`` are none."""
+    return "" if type(value) is int and low <= value <= high else f"a whole number from {low} to {high}"
+
+
+def number(value: Any) -> str:
+    """Accept finite numbers."""
+    return "" if type(value) in (int, float) and math.isfinite(value) else "a finite number"
+
+
+def flag(value: Any) -> str:
+    """Accept true and false."""
+    return "" if isinstance(value, bool) else "true or false"
+
+
+def text(value: Any) -> str:
+    """Accept strings that can be written as UTF-8."""
+    return "" if isinstance(value, str) and value.isascii() else "a string of plain letters"
+
+
+def mapping(value: Any) -> str:
+    """Accept objects."""
+    return "" if isinstance(value, dict) else "an object"
+
+
+def list_of(value: Any, *, kind: Kind) -> str:
+    """Accept lists whose entries are of one kind."""
+    if not isinstance(value, list):
+        return f"a list, each entry {kind(None)}"
+    return next((f"a list, each entry {wanted}" for one in value if (wanted := kind(one))), "")
+
+
+def one_or_list(value: Any, *, kind: Kind) -> str:
+    """Accept one value of a kind, or a list of such."""
+    return list_of(value, kind=kind) if isinstance(value, list) else kind(value)
+
+
+def _up_to(high: int) -> Kind:
+    return partial(whole, low=1, high=high)
+
+
+def _from_zero_to(high: int) -> Kind:
+    return partial(whole, low=0, high=high)
+
+
+def _fields(*kinds: tuple[Kind, str]) -> dict[str, Kind]:
+    return {name: kind for kind, names in kinds for name in names.split()}
+
+
+_EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_TOKEN = _from_zero_to(2**31 - 1)
+
+_CONFIG = _fields(
+    (text, "model_type scoring_func topk_method rope_type"),
+    # transformers makes a list of one entry per layer or label as soon as it reads the number.
+    (_up_to(4096), "num_hidden_layers num_layers n_layers n_layer depth"),
+    (_from_zero_to(2**16), "num_labels num_nextn_predict_layers n_group topk_group"),
+    (_from_zero_to(2**16), " ".join((*_EXPERT_COUNTS, "num_experts_per_tok n_shared_experts"))),
+    (_up_to(2**31 - 1), "hidden_size intermediate_size vocab_size max_position_embeddings out_hidden_size"),
+    (_up_to(2**16), "num_attention_heads num_key_value_heads num_heads linear_num_key_heads"),
+    (_up_to(2**16), "linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim"),
+    (_up_to(2**16), "decoder_sparse_step full_attention_interval temporal_patch_size spatial_merge_size"),
+    (partial(one_or_list, kind=_up_to(2**16)), "patch_size"),
+    (_from_zero_to(2**16), "head_dim"),
+    (_from_zero_to(2**31 - 1), "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank"),
+    (_from_zero_to(2**31 - 1), "qk_nope_head_dim qk_rope_head_dim v_head_dim sliding_window first_k_dense_replace"),
+    (number, "rms_norm_eps rope_theta partial_rotary_factor routed_scaling_factor attention_dropout factor"),
+    (flag, "tie_word_embeddings attention_bias mlp_bias norm_topk_prob"),
+    (_TOKEN, "image_token_id video_token_id"),
+    (partial(list_of, kind=text), "layer_types architectures"),
+    (partial(list_of, kind=_from_zero_to(2**16)), "mlp_only_layers deepstack_visual_indexes"),
+    (mapping, "text_config vision_config rope_parameters rope_scaling auto_map"),
+)
+_GENERATION = _fields((partial(one_or_list, kind=_TOKEN), "eos_token_id"))
+# Numbers of tokens that some classes of tokenizers make by themselves.
+_TOKENIZER = _fields((_from_zero_to(2**16), "extra_ids offset num_madeup_words"))
+# Small images are enlarged to these.
+_PROCESSOR = _fields((_up_to(2**26), "min_pixels shortest_edge"), (_up_to(2**14), "height width"))
+
+FILES: Mapping[str, Mapping[str, Kind]] = {
+    CONFIG_FILE: _CONFIG,
+    GENERATION_FILE: _GENERATION,
+    "tokenizer_config.json": _TOKENIZER,
+    **dict.fromkeys(PROCESSOR_FILES, _PROCESSOR),
+}
+"""Files of a model directory -> their fields, at any depth -> what these must be if they are given and not null."""
+
+
+def read_object(path: Path, most: int = LARGEST_FILE) -> dict[str, Any]:
+    """Read a JSON file that holds one object.
+
+    Args:
+        path: The file.
+        most: Bytes that it may have.
+
+    Raises:
+        ConfigError: It cannot be read, is too large, is not UTF-8 or not JSON, is nested too deeply, or holds
+            something else.
+        ResourceError: No file can be opened any more, or the disk fails.
+    """
+    try:
+        return json_files.read_object(path, most)
+    except (OSError, ValueError) as error:
+        raise _malformed(path, str(error)) from error
+
+
+def faults(
+    values: Mapping[str, Any], fields: Mapping[str, Kind] = _CONFIG, prefix: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Find fields that are not what they must be; null is as if the field were not there.
+
+    Yields:
+        The field, dotted from the top, and what is wrong with it.
+    """
+    for name, value in values.items():
+        kind = fields.get(name)
+        if kind is not None and value is not None and (wanted := kind(value)):
+            yield f"{prefix}{name}", f"it must be {wanted}, and is {_shown(value)}"
+        elif isinstance(value, dict):
+            yield from faults(value, fields, f"{prefix}{name}.")
+    layers, experts = values.get("num_hidden_layers"), [values.get(name) for name in _EXPERT_COUNTS]
+    most = max((count for count in experts if type(count) is int), default=0)
+    if type(layers) is int and layers * most > MOST_EXPERTS:
+        yield f"{prefix}num_hidden_layers", f"{layers} layers of {most} experts are more than {MOST_EXPERTS} experts"
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read ``config.json`` of a model directory, its fields checked.
+
+    Raises:
+        ConfigError: It is malformed, or a field is.
+    """
+    return _checked(directory / CONFIG_FILE)
+
+
+def end_tokens(directory: Path) -> list[int]:
+    """Read which tokens end a response, from ``generation_config.json``; none if there is no such file.
+
+    Raises:
+        ConfigError: It is malformed, or they are no token ids.
+    """
+    path = directory / GENERATION_FILE
+    named = _checked(path).get("eos_token_id", []) if path.is_file() else []
+    return named if isinstance(named, list) else [] if named is None else [named]
+
+
+def file_diagnostics(key: str, directory: Path) -> Iterator[Diagnostic]:
+    """Check each of :data:`FILES` that a directory has; all that is malformed is reported under a configuration key."""
+    for entry in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if not (entry.is_file() or entry.is_dir()):  # whoever opens a pipe waits for ever
+            fix = "copy or download the model directory again"
+            yield Diagnostic("error", key, f"{entry} is no file, and no link to one", fix)
+        elif entry.name.startswith(TOKENIZER_FILES) and entry.stat().st_size > LARGEST_TOKENIZER:
+            fix = "copy or download the model directory again"
+            yield Diagnostic("error", key, f"{entry} has more than {LARGEST_TOKENIZER} bytes", fix)
+    for name in FILES:
+        try:
+            if (directory / name).is_file():
+                _checked(directory / name)
+        except ConfigError as error:  # noqa: PERF203 - each file by itself
+            yield Diagnostic("error", key, f"{error.where}: {error.why}", error.fix)
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    values = read_object(path, LARGEST_CONFIG)
+    if found := [f"{field}: {fault}" for field, fault in faults(values, FILES[path.name])]:
+        raise _malformed(path, "; ".join(found))
+    return values
+
+
+def _malformed(path: Path, why: str) -> ConfigError:
+    fix = "copy or download the model directory again"
+    return ConfigError("A file of a model directory is malformed.", where=str(path), why=why, fix=fix)
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, however long it is."""
+    shown = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else f"{value.bit_length()} bits long"
+    return shown if len(shown) <= 60 else f"{shown[:60]}..."

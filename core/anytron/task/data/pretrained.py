@@ -1,0 +1,290 @@
+"""Read config, tokenizer and processor of a Hugging Face model directory, without its weights and the network."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import ConfigError
+from anytron.base.functions import Called, Kind
+from anytron.config.diagnostics import Diagnostic, refuse
+from anytron.config.imports import resolve
+from anytron.task.data.model_files import (
+    GENERATION_FILE,
+    PROCESSOR_FILES,
+    end_tokens,
+    file_diagnostics,
+    read_config,
+    read_object,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from anytron.config.schema import ModelSection
+
+_LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
+_DATA_ONLY: Mapping[str, bool] = {"local_files_only": True, "trust_remote_code": False}
+"""For whatever transformers loads: from the directory, and never a class in a file of it. There is no prompt then."""
+
+TOKENIZER = Kind("model.tokenizer", Called("A tokenizer's function", gives="a transformers.PreTrainedTokenizerBase"))
+PROCESSOR = Kind("model.processor", Called("A processor's function", gives="a transformers.BaseImageProcessor"))
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+
+
+def directory_diagnostics(key: str, directory: Path, without_weights: str) -> Iterator[Diagnostic]:
+    """Check that a directory holds a model with weights, whose JSON files are sound.
+
+    Args:
+        key: The configuration key that names it.
+        directory: The directory.
+        without_weights: What to do if it has no weights.
+    """
+    if not directory.is_dir():
+        yield Diagnostic(
+            "error",
+            key,
+            f"there is no directory {directory}",
+            "give the local directory of a Hugging Face model, for example made by 'hf download'; "
+            "a relative path is relative to the YAML file",
+        )
+        return
+    if not (directory / "config.json").is_file():
+        fix = "give the directory of a Hugging Face model"
+        yield Diagnostic("error", key, f"{directory} has no config.json", fix)
+    yield from file_diagnostics(key, directory)
+    if not any(found for pattern in WEIGHT_FILES for found in directory.glob(pattern)):
+        message = f"{directory} has no weights (looked for {', '.join(WEIGHT_FILES)})"
+        yield Diagnostic("error", key, message, without_weights)
+
+
+def load_hf_config(model: ModelSection) -> Any:
+    """Build the model's ``transformers.PretrainedConfig``.
+
+    Raises:
+        ConfigError: The directory has no config, or transformers does not know the model or refuses its config.
+    """
+    if model.path is not None:
+        return read_hf_config(Path(model.path))
+    from transformers import AutoConfig
+
+    try:
+        fields = dict(model.config or {})
+        return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    except Exception as error:  # each model's class refuses its fields in its own way
+        raise _unusable("model.config", error) from error
+
+
+def read_hf_config(directory: Path) -> Any:
+    """Build the ``transformers.PretrainedConfig`` of a model directory.
+
+    What the directory says of code is dropped: classes in its own files (``auto_map``), and which implementation
+    computes attention or experts, which may name a kernel on the network. Both are for a run to say.
+
+    Raises:
+        ConfigError: As :func:`load_hf_config`, or ``config.json`` is malformed.
+    """
+    from transformers import AutoConfig
+
+    read_config(directory)
+    try:
+        config = AutoConfig.from_pretrained(directory, **_DATA_ONLY)
+        config._attn_implementation = config._experts_implementation = None
+    except Exception as error:  # as above
+        raise _unusable(str(directory / "config.json"), error) from error
+    vars(config).pop("auto_map", None)
+    return config
+
+
+def _unusable(where: str, error: Exception) -> ConfigError:
+    return ConfigError("The model's config is not usable.", where=where, why=f"{type(error).__name__}: {error}")
+
+
+def model_class(hf_config: Any) -> Any:
+    """Choose the transformers class that computes the logits of a ``transformers.PretrainedConfig``.
+
+    Returns:
+        ``AutoModelForImageTextToText`` for a model that takes images, whether or not the run has any
+        (Qwen3.5 is one), ``AutoModelForCausalLM`` otherwise.
+    """
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    sees = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+def take_latent_epsilon(model: Any) -> None:
+    """Give the latent norms of a ``transformers`` model with multi-latent attention the epsilon of its config.
+
+    transformers makes ``q_a_layernorm`` and ``kv_a_layernorm`` with an epsilon of 1e-6, whatever ``rms_norm_eps`` says;
+    Megatron, vLLM and SGLang take ``rms_norm_eps``, which is 1e-5 in Moonlight and GLM-4.7-Flash
+    (``deepseek_v3/modeling_deepseek_v3.py``; transformers #44261, vllm #35515). A model without such norms stays as it
+    is.
+    """
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in _LATENT_NORMS:
+            module.variance_epsilon = model.config.get_text_config().rms_norm_eps
+
+
+def load_tokenizer(model: ModelSection) -> Any:
+    """Load the tokenizer: a directory, a function that returns one, or the one in ``model.path``.
+
+    Returns:
+        A ``transformers.PreTrainedTokenizerBase``.
+
+    Raises:
+        ConfigError: There is none, or it cannot be loaded.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    directory = _directory_or_made(model, TOKENIZER, PreTrainedTokenizerBase)
+    if not isinstance(directory, Path):
+        return directory
+    return read_tokenizer(directory, "model.tokenizer")
+
+
+def read_tokenizer(directory: Path, key: str) -> Any:
+    """Load the tokenizer in a directory, a ``transformers.PreTrainedTokenizerBase``.
+
+    Args:
+        directory: Of a model.
+        key: The configuration key that names it, for the error.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    return _loaded(AutoTokenizer, directory, "tokenizer", key)
+
+
+def load_image_processor(model: ModelSection) -> Any:
+    """Load the image processor: a directory, a function that returns one, or the one in ``model.path``.
+
+    Returns:
+        A ``transformers.BaseImageProcessor``; None if ``model.processor`` is not set and ``model.path``
+        has none.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    from transformers import AutoImageProcessor
+    from transformers.image_processing_utils import BaseImageProcessor
+
+    if model.processor is None and not (model.path and processor_files(Path(model.path))):
+        return None
+    directory = _directory_or_made(model, PROCESSOR, BaseImageProcessor)
+    if not isinstance(directory, Path):
+        return directory
+    return _loaded(AutoImageProcessor, directory, "image processor", "model.processor")
+
+
+def _loaded(auto_class: Any, directory: Path, what: str, key: str) -> Any:
+    refuse(file_diagnostics(key, directory))
+    try:
+        return auto_class.from_pretrained(directory, **_DATA_ONLY)
+    except Exception as error:  # transformers, and the library of each format, fail in their own ways
+        raise ConfigError(
+            f"The {what} cannot be loaded.",
+            where=str(directory),
+            why=f"{type(error).__name__}: {error}",
+            fix=f"set {key} to a directory that has one",
+        ) from error
+
+
+def processor_files(directory: Path) -> list[Path]:
+    """Find the files of a model's processor in its directory."""
+    return [file for name in PROCESSOR_FILES if (file := directory / name).is_file()]
+
+
+def save_processor(model: ModelSection, directory: Path) -> None:
+    """Write a model's processor beside its weights, so that the directory is complete; nothing if it has none.
+
+    Args:
+        model: Where the processor comes from; files are copied as they are.
+        directory: An existing directory.
+    """
+    if model.processor is not None and ":" in model.processor:
+        load_image_processor(model).save_pretrained(directory)
+    elif origin := model.processor or model.path:
+        for file in processor_files(Path(origin)):
+            read_object(file)  # a link to anything else is not passed on
+            shutil.copyfile(file, directory / file.name)
+
+
+def save_generation_config(model: ModelSection, directory: Path) -> None:
+    """Write what a model's directory says of generation beside its weights; nothing if it says nothing.
+
+    Tokens that end a response often stand there only (:func:`end_token_ids`).
+
+    Args:
+        model: Where it comes from; the file is copied as it is.
+        directory: An existing directory.
+    """
+    if model.path is not None and (file := Path(model.path) / GENERATION_FILE).is_file():
+        read_object(file)  # a link to anything else is not passed on
+        shutil.copyfile(file, directory / GENERATION_FILE)
+
+
+def _directory_or_made(model: ModelSection, kind: Kind, wanted: type) -> Any:
+    """Return what the function under a key makes, or the directory to load from (``model.path`` by default)."""
+    reference = getattr(model, kind.key.removeprefix("model."))
+    if reference is not None and ":" in reference:
+        function, where = resolve(reference, kind), f"{kind.key} = {reference}"
+        made = kind.call.call(function, where, kind=ConfigError)
+        if not isinstance(made, wanted):
+            raise kind.call.unusable(function, type(made).__name__).error(where, ConfigError)
+        return made
+    directory = reference or model.path
+    assert directory is not None  # the schema wants a tokenizer where there is no path
+    return Path(directory)
+
+
+def end_token_ids(model: ModelSection, tokenizer: Any, vocab_size: int) -> tuple[int, ...]:
+    """Collect the tokens that end a response: the tokenizer's, and those of ``generation_config.json``.
+
+    Instruction-tuned checkpoints often name several (end of turn, end of text) there only.
+
+    Raises:
+        ConfigError: One is not in the model's vocabulary, or ``generation_config.json`` is malformed.
+    """
+    ends = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
+    if model.path is not None:
+        ends.update(end_tokens(Path(model.path)))
+    if ends and max(ends) >= vocab_size:
+        raise ConfigError(
+            "A token that ends responses is not in the model's vocabulary.",
+            where=model.path or "model.tokenizer",
+            why=f"eos_token_id {max(ends)}, and the vocabulary has {vocab_size}",
+            fix="correct eos_token_id in generation_config.json, or use the tokenizer that belongs to the model",
+        )
+    return tuple(sorted(ends))
+
+
+def padding_token_id(model: ModelSection, tokenizer: Any, ends: tuple[int, ...], vocab_size: int) -> int:
+    """Choose the token that fills up rows of prompts: the tokenizer's, else one that ends responses, else 0.
+
+    It is masked, but the model looks it up like any other.
+
+    Args:
+        model: Where the tokenizer comes from.
+        tokenizer: A Hugging Face tokenizer.
+        ends: Tokens that end a response.
+        vocab_size: Token ids are below this.
+
+    Raises:
+        ConfigError: The tokenizer's is not in the model's vocabulary.
+    """
+    if tokenizer.pad_token_id is None:
+        return min(ends, default=0)
+    padding = int(tokenizer.pad_token_id)
+    if 0 <= padding < vocab_size:
+        return padding
+    raise ConfigError(
+        "The tokenizer pads with a token that is not in the model's vocabulary.",
+        where=model.tokenizer or model.path or "model.tokenizer",
+        why=f"pad_token {tokenizer.pad_token!r} is {padding}, and the vocabulary has {vocab_size}",
+        fix="set pad_token in the directory's tokenizer_config.json to a token that the model has, for example its "
+        "end token, or use the tokenizer that belongs to the model",
+    )

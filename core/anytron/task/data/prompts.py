@@ -1,0 +1,293 @@
+"""A prompt before and after tokenisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import ConfigError, DataError
+from anytron.config.plain import is_writable
+from anytron.task.data.processor_time import processor_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from anytron.task.data.images import ImagePatches
+    from anytron.task.data.vision import Picture, VisionProcessor
+
+TEMPLATE_SECONDS = 10.0
+"""Processor time of a chat template for one prompt; it takes milliseconds unless it loops."""
+AT_ONCE = 1024
+"""Prompts that are tokenised in one call, or fewer."""
+LETTERS_AT_ONCE = 2**24
+"""Letters and bytes of them, by which fewer are: pictures come in rows of megabytes."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a source gives: one of ``text``, ``messages`` and ``tokens``.
+
+    Attributes:
+        id: Names the prompt in errors and samples.
+        text: The prompt; tokenised as it stands, behind the special tokens with which the tokenizer begins a text. They
+            are not written twice, and those with which it ends a text are left out: here the answer begins.
+        messages: Instead of ``text``: a conversation, each turn with ``role`` and ``content``, which the
+            tokenizer's chat template turns into text that ends where the answer begins.
+        tokens: Instead of ``text``: token ids.
+        images: Pictures for a vision-language model, in memory (Pillow) or as paths, in the order of
+            their image tokens: one token for each, whatever its size.
+        data: Whatever rewards need, for example the right answer; for supervised fine-tuning the ``response``, a text
+            or token ids.
+        tools: What the chat template says that the model may call, with ``messages``: for each tool
+            ``{"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}``.
+    """
+
+    id: str
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+    images: Sequence[Picture] = ()
+    data: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    def __post_init__(self) -> None:
+        given = [value is not None for value in (self.text, self.messages, self.tokens)]
+        if sum(given) != 1:
+            raise DataError("A prompt has one of text, messages and tokens.", where=f"prompt {self.id}")
+        if self.tools and self.messages is None:
+            why = "the chat template shows them, and only messages are given to it"
+            raise DataError("A prompt has tools and no messages.", where=f"prompt {self.id}", why=why)
+        if not isinstance(self.images, (list, tuple)):
+            raise DataError(
+                "A prompt's images are a list.",
+                where=f"prompt {self.id}",
+                why=f"they are {type(self.images).__name__}",
+                fix="give a list, also for a single image",
+            )
+
+
+@dataclass(frozen=True)
+class TokenizedPrompt:
+    """A prompt that has been checked against the model.
+
+    Attributes:
+        id: As in :class:`Prompt`.
+        text: As given, or decoded.
+        tokens: Token ids, at least one; as many image tokens as the model makes of the images.
+        data: As in :class:`Prompt`.
+        images: As in :class:`Prompt`; every one could be read.
+        patches: The images as the model reads them; None without images, and until the prompt is drawn.
+        response_mask: Of an example of supervised fine-tuning, whose tokens are those of prompt and response: which of
+            them are learnt, never the first; None for a prompt.
+    """
+
+    id: str
+    text: str
+    tokens: tuple[int, ...]
+    data: Mapping[str, Any]
+    images: tuple[Picture, ...] = ()
+    patches: ImagePatches | None = None
+    response_mask: tuple[bool, ...] | None = None
+
+
+def batched(prompts: Iterable[Prompt], most: int = AT_ONCE, size: int = LETTERS_AT_ONCE) -> Iterator[list[Prompt]]:
+    """Take so many prompts at a time, or fewer that together are about so large."""
+    some: list[Prompt] = []
+    found = 0
+    for prompt in prompts:
+        some.append(prompt)
+        found += size_of(prompt)
+        if len(some) == most or found > size:
+            yield some
+            some, found = [], 0
+    if some:
+        yield some
+
+
+def size_of(prompt: Prompt | TokenizedPrompt) -> int:
+    """Count the letters of a prompt's text and data, and the bytes of its pictures, but for what is nested."""
+    parts = (prompt.text, *prompt.images, *prompt.data.values())
+    return sum(len(part) for part in parts if isinstance(part, (str, bytes)))
+
+
+def tokenize(
+    prompts: Iterable[Prompt],
+    tokenizer: Any,
+    vision: VisionProcessor | None = None,
+    *,
+    vocab_size: int,
+    chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+    continue_final_message: bool = False,
+) -> Iterator[TokenizedPrompt]:
+    """Tokenise prompts, and check them against the model. Their number does not matter: some are in memory at a time.
+
+    Args:
+        prompts: What the source gives.
+        tokenizer: A Hugging Face tokenizer.
+        vision: Prepares images; None for a model that takes none.
+        vocab_size: Token ids are below this.
+        chat_template_kwargs: Further arguments of the chat template.
+        continue_final_message: Let the response go on with the assistant's message that a conversation ends with.
+
+    Raises:
+        ConfigError: There are images and no image processor, or messages and no chat template.
+        DataError: A prompt is empty, has a token that the model does not know, or images that cannot be read or do not
+            fit its image tokens.
+    """
+    for some in batched(prompts):
+        texts = [
+            _asked(one, tokenizer, chat_template_kwargs, continue_final_message)
+            if one.messages is not None
+            else one.text
+            for one in some
+        ]
+        for prompt, text in zip(some, texts, strict=True):
+            check_text(f"prompt {prompt.id!a}", prompt.id, text or "")
+        for prompt, given, tokens in zip(some, texts, _encode_all(some, texts, tokenizer), strict=True):
+            where = f"prompt {prompt.id}"
+            check_tokens(where, tokens, vocab_size)
+            expanded = _expand(prompt, tokens, vision, where)
+            text = tokenizer.decode(list(tokens)) if given is None else given
+            yield TokenizedPrompt(prompt.id, text, expanded, prompt.data, tuple(prompt.images))
+
+
+def _asked(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], continued: bool) -> Any:
+    """Render a conversation up to where the response begins."""
+    last = (prompt.messages or [{}])[-1]
+    if last.get("role") != "assistant":
+        return render(prompt, tokenizer, template, add_generation_prompt=True, tokenize=False)
+    if continued:
+        return render(prompt, tokenizer, template, continue_final_message=True, tokenize=False)
+    raise DataError(
+        "A prompt ends with an assistant's message.",
+        where=f"prompt {prompt.id}",
+        why=f"the template would begin a second answer behind {str(last.get('content'))[:60]!r}",
+        fix="remove the message if it is the right answer; or let responses continue it: "
+        "data.continue_final_message=true",
+    )
+
+
+def render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], **wanted: bool) -> Any:
+    """Apply the chat template to a prompt's messages, and its tools.
+
+    Args:
+        prompt: With messages.
+        tokenizer: A Hugging Face tokenizer.
+        template: Further arguments of the template (``data.chat_template_kwargs``).
+        wanted: Arguments of ``apply_chat_template`` that say what comes back.
+
+    Raises:
+        ConfigError: There is no template.
+        DataError: It refuses the messages.
+    """
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "A prompt has messages, and the tokenizer has no chat template.",
+            where=f"prompt {prompt.id}",
+            why=f"{tokenizer.name_or_path or 'model.tokenizer'} has no chat_template",
+            fix="use the tokenizer of an instruction-tuned model, or give the prompt as text",
+        )
+    try:
+        with processor_time(TEMPLATE_SECONDS):
+            return tokenizer.apply_chat_template(
+                prompt.messages, tools=list(prompt.tools) or None, **wanted, **template
+            )
+    except Exception as error:  # the template is a program of the model directory
+        raise DataError(
+            "The chat template refuses a prompt's messages.",
+            where=f"prompt {prompt.id}",
+            why=f"{type(error).__name__}: {error}",
+            fix="give each message a role and a content that the template knows",
+        ) from error
+
+
+def _encode_all(prompts: Sequence[Prompt], texts: Sequence[str | None], tokenizer: Any) -> list[tuple[int, ...]]:
+    """Tokenise in two calls: plain texts, and texts that a chat template has finished."""
+    encoded = [prompt.tokens or () for prompt in prompts]
+    for rendered in (False, True):
+        chosen = [
+            index
+            for index, prompt in enumerate(prompts)
+            if texts[index] is not None and (prompt.messages is not None) == rendered
+        ]
+        if chosen:
+            where = f"prompts {prompts[chosen[0]].id} to {prompts[chosen[-1]].id}"
+            chosen_texts = [texts[index] or "" for index in chosen]
+            tokens = encode(chosen_texts, tokenizer, where)
+            start = () if rendered else _beginning(chosen_texts, tokens, tokenizer, where)
+            for index, ids in zip(chosen, tokens, strict=True):
+                begun = not ids or ids[: len(start)] == start
+                encoded[index] = ids if begun else start + ids
+    return encoded
+
+
+def _beginning(texts: Sequence[str], tokens: Sequence[tuple[int, ...]], tokenizer: Any, where: str) -> tuple[int, ...]:
+    """Find the special tokens with which the tokenizer begins a text: what stands before a text's own tokens."""
+    for text, own in zip(texts, tokens, strict=True):
+        if own:
+            (whole,) = encode([text], tokenizer, where, special=True)
+            places = range(len(whole) - len(own) + 1)
+            return whole[: next((place for place in places if whole[place : place + len(own)] == own), 0)]
+    return ()
+
+
+def encode(texts: Sequence[str], tokenizer: Any, where: str, *, special: bool = False) -> list[tuple[int, ...]]:
+    """Tokenise texts.
+
+    Args:
+        texts: At least one.
+        tokenizer: A Hugging Face tokenizer.
+        where: Names them in errors.
+        special: Add the special tokens that the tokenizer puts around a text.
+
+    Raises:
+        DataError: It fails.
+    """
+    try:
+        tokens = tokenizer(list(texts), add_special_tokens=special)["input_ids"]
+    except Exception as error:  # the library tokenizers raises nothing narrower
+        raise DataError(
+            "The tokenizer fails on the prompts.",
+            where=where,
+            why=f"{type(error).__name__}: {error}",
+            fix="use the tokenizer that belongs to the model (model.tokenizer)",
+        ) from error
+    return [tuple(ids) for ids in tokens]
+
+
+def _expand(prompt: Prompt, tokens: tuple[int, ...], vision: VisionProcessor | None, where: str) -> tuple[int, ...]:
+    if vision is not None:
+        return vision.expand(tokens, prompt.images, where)
+    if prompt.images:
+        raise DataError(
+            "A prompt has images, and the model takes none.",
+            where=where,
+            why=f"{len(prompt.images)} given to a language model without a vision tower",
+            fix="use a vision-language model, or data without images",
+        )
+    return tokens
+
+
+def check_text(where: str, *written: object) -> None:
+    """Refuse text that cannot be written."""
+    if not all(is_writable(one) for one in written if isinstance(one, str)):
+        raise DataError(
+            "A prompt has text that is none.",
+            where=where,
+            why="half of a surrogate pair (\\ud800 to \\udfff) is no letter, and cannot be written",
+            fix="write the whole pair, or remove it",
+        )
+
+
+def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
+    """Refuse a sequence that is empty, or has tokens that the model does not know."""
+    if not tokens:
+        raise DataError("A prompt has no tokens.", where=where, fix="remove it from the data")
+    if not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        raise DataError(
+            "A prompt has a token that the model does not know.",
+            where=where,
+            why=f"ids from {min(tokens)} to {max(tokens)}, the model's vocabulary has {vocab_size}",
+            fix="use the tokenizer that belongs to the model (model.tokenizer)",
+        )

@@ -1,0 +1,65 @@
+"""Prompts from the procedural tasks of the library reasoning-gym (the extra ``reasoning-gym``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import ConfigError, did_you_mean
+from anytron.task.data.prompts import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ENTRY = "reasoning_gym"
+"""Where a prompt's data has what the task's own verifier wants."""
+
+
+def reasoning_gym(
+    task: str, count: int = 1000, seed: int = 0, messages: bool = False, instructions: str = "", **options: Any
+) -> Iterator[Prompt]:
+    """Draw the prompts of a task; the reward ``reasoning_gym`` scores the responses.
+
+    Args:
+        task: Its name, for example ``spell_backward``.
+        count: How many prompts.
+        seed: Of the task's generator.
+        messages: Give each question as a conversation, for the chat template, and not as plain text.
+        instructions: Text that stands after each question.
+        options: The task's own, for example ``max_word_len``.
+
+    Yields:
+        Prompts whose data have the right ``answer``, also as the ``response`` that supervised fine-tuning imitates, and
+        the whole entry under ``reasoning_gym``.
+
+    Raises:
+        ConfigError: The library is not installed, it has no such task, or the task refuses its options.
+    """
+    try:
+        from reasoning_gym.factory import DATASETS, create_dataset
+    except ImportError as error:
+        raise missing_library("data.source") from error
+    if task not in DATASETS:
+        fix = did_you_mean(task, DATASETS) or "name one of https://github.com/open-thought/reasoning-gym's tasks"
+        raise ConfigError(f"reasoning-gym has no task {task!r}.", where="data.options.task", fix=fix)
+    try:
+        entries = create_dataset(task, size=count, seed=seed, **options)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"The task {task} of reasoning-gym refuses its options.",
+            where="data.options",
+            why=f"{type(error).__name__}: {error}",
+            fix=f"give the fields of its {DATASETS[task][1].__name__}",
+        ) from error
+    for index in range(count):
+        entry = entries[index]
+        question = entry["question"] + instructions
+        data = {"answer": entry["answer"], "response": entry["answer"], ENTRY: entry}
+        if messages:
+            yield Prompt(f"{task}-{index}", messages=({"role": "user", "content": question},), data=data)
+        else:
+            yield Prompt(f"{task}-{index}", text=question, data=data)
+
+
+def missing_library(where: str) -> ConfigError:
+    """Say that reasoning-gym is not there."""
+    return ConfigError("reasoning-gym is not installed.", where=where, fix="pip install 'anytron[reasoning-gym]'")

@@ -1,0 +1,176 @@
+"""Make a prompt of a row: which column is what, messages, tools, and images that stay in their folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import DataError, did_you_mean
+from anytron.base.files import exhausted
+from anytron.config.json_files import parse_json
+from anytron.task.data.prompts import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anytron.config.data import ReadingOptions
+    from anytron.task.data.rows import Row
+    from anytron.task.data.vision import Picture
+
+PARTS = ("prompt", "images", "tools")
+"""Columns that become parts of the prompt itself; ``id`` is one of its data as well."""
+
+
+def prompt_of(row: Row, options: ReadingOptions, prefix: str = "") -> Prompt:
+    """Make the prompt of a row; what is no part of it becomes its data.
+
+    Args:
+        row: From any file.
+        options: Say which columns are meant.
+        prefix: Stands before the name of a row that has no ``id``.
+
+    Raises:
+        DataError: The row has no such columns, or something else in them.
+    """
+    values = _renamed(row, options.columns)
+    if "prompt" not in values:
+        raise _no_column(row, "prompt", "prompt")
+    value, images, tools = (values.pop(part, None) for part in PARTS)
+    if row.padded:
+        value, tools = _without_nulls(value), _without_nulls(tools)
+    pictures = _pictures(images, Path(options.image_folder or row.folder), row.where)
+    made: dict[str, Any] = {"images": pictures, "data": values, "tools": _tools(tools, row.where)}
+    name = prefix + row.name if values.get("id") is None else str(values["id"])
+    if isinstance(value, str):
+        if not options.chat:
+            return Prompt(name, text=value, **made)
+        value = [user_message(value, len(pictures))]
+    if isinstance(value, list) and value and all(isinstance(message, dict) for message in value):
+        return Prompt(name, messages=_conversation(value, options.system, row.where), **made)
+    if isinstance(value, list) and all(type(token) is int for token in value):
+        return Prompt(name, tokens=tuple(value), **made)
+    raise DataError(
+        "A prompt is neither a string nor a list of messages or token ids.",
+        where=row.where,
+        why=f"it is {type(value).__name__}",
+        fix="name the right column: the option columns, {prompt: COLUMN}",
+    )
+
+
+def user_message(text: str, images: int) -> dict[str, Any]:
+    """Make a user's message: the images, and then the text."""
+    if not images:
+        return {"role": "user", "content": text}
+    return {"role": "user", "content": [*({"type": "image"} for _ in range(images)), {"type": "text", "text": text}]}
+
+
+def inside(folder: Path, path: str, where: str) -> Path:
+    """Give a path below a folder.
+
+    Raises:
+        DataError: It leads out of the folder, links followed, or is no path.
+    """
+    file = folder / path
+    try:
+        leaves = not file.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name that is too long, links in a circle
+        why, fix = f"{path!a}: {error}", "name the file of a picture"
+        raise exhausted(error) or DataError("The path of an image is none.", where=where, why=why, fix=fix) from error
+    if leaves:
+        raise DataError(
+            "The path of an image leaves its folder.",
+            where=where,
+            why=f"{path!a} is not inside of {folder}",
+            fix="set the option image_folder to a folder that holds all images",
+        )
+    return file
+
+
+def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    """The row's values by the names that they are used by."""
+    record = row.record
+    if not isinstance(record, dict):
+        raise DataError(
+            "A row of the prompts is no object.",
+            where=row.where,
+            why=f"it is {type(record).__name__}",
+            fix="write {...}",
+        )
+    taken = {name: _value(row, name, column) for name, column in columns.items()}
+    rest = {name: value for name, value in record.items() if name not in columns.values()}
+    return {**rest, **taken}
+
+
+def _value(row: Row, name: str, column: str) -> Any:
+    if column in row.record:
+        return row.record[column]
+    value: Any = row.record
+    for part in column.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise _no_column(row, name, column)
+        value = value[part]
+    return value
+
+
+def _no_column(row: Row, name: str, column: str) -> DataError:
+    known = [str(one) for one in row.record]
+    return DataError(
+        f"A row of the prompts has no column {column!r}.",
+        where=row.where,
+        why=f"it has {', '.join(map(repr, known)) or 'none'}",
+        fix=did_you_mean(column, known) or f"name the right one: the option columns, {{{name}: COLUMN}}",
+    )
+
+
+def _conversation(messages: list[dict[str, Any]], system: str | None, where: str) -> tuple[dict[str, Any], ...]:
+    for number, message in enumerate(messages, start=1):
+        role, content = message.get("role"), message.get("content")
+        content = "" if content is None and message.get("tool_calls") else content
+        if not isinstance(role, str) or not isinstance(content, (str, list)):
+            why = f"message {number} has {', '.join(map(repr, message)) or 'nothing'}"
+            fix = "give each message a role and, as its content, a text or a list of parts"
+            raise DataError("A message of a prompt has no role, or no content.", where=where, why=why, fix=fix)
+    if system is None or messages[0]["role"] == "system":
+        return tuple(messages)
+    return ({"role": "system", "content": system}, *messages)
+
+
+def _tools(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
+    """Tools as a list, or as JSON: Arrow would give each tool the parameters of all others."""
+    if value is None or value == "":
+        return ()
+    try:
+        tools = parse_json(value) if isinstance(value, str) else value
+    except ValueError as error:
+        fix = "give a list of objects, or the same as JSON"
+        raise DataError("The tools of a prompt are not JSON.", where=where, why=str(error), fix=fix) from error
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        fix = "give a list of objects, or the same as JSON"
+        raise DataError("The tools of a prompt are no list.", where=where, why=f"it is {type(tools).__name__}", fix=fix)
+    return tools
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leave out entries that are null."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
+def _pictures(value: Any, folder: Path, where: str) -> tuple[Picture, ...]:
+    """Images as paths, as the bytes of a file, or as Hugging Face's ``{bytes, path}``; a single one or a list."""
+    if value is None or value == "":
+        return ()
+    return tuple(_picture(one, folder, where) for one in (value if isinstance(value, list) else [value]))
+
+
+def _picture(value: Any, folder: Path, where: str) -> Picture:
+    if isinstance(value, dict) and value.keys() <= {"bytes", "path"}:
+        value = value.get("path") if value.get("bytes") is None else value["bytes"]
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return inside(folder, value, where)
+    fix = "give a path, a list of paths, or Hugging Face's {bytes, path}"
+    why = f"it is {type(value).__name__}"
+    raise DataError("An image of a prompt is neither a path nor a picture.", where=where, why=why, fix=fix)

@@ -1,0 +1,129 @@
+"""Where prompts come from: registered sources and functions of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import DataError
+from anytron.base.functions import Called, Kind, has, is_async
+from anytron.config.data import DatasetOptions, ImagesOptions, ReadingOptions
+from anytron.config.imports import resolve
+from anytron.task.data.prompts import Prompt
+from anytron.task.data.reasoning_gym import reasoning_gym
+from anytron.task.data.records import inside, prompt_of, user_message
+from anytron.task.data.rows import Row, csv_rows, dataset_rows, files_of, jsonl_rows, parquet_rows
+
+if TYPE_CHECKING:
+    from anytron.config.data import DataSection, MixedSource
+
+SOURCE = Called(
+    "A source of prompts",
+    given="the entries of data.options are its keyword arguments",
+    gives=f"anytron.task.data.Prompt objects, in a list or one after another with yield ({has(Prompt)})",
+)
+DATA_SOURCE = Kind("data.source", SOURCE, options=True)
+PromptSource = Callable[..., Iterable[Prompt]]
+"""(**options) -> prompts."""
+
+PICTURES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+"""Endings of the files that ``images`` takes, in small letters."""
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+"""Files that say in Hugging Face's folders of images what belongs to each."""
+
+
+def from_files(rows_of: Callable[[Path], Iterator[Row]], **options: Any) -> Iterator[Prompt]:
+    """Read the prompts of one or several files.
+
+    Args:
+        rows_of: Reads the rows of one.
+        options: :class:`anytron.config.data.ReadingOptions`.
+
+    Raises:
+        DataError: A file is missing, or a row is no prompt.
+    """
+    given = ReadingOptions(**options)
+    files = files_of(given.path)
+    for file in files:
+        prefix = f"{file.name} " if len(files) > 1 else ""
+        for row in rows_of(file):
+            yield prompt_of(row, given, prefix)
+
+
+def dataset(**options: Any) -> Iterator[Prompt]:
+    """Read the prompts of a Hugging Face dataset on disk; as :func:`from_files`, with ``DatasetOptions``."""
+    given = DatasetOptions(**options)
+    for row in dataset_rows(Path(given.path), given.split):
+        yield prompt_of(row, given)
+
+
+def images(**options: Any) -> Iterator[Prompt]:
+    """Ask the same question of every picture in a folder.
+
+    Args:
+        options: :class:`anytron.config.data.ImagesOptions`.
+
+    Raises:
+        DataError: There is no such folder, it has a file that says more about the pictures, or a link leads out of it.
+    """
+    given = ImagesOptions(**options)
+    folder = Path(given.path)
+    if not folder.is_dir():
+        raise DataError("The prompts cannot be read.", where=given.path, why="no such folder")
+    if described := [name for name in METADATA if (folder / name).is_file()]:
+        raise DataError(
+            "The folder says itself what belongs to each picture.",
+            where=str(folder / described[0]),
+            why="the source images asks the same question of all",
+            fix="read that file: the source jsonl, csv or parquet, with columns {images: file_name, ...}",
+        )
+    for found in sorted(file for file in folder.rglob("*") if file.suffix.lower() in PICTURES):
+        name = found.relative_to(folder).as_posix()
+        file = inside(folder, name, f"prompt {name}")
+        data = {"file": name, "label": file.parent.name if file.parent != folder else ""}
+        if not given.chat:
+            yield Prompt(name, text=given.prompt, images=(file,), data=data)
+            continue
+        system = [] if given.system is None else [{"role": "system", "content": given.system}]
+        yield Prompt(name, messages=(*system, user_message(given.prompt, 1)), images=(file,), data=data)
+
+
+SOURCES: Mapping[str, PromptSource] = MappingProxyType(
+    {
+        "jsonl": partial(from_files, jsonl_rows),
+        "csv": partial(from_files, csv_rows),
+        "parquet": partial(from_files, parquet_rows),
+        "dataset": dataset,
+        "images": images,
+        "reasoning_gym": reasoning_gym,
+    }
+)
+"""By their name in ``data.source``; :data:`anytron.config.data.SOURCE_OPTIONS` has options of those with files."""
+
+
+def load_prompts(section: DataSection | MixedSource, key: str = "data") -> Iterator[Prompt]:
+    """Give the prompts of one source, one after the other.
+
+    Args:
+        section: Names the source, and its options.
+        key: Where it stands in the configuration.
+
+    Raises:
+        ConfigError: The source does not exist, or refuses its options.
+        DataError: It fails, or gives something else than prompts.
+    """
+    assert section.source is not None, "a mix is loaded source by source"
+    where, options = f"{key}.source", section.options
+    source = partial(resolve(section.source, DATA_SOURCE, key=where, registered=SOURCES, options=options), **options)
+    found = SOURCE.call(source, where := f"{where} = {section.source}")
+    if not isinstance(found, Iterable):
+        raise SOURCE.unusable(source, type(found).__name__).error(where)
+    with SOURCE.guard(source, where):
+        for position, prompt in enumerate(found):
+            if not isinstance(prompt, Prompt):
+                shown = "something async" if is_async(prompt) else type(prompt).__name__
+                raise SOURCE.unusable(source, f"{shown} as entry {position}, not a Prompt").error(where)
+            yield prompt

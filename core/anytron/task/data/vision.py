@@ -1,0 +1,255 @@
+"""Read the pictures of prompts, check them against the model, and cut them into patches by its image processor.
+
+For models that read an image as patches with a grid (Qwen2-VL and its successors). Their processor
+classes want torchvision for videos; the image processors alone do with Pillow, and what a processor
+adds to them, one image token for each merged patch, is done here.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from anytron.base.errors import ConfigError, DataError
+from anytron.base.files import exhausted
+from anytron.task.data.images import ImagePatches
+from anytron.task.data.pretrained import load_image_processor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from PIL.Image import Image
+
+    from anytron.config.schema import ModelSection
+
+MOST_PIXELS = 2**26
+"""Pixels of a picture, 8192 x 8192: decoding and resizing take 20 bytes for each of them, however small the file is."""
+
+LARGEST_FILE = 2**28
+"""Bytes of a picture's file: those of so many pixels without compression."""
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow's decoders that are used; it has others that start programs (EPS) or are hardly ever used."""
+
+_GRID = ("patch_size", "temporal_patch_size", "spatial_merge_size")
+"""Fields of a ``vision_config`` that say how images are cut into patches with a grid, and how many make a token."""
+
+Picture = Union["Image", bytes, "os.PathLike[str]", str]
+"""A picture in memory, the bytes of a file that Pillow can read, or its path."""
+
+
+class VisionProcessor:
+    """Turns pictures into patches, and their places in a prompt into as many tokens as the model needs.
+
+    Args:
+        image_processor: A Hugging Face image processor; None refuses prompts with images.
+        hf_config: The model's config, with ``vision_config`` and ``image_token_id``.
+        image_token: The image token as text, for messages.
+
+    Raises:
+        ConfigError: The model's image token is out of its vocabulary, or the processor cuts other
+            patches than the model reads.
+    """
+
+    def __init__(self, image_processor: Any, hf_config: Any, image_token: str) -> None:
+        self._processor = image_processor
+        self._image_token_id = int(hf_config.image_token_id)
+        self._video_token_id = getattr(hf_config, "video_token_id", None)
+        self._image_token = image_token
+        self._merge = int(hf_config.vision_config.spatial_merge_size)
+        _check_token(self._image_token_id, hf_config)
+        if image_processor is not None:
+            _check_processor(image_processor, hf_config.vision_config)
+
+    def check_padding(self, pad_token_id: int) -> None:
+        """Refuse a padding token that the model would take for an image.
+
+        Raises:
+            ConfigError: It is the image or the video token.
+        """
+        if pad_token_id in (self._image_token_id, self._video_token_id):
+            raise ConfigError(
+                "The tokenizer pads with a token that stands for an image or a video.",
+                where="model.tokenizer",
+                why=f"pad_token_id is {pad_token_id}",
+                fix="give the tokenizer another pad_token",
+            )
+
+    def expand(self, tokens: Sequence[int], images: Sequence[Picture], where: str) -> tuple[int, ...]:
+        """Repeat each image token as often as the model makes tokens of its image.
+
+        Args:
+            tokens: A prompt with one image token for each image.
+            images: In the order of their tokens; each is read and decoded.
+            where: Names the prompt in errors.
+
+        Raises:
+            DataError: Images and image tokens are not equally many, a picture cannot be read, or there
+                is a video token.
+            ConfigError: There are images and no image processor.
+        """
+        if self._video_token_id in tokens:
+            raise DataError("Videos are not supported.", where=where, why=f"it has the token {self._video_token_id}")
+        found = sum(token == self._image_token_id for token in tokens)
+        if found != len(images):
+            raise DataError(
+                "A prompt's images and image tokens do not fit.",
+                where=where,
+                why=f"{len(images)} image{'s' * (len(images) != 1)}, and {found} times the image token "
+                f"{self._image_token} ({self._image_token_id})",
+                fix=f"write {self._image_token} once where each image belongs; it is multiplied by its patches here",
+            )
+        counts = iter([self._count(read_picture(image, where).size, where) for image in images])
+        return tuple(
+            token
+            for place in tokens
+            for token in ([place] if place != self._image_token_id else [place] * next(counts))
+        )
+
+    def patches(self, images: Sequence[Picture], where: str) -> ImagePatches:
+        """Prepare the images of one prompt.
+
+        Args:
+            images: At least one.
+            where: Names the prompt in errors.
+
+        Raises:
+            DataError: A picture can no longer be read.
+        """
+        prepared = self._processor(images=[read_picture(image, where) for image in images], return_tensors="pt")
+        return ImagePatches(prepared["pixel_values"].float(), prepared["image_grid_thw"])
+
+    def _count(self, size: tuple[int, int], where: str) -> int:
+        """Tokens of a picture: they follow from its width and height alone."""
+        if self._processor is None:
+            raise ConfigError(
+                "There is no image processor for a prompt with images.",
+                where=where,
+                why="neither model.path nor model.processor has one",
+                fix="set model.processor to a directory with preprocessor_config.json, or to 'file.py:function'",
+            )
+        given = self._processor.model_input_names
+        if "image_grid_thw" not in given:
+            raise ConfigError(
+                "This kind of image processor is not supported.",
+                where=f"model.processor ({type(self._processor).__name__})",
+                why=f"it gives {', '.join(given)} and no image_grid_thw",
+                fix="use a model of the Qwen2-VL line (Qwen2.5-VL, Qwen3-VL, Qwen3.5)",
+            )
+        width, height = size
+        try:
+            patches = self._processor.get_number_of_image_patches(height, width)
+        except ValueError as error:
+            raise DataError(
+                "The image processor refuses a picture.", where=where, why=f"{width}x{height} pixels: {error}"
+            ) from error
+        return int(patches) // self._merge**2
+
+
+def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionProcessor | None:
+    """Make the vision processor of a model; None if the model takes no images.
+
+    Raises:
+        ConfigError: ``model.processor`` or the model's own processor cannot be loaded or does not fit
+            the model, or is given to a model that takes no images; or the model reads images otherwise than as
+            patches with a grid.
+    """
+    if not hasattr(hf_config, "vision_config") or getattr(hf_config, "image_token_id", None) is None:
+        if model.processor is not None:
+            raise ConfigError(
+                "An image processor is given, and the model takes no images.",
+                where="model.processor",
+                why=f"model_type {hf_config.model_type} has no vision_config",
+                fix="remove it, or use a vision-language model",
+            )
+        return None
+    lacking = [name for name in _GRID if not hasattr(hf_config.vision_config, name)]
+    if lacking:
+        raise ConfigError(
+            f"The model takes images in a way that is not supported (model_type {hf_config.model_type}).",
+            where=model.path or "model.config",
+            why=f"its vision_config has no {', '.join(lacking)}: images are read as patches with a grid, which "
+            "these give the sizes of",
+            fix="use a language model, or one of the Qwen2-VL line (Qwen2.5-VL, Qwen3-VL, Qwen3.5)",
+        )
+    image_token = tokenizer.convert_ids_to_tokens(int(hf_config.image_token_id))
+    return VisionProcessor(load_image_processor(model), hf_config, str(image_token))
+
+
+def read_picture(picture: Picture, where: str) -> Image:
+    """Decode a picture: upright, RGB.
+
+    Args:
+        picture: In memory, encoded or not, or in a file.
+        where: Names the prompt in errors.
+
+    Raises:
+        DataError: It is no picture of a kind in :data:`FORMATS`, has more than :data:`MOST_PIXELS` pixels, or the
+            file is missing, damaged, or has more than :data:`LARGEST_FILE` bytes.
+    """
+    from PIL import Image
+
+    try:
+        if isinstance(picture, Image.Image):
+            return _upright(picture)
+        if not isinstance(picture, bytes) and not Path(picture).is_file():  # a pipe would be waited for
+            raise FileNotFoundError("No such file, or it is none")
+        size = len(picture) if isinstance(picture, bytes) else Path(picture).stat().st_size
+        if size > LARGEST_FILE:
+            raise ValueError(f"it has {size} bytes, the limit is {LARGEST_FILE}")  # noqa: TRY301 - one way to say it
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its limit is above ours
+            opened = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS)
+        with opened:
+            return _upright(opened)
+    except (OSError, ValueError, SyntaxError, AttributeError, TypeError, Image.DecompressionBombError) as error:
+        raise exhausted(error, where) or DataError(
+            "An image cannot be read.",
+            where=f"{where}, {picture if isinstance(picture, (str, os.PathLike)) else type(picture).__name__}",
+            why=f"{type(error).__name__}: {error}",
+            fix="give PIL images or paths of picture files; those in a JSON file are relative to that file",
+        ) from error
+
+
+def _upright(picture: Image) -> Image:
+    from PIL import ImageOps
+
+    if 0 in picture.size:
+        raise ValueError("it has no pixels")
+    if (pixels := math.prod(picture.size)) > MOST_PIXELS:
+        raise ValueError(f"it has {pixels} pixels, the limit is {MOST_PIXELS}; make it smaller")
+    return ImageOps.exif_transpose(picture).convert("RGB")
+
+
+def _check_token(image_token_id: int, hf_config: Any) -> None:
+    vocab_size = hf_config.get_text_config().vocab_size
+    if not 0 <= image_token_id < vocab_size:
+        raise ConfigError(
+            "The model's image token is out of its vocabulary.",
+            where="image_token_id of the model's config",
+            why=f"it is {image_token_id}, the vocabulary has {vocab_size}",
+            fix="set image_token_id, or vocab_size in text_config",
+        )
+
+
+def _check_processor(processor: Any, vision_config: Any) -> None:
+    """Refuse a processor whose patches the vision tower would misread."""
+    for name, needed in _patch_sizes(vision_config):
+        found = getattr(processor, name, None)
+        if found is not None and found != needed:
+            raise ConfigError(
+                "The image processor does not belong to the model.",
+                where="model.processor",
+                why=f"its {name} is {found}, the model's vision_config says {needed}",
+                fix="use the model's own processor, or make it with the same sizes",
+            )
+
+
+def _patch_sizes(vision_config: Any) -> Iterator[tuple[str, int]]:
+    yield "patch_size", vision_config.patch_size
+    yield "temporal_patch_size", vision_config.temporal_patch_size
+    yield "merge_size", vision_config.spatial_merge_size

@@ -1,0 +1,138 @@
+"""The calls that environments answer in their process, and the answers as plain values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from anytron.task.environments.called import CLOSE, MADE, RESET, STEP
+from anytron.task.environments.protocol import Observation, Task, Turn
+from anytron.task.isolation.failure import Failure, read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from anytron.base.functions import Called
+    from anytron.task.environments.protocol import Environment
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an environment's method.
+
+    Attributes:
+        number: Of the conversation.
+        method: Which; ``reset`` makes the environment, ``close`` forgets it.
+        argument: A :class:`Task` for ``reset``, a :class:`Turn` for ``step``.
+    """
+
+    number: int
+    method: Literal["reset", "step", "close"]
+    argument: Task | Turn | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a call came to.
+
+    Attributes:
+        observation: What the environment says; None except from ``step``.
+        failure: Why the conversation is over; None if it is not.
+    """
+
+    observation: Observation | None = None
+    failure: Failure | None = None
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], call: Call) -> Reply:
+        """Read what :func:`answer` gave, in a process that runs a user's code: it may be anything.
+
+        Raises:
+            ValueError: It is no answer to this call.
+        """
+        if "failure" in record:
+            return cls(failure=read(Failure, record["failure"]))
+        if call.method != "step":
+            return cls()
+        try:
+            return cls(Observation.from_json(record["observation"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def answer(call: Call, environments: dict[int, Environment], make: Callable[[], Environment]) -> dict[str, Any]:
+    """Make a call. Whatever the environment does is an answer, ``exit()`` too.
+
+    Args:
+        call: It.
+        environments: Those of this process by their conversations' numbers; changed.
+        make: Makes another one.
+
+    Returns:
+        ``observation`` (None except from ``step``), or the ``failure`` that ends the conversation.
+    """
+    try:
+        if call.method == "reset":
+            environments[call.number] = _made(make)
+        return {"observation": _called(environments, call)}
+    except _Failed as failed:
+        environments.pop(call.number, None)
+        if call.method == "close":
+            print(failed.failure.why, flush=True)  # in this process's log: it costs nothing, and no conversation
+        return {"failure": asdict(failed.failure)}
+
+
+class _Failed(Exception):  # noqa: N818 - it carries what went wrong, and is none itself
+    """An environment gave no usable answer."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+def _made(make: Callable[[], Environment]) -> Environment:
+    made: Environment = _ran(MADE, make)
+    for method in (RESET, STEP):
+        if not callable(getattr(made, method.method, None)):
+            raise _Failed(Failure(*MADE.unusable(make, f"a {type(made).__name__}, without {method.signature}")))
+    return made
+
+
+def _called(environments: dict[int, Environment], call: Call) -> dict[str, Any] | None:
+    made = environments.pop(call.number, None) if call.method == "close" else environments.get(call.number)
+    if made is None and call.method == "step":  # its reset, of the same message, has failed
+        raise _Failed(Failure("An environment is gone.", "a call before has failed"))
+    called = {"reset": RESET, "step": STEP, "close": CLOSE}[call.method]
+    method = getattr(made, call.method, None)
+    if method is None:  # close, which an environment may lack
+        return None
+    found = _ran(called, method, *([] if called is CLOSE else [call.argument]))
+    if called is STEP:
+        return _plain(found, method)
+    if called is RESET and found is not None:
+        why = f"{type(found).__name__}, which the model does not read: the prompt is what it reads first"
+        raise _Failed(Failure(*RESET.unusable(method, why)))
+    return None
+
+
+def _plain(found: object, method: object) -> dict[str, Any]:
+    if not isinstance(found, Observation):
+        raise _Failed(Failure(*STEP.unusable(method, f"{type(found).__name__}, not an Observation")))
+    try:
+        record = found.as_json()
+        json.dumps(record["messages"])
+    except Exception as error:  # what stands in messages is the user's
+        why = f"an Observation that cannot be written as JSON: {type(error).__name__}: {error}"
+        raise _Failed(Failure(*STEP.unusable(method, why))) from error
+    return record
+
+
+def _ran(called: Called, function: Callable[..., Any], *given: object) -> Any:
+    try:
+        found = function(*given)
+    except BaseException as error:  # `exit()` too
+        raise _Failed(Failure.raised(error, called, function, "environment")) from error
+    if fault := called.returned_async(function, found):
+        raise _Failed(Failure(*fault))
+    return found

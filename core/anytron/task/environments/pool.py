@@ -1,0 +1,229 @@
+"""The processes of a run's environments.
+
+A conversation's environment lives in one process, beside those of others. All calls that wait for a process go to it in
+one message; it makes them one after another, and answers each as soon as it is made. So the one that it is in is known,
+and the time-out is that one's: it counts from the answer to the call before it, however long the others took.
+
+When the process is lost, only the conversation whose call it was fails: the others' environments are made again in
+another process, by the calls that they have had, and must answer them as they did.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+from anytron.task.environments.calls import Call, Reply
+from anytron.task.isolation.failure import Failure
+from anytron.task.isolation.process import Gone, IsolatedProcess, ProcessSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from anytron.config.generation import EnvironmentSection
+    from anytron.task.environments.protocol import Observation, Task, Turn
+
+MOST_CALLS = 64
+"""In one message: the process holds the arguments of them all, data of prompts among them."""
+Answer = tuple[int, "Observation | Failure"]
+"""A conversation's number, and what its environment says."""
+
+
+@dataclass
+class Host:
+    """A process and the conversations whose environments live in it.
+
+    Attributes:
+        process: It.
+        log: What it writes to.
+        past: For each conversation, the calls that have been answered, with their answers.
+        queue: Calls that wait, each with the answer that it must give if it has been made before.
+        calls: Those that the process has and has not answered, likewise; it is in the first one.
+    """
+
+    process: IsolatedProcess
+    log: Path
+    past: dict[int, list[tuple[Call, Reply]]] = field(default_factory=dict)
+    queue: deque[tuple[Call, Reply | None]] = field(default_factory=deque)
+    calls: deque[tuple[Call, Reply | None]] = field(default_factory=deque)
+
+
+class EnvironmentPool:
+    """Environments in processes of their own. A context manager: leaving ends the processes.
+
+    Args:
+        section: Their configuration.
+        logs: Each process writes to ``environment-N.log`` there; made if need be.
+        start_timeout_s: Seconds until a process must have found the class. The constructor does not wait for it.
+    """
+
+    def __init__(self, section: EnvironmentSection, logs: Path, start_timeout_s: float) -> None:
+        self._settings = ProcessSettings(
+            title="An environment process",
+            where=f"environment.path ({section.path})",
+            worker="anytron.task.environments.worker",
+            start={"path": section.path, "options": section.model_dump(mode="json")["options"]},
+            timeout_s=section.timeout_s,
+            memory_gib=section.memory_gib,
+            start_timeout_s=start_timeout_s,
+        )
+        self._numbers = 0
+        self._hosts: list[Host] = []
+        logs.mkdir(parents=True, exist_ok=True)
+        try:
+            for number in range(section.processes):
+                log = logs / f"environment-{number}.log"
+                self._hosts.append(Host(IsolatedProcess(self._settings, log), log))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls wait for their answers."""
+        return any(host.calls or host.queue for host in self._hosts)
+
+    def knows(self, number: int) -> bool:
+        """Whether a conversation has an environment: not after a failure, and not when it is closed."""
+        return any(number in host.past for host in self._hosts)
+
+    def begin(self, task: Task) -> int:
+        """Make an environment for a conversation; return the conversation's number."""
+        number, self._numbers = self._numbers, self._numbers + 1
+        host = min(self._hosts, key=lambda host: len(host.past))
+        host.past[number] = []
+        host.queue.append((Call(number, "reset", task), None))
+        return number
+
+    def step(self, number: int, turn: Turn) -> None:
+        """Give a conversation's environment a turn of the model's; :meth:`poll` gives the answer."""
+        self._host_of(number).queue.append((Call(number, "step", turn), None))
+
+    def end(self, number: int) -> None:
+        """Close a conversation's environment. One that has failed is gone already."""
+        for host in self._hosts:
+            if number in host.past:
+                host.queue.append((Call(number, "close"), None))
+
+    def poll(self, seconds: float) -> list[Answer]:
+        """Have calls answered, until some are or so much time is over.
+
+        Returns:
+            What environments say to turns, and which conversations cannot go on, whatever their environment was doing;
+            such a conversation's number is not known any more.
+
+        Raises:
+            DataError: A process could not start, or cannot read a task.
+        """
+        deadline = monotonic() + seconds
+        found: list[Answer] = []
+        while self.busy and not found:
+            for host in self._hosts:
+                if host.queue and not host.calls:
+                    self._call(host)
+            at_work = [host for host in self._hosts if host.calls]
+            until = min([deadline, *(host.process.deadline for host in at_work)])
+            wait([host.process.connection for host in at_work], max(0.0, until - monotonic()))
+            for host in at_work:
+                while host.calls and (message := host.process.receive()) is not None:
+                    found += self._taken(host, message)
+            if monotonic() >= deadline:
+                break
+        return found
+
+    def close(self) -> None:
+        """End the processes."""
+        for host in self._hosts:
+            host.process.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _host_of(self, number: int) -> Host:
+        return next(host for host in self._hosts if number in host.past)
+
+    def _call(self, host: Host) -> None:
+        """Give a process the calls that wait for it."""
+        if host.process.ended:
+            self._replace(host)
+        while host.queue and len(host.calls) < MOST_CALLS:
+            host.calls.append(host.queue.popleft())
+        host.process.send([call for call, _ in host.calls])
+
+    def _taken(self, host: Host, message: Mapping[str, Any] | Gone) -> list[Answer]:
+        """Take what a process answers to the call that it was in."""
+        call, expected = host.calls.popleft()
+        known = call.number in host.past  # not if another of the same message's calls has failed it
+        reply = self._reply(host, message, call)
+        failure = self._failure(reply, call, expected)
+        if failure is not None or call.method == "close":
+            self._forget(host, call.number)
+            if failure is not None and failure.ends:
+                self._replace(host)
+            return [(call.number, failure)] if failure is not None and known and call.method != "close" else []
+        assert not isinstance(reply, Gone), "that is a failure"
+        if expected is None and known:
+            host.past[call.number].append((call, reply))
+        if expected is not None or not known or reply.observation is None:
+            return []
+        return [(call.number, reply.observation)]
+
+    @staticmethod
+    def _reply(host: Host, message: Mapping[str, Any] | Gone, call: Call) -> Reply | Gone:
+        if isinstance(message, Gone):
+            return message
+        try:
+            return Reply.from_json(message, call)
+        except ValueError as error:
+            return host.process.reject(f"an answer to {call.method}() that is none: {error}")
+
+    def _failure(self, reply: Reply | Gone, call: Call, expected: Reply | None) -> Failure | None:
+        """Say why a conversation cannot go on; None if it can."""
+        if isinstance(reply, Gone):
+            if reply.late:
+                what, fix = "An environment took too long.", "if it is only slow, raise environment.timeout_s"
+                why = f"more than {self._settings.timeout_s:g} s for {call.method}(); {reply.why}"
+                return Failure(what, why, fix, ends=True)
+            if reply.nonsense:
+                fix = "let nothing but Anytron write into the process's channel"
+                return Failure("An environment process answered nonsense.", reply.why, fix, ends=True)
+            fix = "SIGKILL is mostly the kernel's answer to a lack of memory: set environment.memory_gib"
+            other = "a program that the environment runs belongs into a process of its own"
+            return Failure("An environment process died.", reply.why, fix if reply.killed else other, ends=True)
+        if reply.failure is not None:
+            return reply.failure
+        if expected is not None and (now := _said(reply)) != (before := _said(expected)):
+            return Failure(
+                "An environment did not repeat itself.",
+                f"another conversation ended its process; made again, {call.method}() said {now}, and before {before}",
+                "let everything random in it follow from Task.seed, or take more environment.processes",
+            )
+        return None
+
+    @staticmethod
+    def _forget(host: Host, number: int) -> None:
+        host.past.pop(number, None)
+        host.queue = deque(entry for entry in host.queue if entry[0].number != number)
+
+    def _replace(self, host: Host) -> None:
+        """Start another process, and have the environments that are left made again in it."""
+        host.process.end()
+        host.process = IsolatedProcess(self._settings, host.log)
+        again: list[tuple[Call, Reply | None]] = [entry for past in host.past.values() for entry in past]
+        waiting = (entry for entry in [*host.calls, *host.queue] if entry[1] is None and entry[0].number in host.past)
+        host.queue, host.calls = deque([*again, *waiting]), deque()
+
+
+def _said(reply: Reply) -> tuple[object, ...] | None:
+    """What the model has read of an answer, or would have."""
+    found = reply.observation
+    return None if found is None else (found.text, found.messages, found.tokens, found.done)

@@ -1,0 +1,23 @@
+"""Confine a process to computing: for libraries that evaluate what a model wrote.
+
+Libraries that check answers are not written against hostile ones: scorers of reasoning-gym call ``eval`` on them, and
+so does ``sympy.parse_expr``. What runs there then opens no connection, starts no program, signals nobody and changes no
+file; it can read files, and has nobody to tell.
+"""
+
+from __future__ import annotations
+
+from anytron.task.isolation.allowed import verifier
+from anytron.task.isolation.seccomp import allow_calls
+
+
+def confine() -> None:
+    """Take from this process, for good, what computing does not need. All that it imports should be imported by now.
+
+    It may still read files, start threads, and use what it has open. It is the process itself that is named in its
+    filter: a child that it has started before is not confined.
+
+    Raises:
+        OSError: The kernel cannot.
+    """
+    allow_calls(verifier())

@@ -1,0 +1,315 @@
+"""A process that runs a user's code, as the driver sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import DataError
+from anytron.base.files import exhausted, open_to_append
+from anytron.task.isolation.progress import Progress
+from anytron.task.isolation.worker import STACK_SIGNAL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+PROGRAM = (
+    "import sys; sys.path[:] = [path for path in sys.path if path]; "
+    "import importlib; importlib.import_module(sys.argv[1]).main(*map(int, sys.argv[2:]))"
+)
+"""The current directory is no place to import from: a ``logging.py`` that lies there would be run."""
+STACKS_S = 0.3
+"""How long a process that takes too long gets to write its stacks."""
+END_S = 2.0
+"""How long a process that has closed its channel gets to end, so that one can say how."""
+IO_TIMEOUT_S = 60.0
+"""How long a process may take to read a message, or to write the rest of one."""
+LARGEST_ANSWER = 1 << 28
+"""Bytes of the longest message that is read from a process, which decides how much of the driver's memory it takes."""
+LOG_TAIL_LINES = 30
+"""Lines of its log that a failure shows."""
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """What a process runs, and within which limits.
+
+    Attributes:
+        title: What it is, for people: ``A reward process``.
+        where: Where it stands in the configuration.
+        worker: Module whose ``main`` it runs.
+        start: What the worker is told first; plain values.
+        timeout_s: Seconds that a call may take, from when it is sent or, if others were sent before it, from when the
+            answer to the last of them is taken; if the worker notes how far it has come, from there on (:meth:`send`).
+        memory_gib: Memory that it may allocate; None = no limit.
+        start_timeout_s: Seconds until it must be ready.
+        tells: Before it answers, a call may say where it stands, in messages with ``at``.
+    """
+
+    title: str
+    where: str
+    worker: str
+    start: Mapping[str, Any]
+    timeout_s: float
+    memory_gib: float | None
+    start_timeout_s: float
+    tells: bool = False
+
+
+@dataclass(frozen=True)
+class Gone:
+    """How a process came to its end that owed an answer.
+
+    Attributes:
+        late: It took too long, and was killed.
+        why: Where it stood, or how it ended, with the last lines that it wrote.
+        killed: It was ended by SIGKILL, and not by us.
+        nonsense: It was ended by us, because what it wrote was no answer.
+        at: How far the call had come; None if the worker noted nothing.
+    """
+
+    late: bool
+    why: str
+    killed: bool = False
+    nonsense: bool = False
+    at: int | None = None
+
+
+class IsolatedProcess:
+    """An interpreter of its own, the leader of a session of its own: it is killed with all that it has started.
+
+    :meth:`send` it some calls, then :meth:`receive` until there is an answer to each, in order; then the next ones.
+
+    Args:
+        settings: What it runs.
+        log: Takes all that the process writes; appended to.
+
+    Raises:
+        DataError: It could not be started.
+        ResourceError: Memory, processes or files have run out.
+
+    Attributes:
+        connection: Ready to be read when :meth:`receive` has something to do.
+        deadline: When :meth:`receive` has something to do in any case, on the clock of :func:`time.monotonic`.
+        progress: Where the worker notes how far a call has come, if it does.
+        settings, log: As given.
+    """
+
+    def __init__(self, settings: ProcessSettings, log: Path) -> None:
+        self.settings, self.log = settings, log
+        self._ready = False
+        self._owed: Sequence[object] = ()
+        self._tokens = deque([secrets.token_hex()])  # of the answers that must come, the next one first
+        self._steps = 0
+        try:
+            self._start()
+        except OSError as error:
+            raise exhausted(error, settings.where) or DataError(
+                f"{settings.title} could not be started.", where=settings.where, why=str(error)
+            ) from error
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        limit = struct.pack("ll", int(IO_TIMEOUT_S), 0)  # a stopped process neither reads nor writes
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self.connection = Connection(ours.detach())
+        lifeline, self._lifeline = os.pipe()
+        progress = Progress.made()
+        self.progress = Progress(progress)
+        try:
+            with theirs, os.fdopen(open_to_append(self.log), "ab") as output:
+                self._log_start = output.tell()
+                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    [sys.executable, "-c", PROGRAM, self.settings.worker, str(theirs.fileno()), str(lifeline)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                    pass_fds=(theirs.fileno(), lifeline, progress),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(lifeline)
+            os.close(progress)
+        start = {
+            **self.settings.start,
+            "memory_gib": self.settings.memory_gib,
+            "sys_path": sys.path,
+            "progress": progress,
+            "token": self._tokens[0],
+        }
+        self._write(json.dumps(start).encode())
+        self.deadline = self._end = monotonic() + self.settings.start_timeout_s
+
+    def send(self, calls: Sequence[object], steps: int = 0) -> None:
+        """Make calls, one after another, as soon as the process is up.
+
+        They are one message. Objects that two of them refer to are two objects there.
+
+        Args:
+            calls: What the worker is given.
+            steps: How many positions it may note in each of them; the call as a whole then has the time for each.
+
+        Raises:
+            DataError: One cannot be pickled.
+        """
+        self._owed, self._steps = calls, steps
+        if self._ready:
+            self._call()
+
+    def receive(self) -> Mapping[str, Any] | Gone | None:
+        """Take what has come, or find that the time is over; None if there is nothing yet.
+
+        An answer is a JSON object that came with the token of its call; what stands in it is the caller's to check, who
+        calls :meth:`reject` if it is wrong.
+
+        Raises:
+            DataError: The process could not start, or cannot read the call.
+        """
+        try:
+            frame = self.connection.recv_bytes(LARGEST_ANSWER) if self.connection.poll() else None
+        except (EOFError, OSError):
+            return self._lost()
+        if frame is None:
+            return self._overdue() if self._late() else None
+        try:
+            token, message = json.loads(frame)
+        except (ValueError, TypeError, RecursionError) as error:
+            return self.reject(f"no answer: {error}")
+        if not self._tokens or token != self._tokens[0] or not isinstance(message, dict):
+            return self.reject("what answers no call, or another one")
+        if not (self.settings.tells and "at" in message):
+            self._tokens.popleft()
+        if not self._ready:
+            self._ready = True
+            if self._owed:
+                self._call()
+            return None
+        if "unreadable" in message:
+            raise DataError(
+                f"{self.settings.title} cannot read a prompt's data.",
+                where=self.settings.where,
+                why=str(message["unreadable"]),
+                fix="let Prompt.data hold plain values, or objects of an importable module",
+            )
+        self._begin_time()
+        return message
+
+    def reject(self, answer: str) -> Gone:
+        """End a process whose message is no answer: nothing that it may write next could be believed.
+
+        Args:
+            answer: What it wrote.
+
+        Raises:
+            DataError: It was not ready yet.
+        """
+        why, at = f"it wrote {answer}", self.progress.position(self._steps)
+        self.end()
+        if not self._ready:
+            raise self._never_started(why)
+        return Gone(False, why, nonsense=True, at=at)
+
+    @property
+    def ended(self) -> bool:
+        """Whether another process must take its place: it is gone, or has written without being asked."""
+        return self._process.poll() is not None or (not self._tokens and self.connection.poll())
+
+    def end(self) -> None:
+        """Kill the process and all that it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+            self.progress.close()
+        self.connection.close()
+
+    def _call(self) -> None:
+        try:
+            frames = [(secrets.token_hex(), pickle.dumps(call, protocol=5)) for call in self._owed]
+        except Exception as error:  # an object may refuse to be pickled in any way
+            raise DataError(
+                f"A prompt's data cannot be sent: {self.settings.title.lower()} must read it.",
+                where=self.settings.where,
+                why=f"{type(error).__name__}: {error}",
+                fix="let Prompt.data hold plain values, or objects of an importable module",
+            ) from error
+        self._owed = ()
+        self._tokens.extend(token for token, _ in frames)
+        self.progress.begin()  # before the worker can note anything
+        self._write(pickle.dumps(frames, protocol=5))
+        self._begin_time()
+
+    def _begin_time(self) -> None:
+        now, seconds = monotonic(), self.settings.timeout_s
+        self.deadline, self._end = now + seconds, now + seconds * (1 + self._steps)
+
+    def _late(self) -> bool:
+        """Whether the time is over. It begins anew where the worker notes that it has come further."""
+        if self._ready and monotonic() >= self.deadline:
+            self.deadline = min(self.progress.since + self.settings.timeout_s, self._end)
+        return monotonic() >= self.deadline
+
+    def _write(self, frame: bytes) -> None:
+        # What became of a process that does not read is found by receive().
+        with suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
+            self.connection.send_bytes(frame)
+
+    def _overdue(self) -> Gone:
+        os.kill(self._process.pid, STACK_SIGNAL)
+        sleep(STACKS_S)
+        stacks, at = self._tail(), self.progress.position(self._steps)
+        self.end()
+        if not self._ready:
+            seconds = self.settings.start_timeout_s
+            raise self._never_started(f"it was not ready within {seconds:g} s\n{stacks}")
+        return Gone(True, f"where it stood, at the end of {self.log}:\n{stacks}", at=at)
+
+    def _lost(self) -> Gone:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        status = self._process.poll()
+        if status is None:
+            fate = "it closed its channel, or wrote no whole message to it, and still runs"
+        elif status < 0:
+            fate = f"it was killed by {signal.Signals(-status).name}"
+        else:
+            fate = f"it exited with status {status}"
+        tail, at = self._tail(), self.progress.position(self._steps)
+        self.end()
+        if not self._ready:
+            raise self._never_started(f"{fate}\n{tail}".rstrip())
+        why = f"{fate}; the last lines of {self.log}:\n{tail}" if tail else f"{fate}; it wrote nothing"
+        return Gone(False, why, killed=status == -signal.SIGKILL, at=at)
+
+    def _never_started(self, why: str) -> DataError:
+        return DataError(
+            f"{self.settings.title} could not start.",
+            where=self.settings.where,
+            why=why,
+            fix="import less, or raise memory_gib if it is set; loading a model belongs into the first call",
+        )
+
+    def _tail(self) -> str:
+        """The last lines that this process wrote."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])

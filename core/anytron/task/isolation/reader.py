@@ -1,0 +1,345 @@
+"""A process that reads what others wrote: within limits, unable to do anything else, and never believed.
+
+Libraries that parse tokenizers, templates, tables and pictures are not written against hostile ones: they abort, panic,
+compute without end or take all memory. They run in a child of the driver. It has no open file of the driver's, opens no
+connection, starts no program, signals no process and changes no file (:mod:`anytron.task.isolation.confined`); it may
+allocate so much, and compute so long without coming further. The driver waits for it and can be interrupted at any
+time. What comes back is plain data.
+
+The child is forked, so that what the driver has imported need not be imported again, and what the user's own functions
+made need not be sent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+import sys
+import warnings
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from anytron.base.errors import AnytronError, ConfigError, DataError, ResourceError
+from anytron.base.files import exhausted
+from anytron.task.isolation.confined import confine
+from anytron.task.isolation.plain import packed, unpacked
+from anytron.task.isolation.progress import Progress
+from anytron.task.isolation.worker import end_with_driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Note = Callable[[], None]
+    """Says that the child has come further: its time begins anew."""
+    Service = Callable[[Any, Note], Iterator[Any]]
+    """(call, note) -> plain values, one after the other. It runs in the child, and keeps there what it has loaded."""
+
+MEMORY = 1 << 30
+"""Bytes that the child may allocate."""
+COMPUTE_S = 6.0
+"""Seconds of processor time, of all its threads together, in which the child must come further."""
+WAIT_S = 300.0
+"""Seconds in which it must come further if it waits for a disk."""
+MESSAGE_S = 5.0
+"""Seconds in which it must write the next part of a message, or end when it has closed its channel."""
+LARGEST_FRAME = 1 << 28
+"""Bytes of the longest message that the driver reads."""
+SAID = 1 << 20
+"""Bytes that libraries may write to their error output; the last line is shown when the child is gone."""
+_TICK_S = 0.1
+_ANY_FILE = 1 << 20
+"""Above the number of any open file."""
+_TOO_MUCH = "it takes more memory than the process that reads it may have"
+_KINDS: dict[str, type[AnytronError]] = {kind.__name__: kind for kind in (ConfigError, DataError, ResourceError)}
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What the child is asked to read, for the error if it cannot.
+
+    Attributes:
+        kind: Of the error.
+        what: What then failed, as a sentence.
+        where: The file, directory or key.
+        fix: What would help.
+    """
+
+    kind: type[AnytronError]
+    what: str
+    where: str
+    fix: str
+
+    def failed(self, why: str) -> AnytronError:
+        """Make the error."""
+        return self.kind(self.what, where=self.where, why=why, fix=self.fix)
+
+
+class ConfinedReader:
+    """Asks the child; starts it when it is first asked, and again where it has come to its end.
+
+    Args:
+        service: Answers calls.
+        memory: Bytes that it may allocate; by default ``MEMORY``.
+        compute_s: Seconds of processor time in which it must come further; by default ``COMPUTE_S``.
+    """
+
+    def __init__(self, service: Service, memory: int | None = None, compute_s: float | None = None) -> None:
+        self._service, self._memory, self._compute_s = service, memory or MEMORY, compute_s or COMPUTE_S
+        self._child: _Child | None = None
+
+    def ask(self, call: Any, errand: Errand) -> Iterator[Any]:
+        """Make a call, and give what comes back, value by value. To stop early ends the child.
+
+        Args:
+            call: Picklable; what the service is given.
+            errand: What is read.
+
+        Raises:
+            AnytronError: Of the errand's kind; or what the service raised, if it was one for a person to read.
+        """
+        child = self._child = self._child or _Child(self._service, self._memory, self._compute_s, errand)
+        whole = False
+        try:
+            child.send(call, errand)
+            while (frame := child.receive(errand)) is not None:
+                yield frame
+            whole = True
+        except _Told as told:
+            whole = True
+            raise told.error from None
+        finally:
+            if not whole:
+                self.close()
+
+    def close(self) -> None:
+        """End the child, if there is one."""
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+
+class _Told(Exception):  # noqa: N818 - it is the child's way to say an error, after which it goes on
+    def __init__(self, error: AnytronError) -> None:
+        self.error = error
+
+
+class _Child:
+    """The driver's side of one forked process."""
+
+    def __init__(self, service: Service, memory: int, compute_s: float, errand: Errand) -> None:
+        self._memory, self._compute_s = memory, compute_s
+        self._said = os.memfd_create("anytron-reader", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._said, SAID)
+        fcntl.fcntl(self._said, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        self._progress = Progress(descriptor := Progress.made())
+        os.close(descriptor)
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(MESSAGE_S), 0))
+        lifeline, self._lifeline = os.pipe()
+        try:
+            self.pid = _forked()
+        except OSError as error:
+            raise errand.failed(f"no process could be started to read it: {error}") from error
+        if self.pid == 0:
+            _become(service, memory, (theirs.detach(), lifeline, self._said), self._progress)
+        theirs.close()
+        os.close(lifeline)
+        self._connection = Connection(ours.detach())
+        self._finish = weakref.finalize(self, _end, self.pid, os.getpid(), (self._lifeline, self._said))
+
+    def send(self, call: Any, errand: Errand) -> None:
+        try:
+            frame = pickle.dumps(call, protocol=5)
+        except Exception as error:  # an object may refuse to be pickled in any way
+            raise errand.failed(f"it cannot be sent to the process that reads it: {error}") from error
+        self._progress.begin()
+        with suppress(BrokenPipeError, ConnectionResetError):  # receive() finds what became of it
+            self._connection.send_bytes(frame)
+
+    def receive(self, errand: Errand) -> Any:
+        """Wait for the next value; None = that was all."""
+        self._wait(errand)
+        try:
+            kind, value = unpacked(self._connection.recv_bytes(LARGEST_FRAME))
+            if kind == "value":
+                return value
+            if kind == "end":
+                return None
+            if kind == "error":
+                name, what, where, why, fix = map(str, value)
+                raise _Told(_KINDS[name](what, where=where or errand.where, why=why, fix=fix))
+            raise _Told(errand.failed(str(value)))
+        except (EOFError, OSError) as error:
+            raise errand.failed(self._fate()) from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise errand.failed(f"the process that reads it has written no answer: {error}") from error
+
+    def _wait(self, errand: Errand) -> None:
+        since, position, computed = monotonic(), self._progress.since, _computed(self.pid)
+        while not self._connection.poll(_TICK_S):
+            if self._progress.since != position:
+                since, position, computed = monotonic(), self._progress.since, _computed(self.pid)
+            if _computed(self.pid) - computed > self._compute_s:
+                late = f"computed for {self._compute_s:g} s without coming further, and was ended"
+                raise errand.failed(f"the process that reads it {late}")
+            if monotonic() - since > WAIT_S:
+                raise errand.failed(f"the process that reads it has come no further in {WAIT_S:g} s, and was ended")
+
+    def _fate(self) -> str:
+        """Say how the child came to its end."""
+        end = monotonic() + MESSAGE_S
+        while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            if monotonic() > end:
+                return "the process that reads it has written no whole answer, and was ended"
+            sleep(0.01)
+        status = os.waitstatus_to_exitcode(ended[1])
+        fate = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        last = os.pread(self._said, SAID, 0).rstrip(b"\0").decode(errors="replace").strip().splitlines()[-1:]
+        limit = f"it may take {self._memory / 2**30:g} GiB of memory"
+        if status == -signal.SIGKILL:
+            limit = "the kernel does so where the machine's memory is full"
+        return f"the process that reads it {fate}{''.join(f' ({line})' for line in last)}; {limit}"
+
+    def end(self) -> None:
+        self._connection.close()
+        self._progress.close()
+        self._finish()
+
+
+def _end(pid: int, parent: int, descriptors: tuple[int, ...]) -> None:
+    if os.getpid() != parent:  # a fork of the driver's has the object too
+        return
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    with suppress(ChildProcessError):  # its end was found out before
+        os.waitpid(pid, 0)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _computed(pid: int) -> float:
+    """Seconds of processor time that a process has taken, all threads together; 0 if it is gone."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _forked() -> int:
+    with warnings.catch_warnings():
+        # Python warns where there are other threads: they may hold locks. The child takes none of the driver's.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _become(service: Service, memory: int, files: tuple[int, int, int], progress: Progress) -> NoReturn:
+    """Be the child: answer calls until the driver is gone."""
+    try:
+        gc.freeze()  # collections need not look at, and so copy, what the driver has
+        os.setsid()  # Ctrl-C is for the driver
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGVTALRM):
+            signal.signal(number, signal.SIG_DFL)
+        channel, lifeline = _alone(*files)
+        end_with_driver(lifeline)
+        _limit(memory)
+        unconfined = ""
+        try:
+            confine()
+        except OSError as error:
+            unconfined = f"this machine cannot confine the process that reads it: {error}"
+        _answer(Connection(channel), service, progress, unconfined)
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the driver's program does not go on here
+        with suppress(OSError):
+            os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace")[:SAID])
+        os._exit(1)
+
+
+def _alone(channel: int, lifeline: int, said: int) -> tuple[int, int]:
+    """Leave no open file but these: nothing at 0 and 1, error output at 2, the channel at 3, the lifeline at 4.
+
+    All else is closed first: the driver may have as many files open as its limit allows.
+    """
+    begin = 0
+    for one in sorted((channel, lifeline, said)):
+        os.closerange(begin, one)
+        begin = one + 1
+    os.closerange(begin, _ANY_FILE)
+    away = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 5) for one in (said, channel, lifeline)]
+    for place, one in enumerate(away, start=2):
+        os.dup2(one, place, inheritable=False)
+    os.closerange(5, _ANY_FILE)
+    os.closerange(0, 2)
+    os.dup(os.open(os.devnull, os.O_RDWR))  # the lowest numbers that are free: 0 and 1
+    return 3, 4
+
+
+def _limit(memory: int) -> None:
+    """Limit what is allocated from now on."""
+    pages = int(Path("/proc/self/statm").read_bytes().split()[5])
+    for kind, limit in (
+        (
+            resource.RLIMIT_DATA,
+            pages * resource.getpagesize() + memory,
+        ),  # not RLIMIT_AS: see anytron.task.isolation.worker
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (least, least))
+    with suppress(OSError):  # it is the first to go if the machine runs out of memory
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def _answer(connection: Connection, service: Service, progress: Progress, unconfined: str) -> None:
+    steps = iter(range(sys.maxsize))
+
+    def note() -> None:
+        progress.at(next(steps))
+
+    def tell(kind: str, value: Any = None) -> None:
+        connection.send_bytes(packed([kind, value]))
+        note()
+
+    while True:
+        try:
+            call = pickle.loads(connection.recv_bytes())  # noqa: S301 - the driver made it
+        except EOFError:
+            return
+        try:
+            if unconfined:
+                raise OSError(unconfined)  # noqa: TRY301 - told as any other error
+            for value in service(call, note):
+                tell("value", value)
+            tell("end")
+        except MemoryError:
+            tell("failed", _TOO_MUCH)
+        except BaseException as error:  # noqa: BLE001 - a library's panic is no Exception
+            known = _known(error)
+            if known is None:
+                tell("failed", f"{type(error).__name__}: {error}"[:2000])
+            else:
+                tell("error", [type(known).__name__, known.what, known.where, known.why, known.fix])
+
+
+def _known(error: BaseException) -> AnytronError | None:
+    """Find what there is to tell a person: what the machine or the process has run out of comes first."""
+    causes, one = [error], error
+    while (cause := one.__cause__) is not None and cause not in causes:
+        causes.append(one := cause)
+    if lacking := next(filter(None, map(exhausted, causes)), None):
+        return lacking
+    if isinstance(error, AnytronError) and any(isinstance(cause, MemoryError) for cause in causes):
+        return type(error)(error.what, where=error.where, why=_TOO_MUCH, fix=error.fix)
+    return error if isinstance(error, AnytronError) else None

@@ -1,0 +1,49 @@
+"""Count the system calls that a program is refused, by name: the kernel asks about each of them.
+
+A filter alone refuses without a trace. Programs that make no such call pay nothing for this, and those that do wait for
+an answer of some microseconds (https://docs.kernel.org/userspace-api/seccomp_filter.html, "Userspace Notification").
+What the call's arguments point to is not looked at, and no call is ever let through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import struct
+from typing import TYPE_CHECKING
+
+from anytron.task.isolation.call_numbers import name_of
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+MOST = 1000
+"""How many are counted. Then nobody answers any more, and the kernel refuses by itself, with ``ENOSYS``."""
+_RECEIVE, _SEND = 0xC0502100, 0xC0182101
+"""``SECCOMP_IOCTL_NOTIF_RECV`` and ``SECCOMP_IOCTL_NOTIF_SEND``."""
+_QUESTION_BYTES, _NUMBER = 80, 16
+"""Of ``struct seccomp_notif``; where the call's number stands in it. Its first 8 bytes are the question's id."""
+
+
+def answer(listener: int, counted: Counter[str]) -> bool:
+    """Refuse a call, and count it.
+
+    Args:
+        listener: Where the kernel asks; it was found to be readable.
+        counted: Refused calls by name.
+
+    Returns:
+        Whether more are to be answered.
+    """
+    question = bytearray(_QUESTION_BYTES)
+    with contextlib.suppress(FileNotFoundError):  # a signal has ended the call meanwhile
+        fcntl.ioctl(listener, _RECEIVE, question)
+        counted[name_of(struct.unpack_from("=i", question, _NUMBER)[0])] += 1
+        fcntl.ioctl(listener, _SEND, struct.pack("=8sqiI", bytes(question[:8]), 0, -errno.EPERM, 0))
+    return counted.total() < MOST
+
+
+def in_words(refused: Counter[str]) -> str:
+    """Name refused calls and how many of each there were, most frequent first."""
+    return ", ".join(f"{name} ({count})" for name, count in refused.most_common())

@@ -1,0 +1,159 @@
+"""Take system calls away from this process for good: what the kernel refuses, no program can talk it into.
+
+A filter of seccomp (https://docs.kernel.org/userspace-api/seccomp_filter.html). It needs no privileges, holds for all
+threads and for what the process executes, and cannot be removed. It knows what is allowed
+(:mod:`anytron.task.isolation.allowed`); everything else is refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from typing import TYPE_CHECKING
+
+from anytron.task.isolation.call_numbers import MACHINES
+
+if TYPE_CHECKING:
+    from anytron.task.isolation.allowed import Rules, Where
+    from anytron.task.isolation.call_numbers import Machine
+
+_NUMBER, _AUDIT, _ARGUMENTS = 0, 4, 16
+"""Where in ``struct seccomp_data`` they stand; an argument is 8 bytes, the low half first."""
+_LOAD, _AND, _JUMP, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
+_ALLOW, _KILL, _REFUSE, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
+_X32 = 0x40000000
+"""Numbers from here on are those of another interface to the same calls, which a list of numbers would miss."""
+_SINCE_2019 = 424
+"""From here on calls have one number on all processors. Each is refused with ``ENOSYS``, as by a kernel that is too old
+for it, since C libraries then do without; the arguments of ``clone3``, say, are in memory, where no filter looks. All
+before are refused with ``EPERM``."""
+_ALL_THREADS, _NEW_LISTENER = 1, 8
+"""``SECCOMP_FILTER_FLAG_TSYNC`` and ``SECCOMP_FILTER_FLAG_NEW_LISTENER``."""
+_NO_NEW_PRIVILEGES = 38
+"""``PR_SET_NO_NEW_PRIVS``: without it a filter needs privileges, as programs with set-user-ID could be misled."""
+
+Instruction = tuple[int, int, int, int]
+"""Code, how many to skip if a test holds, how many if it does not, and a number."""
+
+
+def allow_calls(rules: Rules) -> None:
+    """Have the kernel refuse all other system calls to this process, all its threads, and what it executes.
+
+    Calls of another processor's interface end the process.
+
+    Raises:
+        OSError: This kernel or processor has no such filter.
+    """
+    machine = _machine()
+    _install(instructions(rules, machine.calls, machine.audit), machine, _ALL_THREADS)
+
+
+def allow_calls_and_ask(rules: Rules) -> int | None:
+    """Do so for this process, which has one thread; have the kernel ask about each call that would get ``EPERM``.
+
+    Returns:
+        Where it asks (:func:`anytron.task.isolation.refusals.answer`); once that is closed everywhere, it refuses with
+        ``ENOSYS``. None where it can ask nobody, since a process around this one is asked already: then as
+        :func:`allow_calls`.
+
+    Raises:
+        OSError: This kernel or processor has no such filter.
+    """
+    machine = _machine()
+    try:
+        return _install(instructions(rules, machine.calls, machine.audit, refusal=_ASK), machine, _NEW_LISTENER)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+    allow_calls(rules)
+    return None
+
+
+def _machine() -> Machine:
+    machine = MACHINES.get(os.uname().machine)
+    if machine is None:
+        raise OSError(errno.ENOSYS, f"system calls of {os.uname().machine} are not known here")
+    return machine
+
+
+def instructions(
+    rules: Rules, calls: dict[str, int], audit: int, refusal: int = _REFUSE | errno.EPERM
+) -> list[Instruction]:
+    """Translate rules for a processor; calls that it never had are left out.
+
+    Args:
+        rules: What is allowed.
+        calls: The processor's numbers.
+        audit: How the kernel names the processor.
+        refusal: What becomes of calls that processors have by numbers of their own, and are not allowed.
+    """
+    refused = [
+        *((_AT_LEAST, 0, 1, _SINCE_2019), (_RETURN, 0, 0, _REFUSE | errno.ENOSYS)),
+        (_RETURN, 0, 0, refusal),
+    ]
+    bodies = {
+        calls[name]: [step for condition in conditions for step in _unless(condition, refusal)]
+        for name, conditions in rules.items()
+        if name in calls
+    }
+    free = _runs({number for number, body in bodies.items() if not body})
+    parts = [(run.start, _allowed(run, [])) for run in free]
+    parts += [(number, _allowed(range(number, number + 1), body)) for number, body in bodies.items() if body]
+    return [
+        *((_LOAD, 0, 0, _AUDIT), (_EQUAL, 1, 0, audit), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)),
+        *((_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _KILL)),
+        *_search(sorted(parts), refused),
+    ]
+
+
+def _runs(numbers: set[int]) -> list[range]:
+    """Make ranges of numbers."""
+    starts = sorted(number for number in numbers if number - 1 not in numbers)
+    ends = sorted(number + 1 for number in numbers if number + 1 not in numbers)
+    return [range(start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def _search(parts: list[tuple[int, list[Instruction]]], refused: list[Instruction]) -> list[Instruction]:
+    """Halve the parts, each with its first number, until one is left: each call waits for its turn."""
+    if len(parts) == 1:
+        return [*parts[0][1], *refused]
+    middle = len(parts) // 2
+    below, above = _search(parts[:middle], refused), _search(parts[middle:], refused)
+    return [(_AT_LEAST, 0, 1, parts[middle][0]), (_JUMP, 0, 0, len(below)), *below, *above]
+
+
+def _allowed(numbers: range, body: list[Instruction]) -> list[Instruction]:
+    """Allow these calls if the body goes on to its end; go on behind all this with other calls."""
+    skip = len(body) + 1
+    first, last = (_AT_LEAST, 0, skip + 1, numbers.start), (_AT_LEAST, skip, 0, numbers.stop)
+    return [first, last, *body, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _unless(where: Where, refusal: int) -> list[Instruction]:
+    """Refuse the call unless its argument is as it must be; go on behind this if it is."""
+    count = len(where.values)
+    return [
+        (_LOAD, 0, 0, _ARGUMENTS + 8 * where.argument + 4 * where.high),
+        (_AND, 0, 0, where.mask),
+        *((_EQUAL, count - place, 0, value) for place, value in enumerate(where.values)),
+        (_RETURN, 0, 0, refusal),
+    ]
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def _install(instructions_: list[Instruction], machine: Machine, flags: int) -> int:
+    filter_ = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions_)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "PR_SET_NO_NEW_PRIVS is refused")
+    set_filter = 1
+    program = _Program(len(filter_) // 8, filter_)
+    done = libc.syscall(machine.calls["seccomp"], set_filter, flags, ctypes.byref(program))
+    if done < 0 or (done > 0 and flags == _ALL_THREADS):  # the number of a thread that has another filter
+        raise OSError(ctypes.get_errno() or errno.EBUSY, "the kernel takes no filter of system calls (seccomp)")
+    return int(done)

@@ -1,0 +1,111 @@
+"""What every process does that runs a user's code, before and between its calls.
+
+Plain JSON comes first: what to call. Then come lists of pickled calls. All that goes back is JSON: what has run a
+user's code is not trusted with more. Each answer repeats the token of its call, so that what such code writes into the
+channel by itself is no answer, and never moves later ones to another call. Importing this module imports no torch; the
+user's code may.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import sys
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.terminal import make_output_visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Answer = Callable[[dict[str, Any]], None]
+
+STACK_SIGNAL = signal.SIGUSR1
+"""Makes the process write the stacks of all its threads to its log, whatever it does, when a call takes too long."""
+GIB = 1 << 30
+
+
+def enter(channel: int, lifeline: int) -> tuple[Connection, dict[str, Any]]:
+    """Make this process one that ends with the driver, shows where it hangs, and keeps to its memory.
+
+    Args:
+        channel: This process's end of a socket pair.
+        lifeline: A pipe that nobody writes to; the driver holds its other end.
+
+    Returns:
+        The channel, and what the driver says first.
+    """
+    for descriptor in (channel, lifeline):
+        os.set_inheritable(descriptor, False)
+    end_with_driver(lifeline)
+    make_output_visible()
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
+    connection = Connection(channel)
+    start: dict[str, Any] = json.loads(connection.recv_bytes())
+    os.set_inheritable(start["progress"], False)
+    sys.path[:] = start["sys_path"]
+    _limit_memory(start["memory_gib"])
+    return connection, start
+
+
+def calls(connection: Connection, start: dict[str, Any]) -> Iterator[tuple[Any, Answer]]:
+    """Say that this process is ready, and yield the driver's calls until it is gone, each with what answers it.
+
+    Arguments are what :func:`enter` gives. Answers are plain values.
+    """
+    _send(connection, start["token"], {"ready": True})
+    while True:
+        try:
+            frames = pickle.loads(connection.recv_bytes())  # noqa: S301 - the driver made it
+        except EOFError:
+            return
+        for token, frame in frames:
+            answer = partial(_send, connection, token)
+            try:
+                call = pickle.loads(frame)  # noqa: S301 - the driver made it
+            except Exception as error:  # noqa: BLE001 - whatever the prompts' data is made of
+                answer({"unreadable": f"{type(error).__name__}: {error}"})
+                continue
+            yield call, answer
+
+
+def _send(connection: Connection, token: str, record: dict[str, Any]) -> None:
+    connection.send_bytes(json.dumps([token, record]).encode())
+
+
+def end_with_driver(lifeline: int) -> None:
+    """Have the kernel kill this process group when the driver's end of the lifeline closes.
+
+    A thread that waits for that, as engines' processes have, would not do: a function can hold the interpreter's lock
+    for ever (a regular expression that backtracks is the usual one).
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    ended = select.poll()
+    ended.register(lifeline, select.POLLHUP)
+    if ended.poll(0):  # before the kernel was asked, so that it sends no signal
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _limit_memory(limit_gib: float | None) -> None:
+    """Limit what the process may allocate, and let it be the first to go if the machine runs out of memory.
+
+    Not ``RLIMIT_AS``: libraries such as torch reserve far more addresses than they use.
+    """
+    if limit_gib is not None:
+        limit = int(limit_gib * GIB)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    with suppress(OSError):  # a sandbox may forbid it
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

@@ -1,0 +1,149 @@
+"""Call a reward function and say what it answered, as plain numbers and texts."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.functions import is_async
+from anytron.task.isolation.failure import Failure as IsolationFailure
+from anytron.task.isolation.failure import read
+from anytron.task.rewards.called import REWARD
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.task.rewards.registered import RewardFunction
+    from anytron.task.rewards.sample import Sample
+
+LARGEST = 1e15
+"""Of a reward, either way. Deviations of rewards, and a critic's losses, add squares of them in float32, which ends at
+3.4e38: a hundred million squares have room."""
+
+
+@dataclass(frozen=True)
+class Failure(IsolationFailure):
+    """Why there is no usable reward.
+
+    Attributes:
+        sample: Position, in the call, of the sample concerned; None if that is not known.
+    """
+
+    sample: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a function answered to one call.
+
+    Attributes:
+        values: One number for each sample, None where ``failures`` say why there is none; empty if the call as a
+            whole failed, for which there is one failure.
+        failures: In the samples' order.
+    """
+
+    values: list[float | None]
+    failures: list[Failure]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the function has answered at all."""
+        return bool(self.values)
+
+    def as_json(self) -> dict[str, Any]:
+        """Give what :meth:`from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: object, samples: int) -> Answer:
+        """Read what :meth:`as_json` gave, in a process that runs a user's code: it may be anything.
+
+        Args:
+            record: It.
+            samples: How many the call had.
+
+        Raises:
+            ValueError: It is no answer to such a call.
+        """
+        found = read(cls, record)
+        missing = [position for position, value in enumerate(found.values) if value is None]
+        places = [failure.sample for failure in found.failures]
+        if found.values and (len(found.values) != samples or places != missing):
+            raise ValueError(f"{len(found.values)} values, and failures of {places}, for {samples} samples")
+        if not found.values and (len(places) != 1 or places[0] not in (None, *range(samples))):
+            raise ValueError(f"no values, and failures of {places}, for {samples} samples")
+        if not all(value is None or abs(value) <= LARGEST for value in found.values):
+            raise ValueError(f"values that are not finite, or beyond {LARGEST:g}")
+        return found
+
+    @classmethod
+    def failed(cls, failure: Failure) -> Answer:
+        """Answer a call that failed as a whole."""
+        return cls([], [failure])
+
+
+def answer(function: RewardFunction, samples: Sequence[Sample]) -> Answer:
+    """Call the function with all samples and check what it returns. Whatever it does is an answer, ``exit()`` too."""
+    try:
+        scores = function(samples)
+        if isinstance(scores, Iterator):
+            scores = list(scores)  # a generator raises only when it is read
+    except BaseException as error:  # noqa: BLE001 - the function is the user's
+        failure = Failure.raised(error, REWARD, function, "rewards[]")
+        return Answer.failed(Failure(**vars(failure) | {"sample": culprit(error, samples)}))
+    if fault := REWARD.returned_async(function, scores):
+        return Answer.failed(Failure(*fault))
+    try:
+        # Users return tensors and arrays as well as lists.
+        values: list[Any] = scores.tolist() if hasattr(scores, "tolist") else list(scores)
+    except TypeError:
+        fault = REWARD.unusable(function, f"{type(scores).__name__}", "A reward function returned no list.")
+        return Answer.failed(Failure(*fault))
+    if len(values) != len(samples):
+        what = "A reward function returned the wrong number of rewards."
+        fault = REWARD.unusable(function, f"{len(values)} rewards for {len(samples)} samples", what)
+        return Answer.failed(Failure(*fault))
+    found = [_unusable(value, position, function) for position, value in enumerate(values)]
+    return Answer(
+        [float(value) if failure is None else None for value, failure in zip(values, found, strict=True)],
+        [failure for failure in found if failure is not None],
+    )
+
+
+def _unusable(value: object, position: int, function: RewardFunction) -> Failure | None:
+    if isinstance(value, Exception):
+        why = f"{type(value).__name__}: {value}"
+        return Failure("A reward function has no reward for a sample.", why, "cure what it names", sample=position)
+    if not isinstance(value, Real):
+        shown = "something async, which nothing awaits," if is_async(value) else repr(value)
+        fault = REWARD.unusable(function, f"{shown} for a sample", "A reward is not a number.")
+        return Failure(*fault, sample=position)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond all floats
+        number = -math.inf if value < 0 else math.inf
+    if abs(number) <= LARGEST:
+        return None
+    returned = (
+        f"{number:g} for a sample, and rewards must be finite, and within {LARGEST:g} either way, so that float32 has "
+        "room for sums of their squares: one that is not would reach every weight of the model"
+    )
+    return Failure(*REWARD.unusable(function, returned, f"A reward is {number:g}."), sample=position)
+
+
+def culprit(error: BaseException, samples: Sequence[Sample]) -> int | None:
+    """Find the position of the sample that a function was looking at when it raised.
+
+    It is taken from the local variables of the innermost frame that has one; None if no frame does.
+    """
+    known = {id(sample): position for position, sample in enumerate(list(samples))}
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        for value in frame.f_locals.values():
+            if id(value) in known:
+                return known[id(value)]
+    return None

@@ -1,0 +1,157 @@
+"""A reward for programs: run them in a sandbox, on tests that come with the prompt."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import subprocess
+import sys
+from collections import Counter
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from anytron.base.errors import ConfigError, DataError
+from anytron.config.section import Section
+from anytron.task.isolation.refusals import in_words
+from anytron.task.isolation.sandbox import Level, Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anytron.task.rewards.sample import Sample
+
+logger = logging.getLogger(__name__)
+
+TRIAL_S = 60.0
+"""Seconds for a program that does nothing, with its interpreter."""
+
+
+class Code(Section):
+    """Give 1 to a response whose Python program passes all tests of the prompt, else 0.
+
+    The program is the response's last block between lines of three backquotes, or all of it if there is none.
+    """
+
+    key: str = "tests"
+    """The entry of the prompt's data that holds the tests. A list of ``{"input": ..., "output": ...}``: what the
+    program is given, and must print; white space at the ends of lines and of the output is ignored. Or text, or a list
+    of texts: Python that is run after the program, for example ``assert solve(2) == 4``."""
+    solution: str = "solution"
+    """The entry that holds a program which passes them, for ``anytron data check``; prompts need none."""
+    partial: bool = False
+    """Give the fraction of tests that pass."""
+    test_timeout_s: float = Field(10.0, gt=0.0)
+    """Seconds that the program may take for a test, and seconds of processor time. After the first test that takes
+    longer no other is tried."""
+    memory_gib: float = Field(1.0, gt=0.0)
+    """Memory that the program may use, in GiB of addresses."""
+    output_mib: float = Field(4.0, gt=0.0, le=1024.0)
+    """MiB that it may write, to its output, or with ``full`` to files in its ``/tmp``."""
+    site_packages: bool = False
+    """Let it import what is installed beside this interpreter, NumPy for example, and not the standard library
+    alone."""
+    sandbox: Level = "full"
+    """``full`` shows it no files but Python's, no other process and no network. ``reduced`` is for machines whose
+    kernel forbids that and which hold no secret: it reads what its user reads, and writes nowhere."""
+
+    @cached_property
+    def _sandbox(self) -> Sandbox:
+        return Sandbox(self.sandbox, self.test_timeout_s, self.memory_gib, self.output_mib, self.site_packages)
+
+    def check_machine(self) -> None:
+        """Run a program that does nothing.
+
+        Raises:
+            ConfigError: This machine allows no such sandbox.
+        """
+        # In an interpreter of its own: a sandbox is made by fork, and this process may have threads.
+        trial = "from anytron.task.isolation.sandbox import try_out; try_out()"
+        command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {trial}"]
+        settings = [self.sandbox, TRIAL_S, self.memory_gib, self.output_mib, int(self.site_packages)]
+        done = subprocess.run(  # noqa: S603 - our own interpreter
+            [*command, *map(str, settings)], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+        if done.returncode == 0:
+            return
+        lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
+        fix = "see docs/how-to/write-a-reward.md, The sandbox"
+        if self.sandbox == "full":
+            fix += "; on a machine that holds no secret, options.sandbox: reduced will do"
+        raise ConfigError(f"There can be no sandbox ({self.sandbox}) for programs here.", why=lines[-1], fix=fix)
+
+    def check_prompt(self, data: Mapping[str, Any]) -> None:
+        """Find out before the run whether a prompt has tests.
+
+        Raises:
+            DataError: It has none, or none that can be used.
+        """
+        _tests(data.get(self.key), self.key)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float]:
+        """Run the samples' programs, one after another."""
+        return [self._score(sample) for sample in samples]
+
+    def _score(self, sample: Sample) -> float:
+        program, tests = _program(sample.turns[-1]), _tests(sample.data.get(self.key), self.key)
+        passed, refused = 0, Counter[str]()
+        for given, wanted in tests:
+            outcome = self._passes(program, given, wanted, refused)
+            if outcome is True:
+                passed += 1
+            elif outcome is None or not self.partial:
+                break
+        if refused and passed < len(tests):
+            logger.warning("prompt %s: a program failed that was refused: %s", sample.prompt_id, in_words(refused))
+        return passed / len(tests) if self.partial else float(passed == len(tests))
+
+    def _passes(self, program: str, given: str, wanted: str | None, refused: Counter[str]) -> bool | None:
+        """Run one test, and count the system calls that the program was refused; None if it took too long."""
+        if wanted is None:
+            # The program ends before its tests if it calls exit(); that must not count as passing them.
+            passed = secrets.token_hex(8)
+            ending = self._sandbox.run(f"{program}\n\n{given}\nprint('\\n{passed}')\n", "")
+            right = ending.output.decode(errors="replace").endswith(f"\n{passed}\n")
+        else:
+            ending = self._sandbox.run(program, given)
+            right = _lines(ending.output.decode(errors="replace")) == _lines(wanted)
+        refused.update(ending.refused)
+        return None if ending.late else right and ending.status == 0
+
+
+def _program(response: str) -> str:
+    blocks = response.split("```")[1::2]
+    if not blocks:
+        return response
+    language, line_end, program = blocks[-1].partition("\n")
+    return program if line_end else language
+
+
+def _tests(value: Any, key: str) -> list[tuple[str, str | None]]:
+    """Read tests: what the program is given and what it must print; or Python to run after it, and None."""
+    tests = [value] if isinstance(value, str) else value
+    if isinstance(tests, (list, tuple)) and tests:
+        if all(isinstance(test, str) and test.strip() for test in tests):
+            return [(test, None) for test in tests]
+        if all(
+            isinstance(test, dict) and _is_text(test.get("input")) and _is_text(test.get("output")) for test in tests
+        ):
+            pairs: list[tuple[str, str | None]] = [(str(test["input"]), str(test["output"])) for test in tests]
+            if any(str(wanted).strip() for _, wanted in pairs):  # else a program that prints nothing passes
+                return pairs
+    raise DataError(
+        f"The prompt has no tests in its entry {key!r}.",
+        why="there is none, or it is null" if value is None else f"it is {str(value)[:80]!r}",
+        fix='give a list of {"input": ..., "output": ...}, texts or numbers, with an output that is not empty; or a '
+        "list of Python texts, none of them empty; or set the reward's option key",
+    )
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a text or a number; null would be the word None."""
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -1,0 +1,195 @@
+"""The processes of one reward function, and what becomes of samples for which it fails."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
+
+from anytron.base.errors import DataError
+from anytron.task.rewards.process import RewardProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+    from anytron.config.scoring import RewardSection
+    from anytron.task.rewards.answer import Answer, Failure
+    from anytron.task.rewards.sample import Sample
+
+HOPELESS = 16
+"""So many samples in a row that fail one by one, when none has succeeded, are the function's fault, not theirs."""
+
+Call = tuple[int, ...]
+"""Positions of the samples of one call."""
+
+
+Scored = tuple[list[float | None], "dict[int, Failure]"]
+"""A number for each sample, None for those that the function fails for, and why it does."""
+
+
+class RewardPool:
+    """Scores samples with one function, in processes of its own. A context manager: leaving ends them.
+
+    Args:
+        name: The reward's.
+        section: Its configuration.
+        key: Where that stands.
+        logs: An existing directory; each process writes to ``reward-NAME-N.log``.
+        start_timeout_s: Seconds until a process must have found the function.
+    """
+
+    def __init__(self, name: str, section: RewardSection, key: str, logs: Path, start_timeout_s: float) -> None:
+        self.name = name
+        self.section = section
+        self._key = key
+        self._logs = [logs / f"reward-{name}-{number}.log" for number in range(section.processes)]
+        self._start_timeout_s = start_timeout_s
+        self._processes: list[RewardProcess] = []
+        self._busy: dict[int, Call] = {}
+        try:
+            for number in range(section.processes):
+                self._processes.append(self._started(number))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def connections(self) -> list[Connection]:
+        """One of them is ready to be read when :meth:`score` can go on; or it is the ``deadline``."""
+        return [self._processes[number].connection for number in self._busy]
+
+    @property
+    def deadline(self) -> float:
+        """When :meth:`score` can go on in any case, on the clock of :func:`time.monotonic`."""
+        return min(self._processes[number].deadline for number in self._busy)
+
+    def score(
+        self, samples: Sequence[Sample], *, more: bool = False, forgiving: bool = False
+    ) -> Generator[None, None, Scored]:
+        """Call the function with all samples; where that fails, one by one, to find those that it fails for.
+
+        Args:
+            samples: Of a step.
+            more: The step has others, among which some have a number.
+            forgiving: A failure is found and ends nothing, also where ``on_error`` is ``stop``.
+
+        Yields:
+            None whenever it has to wait (:attr:`connections`, :attr:`deadline`).
+
+        Returns:
+            A number for each sample, None for those that it fails for, and why it does.
+
+        Raises:
+            DataError: It fails for a sample and ``on_error`` is ``stop``; it fails for all of them; or it cannot be
+                called.
+        """
+        values: list[float | None] = [None] * len(samples)
+        failures: dict[int, Failure] = {}
+        alone: list[int] = []
+        for came in self._answers(samples, shares(samples, self.section.processes)):
+            if came is None:
+                yield
+                continue
+            call, answer = came
+            if answer.failures and self.section.on_error == "stop" and not forgiving:
+                raise self._error(answer.failures[0], call, samples)
+            self._enter(call, answer, values, failures)
+            if not answer.whole and len(call) > 1:
+                alone += call
+        # The first sample of each prompt, then the second of each: prompts of a kind may be hopeless together.
+        place = {index: rank for group in _groups(samples) for rank, index in enumerate(group)}
+        alone.sort(key=lambda index: (place[index], index))
+        tried = 0
+        for came in self._answers(samples, [(index,) for index in alone]):
+            if came is None:
+                yield
+                continue
+            self._enter(*came, values, failures)
+            tried += 1
+            if tried >= HOPELESS and not more and all(value is None for value in values):
+                break
+        if not more and all(value is None for value in values):
+            index = min(failures)
+            raise self._error(failures[index], (index,), samples, "for every sample of the step")
+        return values, failures
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @staticmethod
+    def _enter(call: Call, answer: Answer, values: list[float | None], failures: dict[int, Failure]) -> None:
+        """Enter what one call has found; a failure of a whole call of several samples is not yet one of theirs."""
+        for index, value in zip(call, answer.values, strict=False):
+            values[index] = value
+        for failure in answer.failures:
+            if answer.whole or len(call) == 1:
+                failures[call[failure.sample or 0]] = failure
+
+    def _answers(self, samples: Sequence[Sample], calls: Sequence[Call]) -> Iterator[tuple[Call, Answer] | None]:
+        """Make calls, as many at a time as there are processes; yield their answers as they come, None to wait."""
+        waiting = deque(calls)
+        busy = self._busy
+        try:
+            while waiting or busy:
+                for number in range(len(self._processes)):
+                    if waiting and number not in busy:
+                        busy[number] = waiting.popleft()
+                        self._living(number).give([samples[index] for index in busy[number]])
+                yield None
+                for number, call in list(busy.items()):
+                    answer = self._processes[number].take()
+                    if answer is not None:
+                        del busy[number]
+                        yield call, answer
+        finally:
+            for number in busy:  # nobody waits for these answers any more
+                self._processes[number].end()
+            busy.clear()
+
+    def _living(self, number: int) -> RewardProcess:
+        if self._processes[number].ended:
+            self._processes[number].end()
+            self._processes[number] = self._started(number)
+        return self._processes[number]
+
+    def _started(self, number: int) -> RewardProcess:
+        return RewardProcess(self.name, self.section, self._key, self._logs[number], self._start_timeout_s)
+
+    def _error(self, failure: Failure, call: Call, samples: Sequence[Sample], extent: str = "") -> DataError:
+        where = f"reward {self.name}"
+        if failure.sample is not None or len(call) == 1:
+            sample = samples[call[failure.sample or 0]]
+            where += f", prompt {sample.prompt_id}, response {sample.response_text[:80]!r}"
+        return DataError(
+            failure.what,
+            where=f"{where} ({extent})" if extent else where,
+            why=failure.why,
+            fix=f"{failure.fix}; the step's samples are in samples.jsonl",
+        )
+
+
+def shares(samples: Sequence[Sample], count: int) -> list[Call]:
+    """Divide samples into at most ``count`` calls of about the same size; those of one prompt stay together."""
+    groups = _groups(samples)
+    count = min(count, len(groups))
+    if not count:
+        return []
+    bounds = [len(groups) * part // count for part in range(count + 1)]
+    return [tuple(index for group in groups[start:end] for index in group) for start, end in pairwise(bounds)]
+
+
+def _groups(samples: Sequence[Sample]) -> list[list[int]]:
+    """Positions of the samples of each prompt; they stand side by side."""
+    return [list(group) for _, group in groupby(range(len(samples)), key=lambda index: samples[index].prompt_id)]

@@ -1,0 +1,81 @@
+"""The reward functions that have a name, and how a reward is made of what a configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import ConfigError, DataError
+from anytron.config.imports import resolve
+from anytron.config.scoring import REWARD_MODEL
+from anytron.config.section import Section
+from anytron.task.rewards.called import MADE, REWARDS_FUNCTION
+from anytron.task.rewards.code import Code
+from anytron.task.rewards.judge import Judge
+from anytron.task.rewards.math import Math
+from anytron.task.rewards.patterns import Format, Regex
+from anytron.task.rewards.reasoning_gym import ReasoningGym
+from anytron.task.rewards.reference import Contains, ExactMatch
+
+if TYPE_CHECKING:
+    from anytron.task.environments.outcome import Outcome
+    from anytron.task.rewards.sample import Sample
+
+RewardFunction = Callable[..., Sequence[float | Exception]]
+"""(samples, **options) -> for each sample a finite number, or an exception that says why there is none.
+
+Or a class: made with the options, called with the samples."""
+
+
+def environment(samples: Sequence[Sample]) -> list[float]:
+    """Give what the environment gave, all turns together.
+
+    Raises:
+        DataError: There is no environment.
+    """
+    return [_outcome(sample).reward for sample in samples]
+
+
+def _outcome(sample: Sample) -> Outcome:
+    if sample.environment is None:
+        raise DataError("The reward environment needs one.", where="rewards", fix="add a section environment")
+    return sample.environment
+
+
+class OfModel(Section):
+    """Stand for what the reward model says: its ranks are asked (``anytron.task.rewards.judged``), and no function."""
+
+
+REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "code": Code,
+        "contains": Contains,
+        "environment": environment,
+        "exact_match": ExactMatch,
+        "format": Format,
+        "judge": Judge,
+        "math": Math,
+        "reasoning_gym": ReasoningGym,
+        "regex": Regex,
+        REWARD_MODEL: OfModel,
+    }
+)
+"""By their name in ``rewards[].function``."""
+
+
+def made(reference: str, options: Mapping[str, Any], key: str) -> Any:
+    """Make what is called with samples alone.
+
+    Args:
+        reference: ``rewards[].function``.
+        options: Its options.
+        key: Where it stands in the configuration.
+
+    Raises:
+        ConfigError: It does not exist, does not take its options, or raises.
+    """
+    function = resolve(reference, REWARDS_FUNCTION, key=key, registered=REWARDS, options=options)
+    make = partial(function, **options)
+    return MADE.call(make, key, kind=ConfigError) if isinstance(function, type) else make

@@ -1,0 +1,78 @@
+"""What a reward function sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from anytron.task.data.images import ImagePatches
+    from anytron.task.data.vision import Picture
+    from anytron.task.environments.outcome import Outcome
+    from anytron.task.isolation.failure import Failure
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt with one response.
+
+    Attributes:
+        prompt_id: The prompt's name in its source.
+        prompt_text: As given, or decoded if the source gave token ids.
+        response_text: Decoded without special tokens but for marks of thought (``</think>``); with an environment, what
+            it wrote is part of it.
+        prompt_tokens: Token ids, at least one.
+        response_tokens: Token ids, the end token included if there is one; may be empty.
+        log_probs: Log-prob of each response token as the rollout engine saw it, in nats; 0 for one that the
+            environment wrote.
+        finished: True if an end token or a stop string ended it, or the environment did; False if a limit of length
+            or of turns did.
+        data: What the source said of the prompt, for example the right answer.
+        images: The prompt's pictures as the source gave them.
+        patches: The same as the model reads them; None without images.
+        response_mask: For each response token, whether the model wrote it; None = it wrote all of them.
+        environment: What the environment made of the response; None without one.
+        routing: The experts of each token but the last
+            (:attr:`anytron.workers.engines.rollout_engine.Response.routing`); reward functions get None.
+        opened: The mark of thought behind which the last turn begins, as the chat template has written it into the
+            prompt, with its white space: ``<think>`` and a line end; mostly empty.
+    """
+
+    prompt_id: str
+    prompt_text: str
+    response_text: str
+    prompt_tokens: tuple[int, ...]
+    response_tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finished: bool
+    data: Mapping[str, Any]
+    images: tuple[Picture, ...] = ()
+    patches: ImagePatches | None = None
+    response_mask: tuple[bool, ...] | None = None
+    environment: Outcome | None = None
+    routing: Tensor | None = None
+    opened: str = ""
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """What the model itself wrote, turn by turn, decoded without special tokens; without an environment, one."""
+        return (self.response_text,) if self.environment is None else self.environment.turns
+
+    @property
+    def last_message(self) -> str:
+        """The last turn as a reader of the conversation sees it: with the mark of thought that the prompt opens."""
+        return self.opened + self.turns[-1]
+
+    @property
+    def environment_failure(self) -> Failure | None:
+        """Why the environment could not be used to the end, so that the sample is dropped; None if nothing failed."""
+        return None if self.environment is None else self.environment.failure
+
+    @property
+    def own_tokens(self) -> int:
+        """How many of the response's tokens the model wrote."""
+        return len(self.response_tokens) if self.response_mask is None else sum(self.response_mask)

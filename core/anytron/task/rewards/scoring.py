@@ -1,0 +1,305 @@
+"""Score a step's samples with all reward functions of a run."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import chain
+from multiprocessing.connection import wait
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from anytron.base.errors import ConfigError, DataError
+from anytron.config.imports import resolve
+from anytron.config.scoring import REWARD_MODEL
+from anytron.task.rewards.answer import LARGEST
+from anytron.task.rewards.called import CHECK_MACHINE, CHECK_PROMPT, REWARDS_FUNCTION
+from anytron.task.rewards.judged import judged
+from anytron.task.rewards.pool import RewardPool, Scored
+from anytron.task.rewards.registered import REWARDS, made
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+    from pathlib import Path
+
+    from anytron.config.scoring import RewardSection
+    from anytron.task.data.prompts import TokenizedPrompt
+    from anytron.task.rewards.answer import Failure
+    from anytron.task.rewards.judged import RewardModel
+    from anytron.task.rewards.sample import Sample
+
+T = TypeVar("T")
+NAMED = 6
+"""Prompts that an error names; all are counted."""
+
+
+@dataclass(frozen=True)
+class RewardScores:
+    """Rewards of a step.
+
+    Attributes:
+        total: float32 ``[N]``, the weighted sum, 0 without functions; NaN for a sample that is dropped.
+        parts: float32 ``[N]`` each, by the function's name, without weight; NaN where it failed and drops its samples,
+            and where the environment failed.
+        failures: By the function's name: the samples that it failed for, by their index, and why.
+    """
+
+    total: Tensor
+    parts: Mapping[str, Tensor]
+    failures: Mapping[str, Mapping[int, Failure]]
+
+
+@dataclass(frozen=True)
+class RewardSum:
+    """All reward functions of a run.
+
+    Attributes:
+        sections: Their configuration, by name.
+    """
+
+    sections: Mapping[str, RewardSection]
+
+    @classmethod
+    def from_config(cls, sections: Sequence[RewardSection]) -> RewardSum:
+        """Find the functions, and check that they can be called with their options.
+
+        Raises:
+            ConfigError: One does not exist or does not take its options, or two have the same name.
+        """
+        named: dict[str, RewardSection] = {}
+        for index, section in enumerate(sections):
+            key = f"rewards[{index}].function"
+            resolve(section.function, REWARDS_FUNCTION, key=key, registered=REWARDS, options=section.options)
+            name = section.name or section.function.rpartition(":")[2]
+            if name in named:
+                raise ConfigError(
+                    f"Two rewards are called {name}.",
+                    where=key,
+                    why="metrics and logs are named for them",
+                    fix=f"set rewards[{index}].name",
+                )
+            named[name] = section
+        return cls(named)
+
+    def check(self, tables: Sequence[Sequence[TokenizedPrompt]]) -> None:
+        """Let rewards that are classes look at this machine and at the run's prompts, before anything starts.
+
+        Args:
+            tables: The prompts of each source of the run.
+
+        Raises:
+            ConfigError: A reward cannot work here, or cannot be made with its options.
+            DataError: It cannot score the responses to a prompt.
+        """
+        for index, (name, section) in enumerate(self.sections.items()):
+            key = f"rewards[{index}] ({name})"
+            reward = made(section.function, section.options, key)
+            try:
+                if hasattr(reward, "check_machine"):
+                    CHECK_MACHINE.call(reward.check_machine, key, kind=ConfigError)
+            except ConfigError as error:
+                raise ConfigError(error.what, where=key, why=error.why, fix=error.fix) from error
+            first, bad, named = None, 0, list[str]()
+            for prompt in chain.from_iterable(tables) if hasattr(reward, "check_prompt") else ():
+                if (refused := _refused(reward, prompt.data, f"{key}, prompt {prompt.id}")) is not None:
+                    first, bad = first or refused, bad + 1
+                    if len(named) < NAMED:
+                        named.append(prompt.id)
+            if first is not None:
+                others = "is 1 other" if bad == 2 else f"are {bad - 1} others"
+                more = f"; so {others}: {', '.join(named[1:])}" if bad > 1 else ""
+                where = f"prompt {named[0]}, for {key}"
+                raise DataError(first.what, where=where, why=f"{first.why}{more}", fix=first.fix)
+
+    def unusable(self) -> Callable[[Mapping[str, Any]], str]:
+        """Make a function that says why some reward refuses a prompt's data; empty if none does.
+
+        Raises:
+            ConfigError: A reward cannot be made with its options.
+        """
+        keys = [f"rewards[{index}] ({name})" for index, name in enumerate(self.sections)]
+        rewards = [made(one.function, one.options, key) for key, one in zip(keys, self.sections.values(), strict=True)]
+        checking = [(reward, key) for reward, key in zip(rewards, keys, strict=True) if hasattr(reward, "check_prompt")]
+
+        def why(data: Mapping[str, Any]) -> str:
+            found = (_refused(reward, data, key) for reward, key in checking)
+            refused = next((one for one in found if one is not None), None)
+            return "" if refused is None else refused.why or refused.what
+
+        return why
+
+    def start(self, logs: Path, start_timeout_s: float) -> RewardWorkers:
+        """Start the processes that call the functions; does not wait for them.
+
+        Args:
+            logs: Where each writes its log; made if need be.
+            start_timeout_s: Seconds that a process may take to find its function.
+        """
+        logs.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as started:
+            pools = [
+                started.enter_context(RewardPool(name, section, f"rewards[{index}]", logs, start_timeout_s))
+                for index, (name, section) in enumerate(self.sections.items())
+                if section.function != REWARD_MODEL
+            ]
+            started.pop_all()
+        return RewardWorkers(self.sections, pools)
+
+
+class RewardWorkers:
+    """Reward functions in their processes, and a reward model. A context manager: leaving ends the processes.
+
+    Args:
+        sections: All rewards, by name.
+        pools: The processes of those that are functions.
+        model: What the others ask.
+
+    Attributes:
+        pools: As given.
+    """
+
+    def __init__(
+        self, sections: Mapping[str, RewardSection], pools: Sequence[RewardPool], model: RewardModel | None = None
+    ) -> None:
+        self._sections, self.pools, self._model = sections, pools, model
+
+    def beside(self, model: RewardModel | None) -> RewardWorkers:
+        """The same processes, and the run's reward model, if it has one."""
+        return RewardWorkers(self._sections, self.pools, model)
+
+    def __call__(self, samples: Sequence[Sample], *, more: bool = False) -> RewardScores:
+        """Score samples by every function and the model; those whose environment failed are shown to none, and dropped.
+
+        Args:
+            samples: At least one.
+            more: The step has others, among which no function has failed for all.
+
+        Raises:
+            DataError: A function fails for a sample and its ``on_error`` is ``stop``, or for every sample of the step;
+                or a weight makes a reward larger than one may be.
+        """
+        whole = [index for index, sample in enumerate(samples) if sample.environment_failure is None]
+        plain = [_plain(samples[index]) for index in whole]
+        parts: dict[str, Tensor] = {}
+        failures: dict[str, Mapping[int, Failure]] = {}
+        scored = self._scored(plain, more=more)
+        for name, section in self._sections.items():
+            values, found = scored[name]
+            failures[name] = {whole[index]: failure for index, failure in found.items()}
+            missing = float("nan") if section.on_error == "drop" else 0.0
+            parts[name] = torch.full((len(samples),), float("nan"))
+            parts[name][whole] = torch.tensor([missing if value is None else value for value in values])
+        nothing = torch.full((len(samples),), float("nan"))
+        nothing[whole] = 0.0
+        total = sum(
+            (_weighted(name, section.weight, parts[name], samples) for name, section in self._sections.items()), nothing
+        )
+        if total.isnan().all() and not more:
+            name, first = next((name, found) for name, found in failures.items() if found)
+            raise DataError(
+                "Every sample of the step was dropped.",
+                where=f"rewards {', '.join(name for name, found in failures.items() if found)}",
+                why=f"for each, one of them failed; the first failure of {name}: {first[min(first)].what}\n"
+                f"{first[min(first)].why}",
+                fix="correct the functions; the step's samples are in samples.jsonl",
+            )
+        return RewardScores(total, parts, failures)
+
+    def _scored(self, samples: Sequence[Sample], *, more: bool) -> dict[str, Scored]:
+        """Let the model and all functions score samples at the same time."""
+        asking = {name: one for name, one in self._sections.items() if one.function == REWARD_MODEL}
+        scores: Callable[[], list[float]] = list
+        if asking and samples:
+            assert self._model is not None, "a reward that asks one needs a section reward_model"
+            scores = self._model.begin(samples)
+        found = side_by_side([(pool, pool.score(samples, more=more)) for pool in self.pools])
+        by_function = {pool.name: one for pool, one in zip(self.pools, found, strict=True) if one is not None}
+        return by_function | (judged(asking, scores(), samples, more=more) if asking else {})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for pool in self.pools:
+            pool.close()
+
+
+def _weighted(name: str, weight: float, values: Tensor, samples: Sequence[Sample]) -> Tensor:
+    """Multiply a function's rewards by its weight, and refuse what is beyond that which a function may give."""
+    weighted = weight * values
+    for index in (weighted.abs() > LARGEST).nonzero().flatten().tolist()[:1]:
+        raise DataError(
+            "A reward with its weight is too large.",
+            where=f"reward {name}, prompt {samples[index].prompt_id}",
+            why=f"{weight:g} * {values[index]:g} is not within {LARGEST:g} either way",
+            fix="lower rewards[].weight",
+        )
+    return weighted
+
+
+def joined(found: Sequence[RewardScores]) -> RewardScores:
+    """Join the scores of a step's rounds, in their order."""
+    failures: dict[str, dict[int, Failure]] = {name: {} for name in found[0].failures}
+    before = 0
+    for one in found:
+        for name, failed in one.failures.items():
+            failures[name] |= {before + index: failure for index, failure in failed.items()}
+        before += len(one.total)
+    parts = {name: torch.cat([one.parts[name] for one in found]) for name in found[0].parts}
+    return RewardScores(torch.cat([one.total for one in found]), parts, failures)
+
+
+def side_by_side(
+    work: Sequence[tuple[RewardPool, Generator[None, None, T]]], until: float = math.inf
+) -> list[T | None]:
+    """Let the processes of several rewards work at the same time.
+
+    Args:
+        work: For each of different pools, what yields whenever it has to wait for one of the pool's processes.
+        until: Then give up what is not finished, on the clock of :func:`time.monotonic`.
+
+    Returns:
+        What each returned; None for what was given up: processes that were at work for it have ended.
+    """
+    found: dict[int, T] = {}
+    try:
+        while len(found) < len(work):
+            for index, (_, scoring) in enumerate(work):
+                if index not in found:
+                    try:
+                        next(scoring)
+                    except StopIteration as finished:
+                        found[index] = finished.value
+            busy = [pool for index, (pool, _) in enumerate(work) if index not in found]
+            if monotonic() >= until:
+                break
+            if busy:
+                left = min(until, *(pool.deadline for pool in busy)) - monotonic()
+                wait([one for pool in busy for one in pool.connections], max(0.0, left))
+    finally:
+        for _, one in work:
+            one.close()  # one may have raised: nobody waits for the others any more
+    return [found.get(index) for index in range(len(work))]
+
+
+def _refused(reward: Any, data: Mapping[str, Any], where: str) -> DataError | None:
+    """What a reward says against a prompt; None if nothing. What it raises besides is an error of the reward."""
+    try:
+        found = CHECK_PROMPT.call(reward.check_prompt, where, data, kind=ConfigError)
+    except DataError as error:
+        return error
+    if found is not None:
+        raise CHECK_PROMPT.unusable(reward.check_prompt, f"{found!r}, which says nothing").error(where, ConfigError)
+    return None
+
+
+def _plain(sample: Sample) -> Sample:
+    """A sample as functions get it, without what only the model reads; most have nothing of that."""
+    if sample.patches is None and sample.routing is None:
+        return sample
+    return replace(sample, patches=None, routing=None)

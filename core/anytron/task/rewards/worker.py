@@ -1,0 +1,99 @@
+"""A reward process: it calls one reward function, for the driver, until the driver is gone.
+
+Importing this module imports no torch; the function may.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+
+from typing_extensions import Self
+
+from anytron.task.isolation.confined import confine
+from anytron.task.isolation.progress import Progress
+from anytron.task.isolation.worker import calls, enter
+from anytron.task.rewards.answer import answer
+from anytron.task.rewards.sample import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+
+def main(channel: int, lifeline: int) -> None:
+    """Call the function that the driver names with every list of samples that the driver sends.
+
+    Arguments as for :func:`anytron.task.isolation.worker.enter`.
+    """
+    connection, start = enter(channel, lifeline)
+
+    from anytron.task.rewards.registered import made
+
+    function = made(start["function"], start["options"], start["key"])
+    if hasattr(function, "check_machine"):
+        function.check_machine()  # imports what it needs
+    if getattr(function, "confined", False):
+        confine()
+    progress = Progress(start["progress"])
+    for samples, give in calls(connection, start):
+        with WatchedSamples(samples, progress.at) as watched:
+            found = answer(function, watched)
+        give(found.as_json())
+        if any(failure.ends for failure in found.failures):
+            return
+
+
+class WatchedSamples(list["Sample"]):
+    """A list that tells which of its samples is taken out: how far a function has come.
+
+    The time-out counts from the last one, and a function that hangs or dies was looking at it.
+
+    Args:
+        samples: What the list holds.
+        took: Is told the position of each sample that is taken.
+    """
+
+    def __init__(self, samples: Iterable[Sample], took: Callable[[int], object]) -> None:
+        super().__init__(samples)
+        self._took = took
+        self._open = False
+        self._lock = threading.Lock()  # the function may have threads
+
+    def __enter__(self) -> Self:
+        self._open = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._open = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Say to a function that takes the list for one sample, or for another library's argument, what it is given.
+
+        Raises:
+            AttributeError: Always: a list has no such attribute.
+        """
+        names = [field.name for field in fields(Sample)]
+        if name in names or (hasattr(Sample, name) and not name.startswith("_")):
+            raise AttributeError(f"samples is a list of Sample: for sample in samples: sample.{name}")
+        raise AttributeError(f"samples is a list of Sample, and has no {name!r}; a Sample has {', '.join(names)}")
+
+    def __iter__(self) -> Iterator[Sample]:
+        for position, sample in enumerate(super().__iter__()):
+            self._report(position)
+            yield sample
+
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> list[Sample]: ...
+    def __getitem__(self, index: SupportsIndex | slice, /) -> Sample | list[Sample]:
+        if not isinstance(index, slice):
+            self._report(index.__index__() % max(len(self), 1))
+        return super().__getitem__(index)
+
+    def _report(self, position: int) -> None:
+        with self._lock:
+            if self._open:
+                self._took(position)

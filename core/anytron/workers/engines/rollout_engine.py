@@ -1,0 +1,197 @@
+"""The protocols of rollout engines, and what goes in and out of them.
+
+As with :mod:`anytron.workers.engines.training_engine`: :class:`RolloutEngine` is what every engine needs, and what some
+can do besides is a protocol and a capability of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from anytron.task.data.images import ImagePatches
+    from anytron.workers.engines.device_memory import MemoryUse
+    from anytron.workers.weights.transfer import WeightOrigin
+
+StopReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True)
+class PromptInputs:
+    """What responses are generated for.
+
+    Attributes:
+        tokens: Token ids, at least one; as many image tokens as the model makes of the images.
+        images: The prompt's images; None without.
+    """
+
+    tokens: tuple[int, ...]
+    images: ImagePatches | None = None
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to sample; fields as in ``rollout`` of the configuration, token ids resolved."""
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    end_token_ids: tuple[int, ...] = ()
+    pad_token_id: int = 0
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One response that is to be made.
+
+    Attributes:
+        id: The driver's number, unique among those that an engine holds.
+        prompt: What it answers.
+        sampling: How to sample it.
+        seed: Of this response alone, in ``[0, 2**63)``: its tokens depend on nothing that shares its batch, and not on
+            the engine that makes it, among engines of one kind. (Where rounding differs, as it does between batches of
+            different shapes, a token may, once in about a million.)
+    """
+
+    id: int
+    prompt: PromptInputs
+    sampling: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True)
+class Response:
+    """One generated response.
+
+    Attributes:
+        tokens: Generated ids, the end token included if there is one; may be empty.
+        log_probs: Log-prob of each under the model at the sampling temperature, before top-p, top-k and the
+            suppression of end tokens.
+        stop_reason: ``stop`` = an end token or a stop string ended it, ``length`` = the length limit did, ``abort`` =
+            :meth:`RolloutEngine.abort` did.
+        versions: Version of the weights that made each token.
+        routing: The experts of each token of prompt and response but the last (:mod:`anytron.workers.engines.routing`),
+            on the host; None unless ``rollout.replay_routing`` asks for it.
+    """
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    stop_reason: StopReason
+    versions: tuple[int, ...]
+    routing: Tensor | None = None
+
+
+class RolloutEngine(Protocol):
+    """Generates responses, in a process of its own.
+
+    It works while it is polled. So a driver that polls several engines in turn has responses as they finish, and
+    between two polls an engine can be given more requests or new weights, without threads in it.
+    """
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests, any number; return at once."""
+
+    def poll(self, seconds: float) -> list[tuple[int, Response]]:
+        """Generate, until a response has finished or about so much time is over.
+
+        Returns:
+            Number and response of each request that has finished since the last poll; each is given once. Nothing at
+            once if there are no requests.
+
+        Raises:
+            EngineError: No weights have been loaded.
+        """
+
+    def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
+        """Give up requests.
+
+        Args:
+            ids: Which; None = all that the engine holds. It passes over those that it does not hold.
+
+        Returns:
+            What there is of their responses, with the stop reason ``abort``.
+        """
+
+    def load_weights(self, origin: WeightOrigin) -> int:
+        """Take new weights, verify them, and return the version now in use.
+
+        The version before stays in use if nothing begins to arrive. After any later failure the engine has no
+        weights: it refuses to generate until all weights have been given again.
+
+        What is under way goes on with them.
+
+        Raises:
+            EngineError: A tensor is missing, unknown, or of another shape.
+            TransferError: The weights did not arrive as they were sent.
+        """
+
+    def describe(self) -> Mapping[str, Any]:
+        """Facts for the run's records: device, patches of this process, versions."""
+
+
+class AdapterRollout(RolloutEngine, Protocol):
+    """A rollout engine that computes with adapters by itself: capability ``adapters``.
+
+    ``rollout.lora: alone`` needs it. The engine has read the weights of the model's directory then, and is given no
+    others: :meth:`load_adapter` is called in the place of ``load_weights``.
+    """
+
+    def load_adapter(self, origin: WeightOrigin) -> int:
+        """Take the adapters of ``model.lora``, under PEFT's names, and forget those before; return their version.
+
+        In all else as ``load_weights``.
+
+        Raises:
+            EngineError: The engine cannot compute with them.
+            TransferError: They did not arrive as they were sent.
+        """
+
+
+class ComparableRollout(RolloutEngine, Protocol):
+    """A rollout engine that can be asked whether it has the weights that it was given: capability ``comparison``.
+
+    ``rollout.check_weights_every`` needs it.
+    """
+
+    def differing_weights(self, origin: WeightOrigin) -> list[str]:
+        """Compare the weights in use with others, bit for bit, and change nothing.
+
+        Args:
+            origin: The others, which are cast as :meth:`load_weights` does.
+
+        Returns:
+            Names of those that differ, or that are on one side only.
+
+        Raises:
+            TransferError: The weights did not arrive as they were sent.
+        """
+
+
+class SleepingRollout(RolloutEngine, Protocol):
+    """A rollout engine that can leave its device to training ranks: capability ``sleep``.
+
+    ``rollout.sleep`` needs it.
+    """
+
+    def sleep(self) -> MemoryUse:
+        """Give the device's memory back. It has no weights then, and no requests; ``load_weights`` wakes it."""
+
+
+class ObservableRollout(RolloutEngine, Protocol):
+    """A rollout engine whose computation can be compared with others: capability ``observation``."""
+
+    def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
+        """Compute whole logits of given sequences, each by itself and without padding.
+
+        Returns:
+            float32 ``[L, V]`` host tensors, row t after token t, untouched by any temperature. Each row may have any
+            constant added: an engine may answer with the log-softmax.
+        """

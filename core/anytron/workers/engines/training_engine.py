@@ -1,0 +1,306 @@
+"""The protocols of training engines.
+
+Implementations are found by entry point (:class:`anytron.base.components.EngineInfo`) and live in worker processes; the
+loop calls them through an executor. :class:`TrainingEngine` is what every engine needs. What some can do besides is a
+protocol of its own, and a capability that the engine declares: a run that needs one that is not declared is refused
+before any process starts (:mod:`anytron.run.preflight.capabilities`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from anytron.algorithms.contract import LossFunction
+    from anytron.record.checkpoint.manifest import FileRecord
+    from anytron.sequences.batch import RaggedBatch, TokenOutputs
+    from anytron.workers.engines.device_memory import MemoryUse
+    from anytron.workers.engines.inspection import Inspection
+    from anytron.workers.engines.rollout_engine import GenerationRequest, Response
+    from anytron.workers.engines.routing import RoutingShape
+    from anytron.workers.weights.transfer import Sent, WeightDestination
+
+ScoringRole = Literal["policy", "reference", "teacher"]
+UpdatedModel = Literal["policy", "critic"]
+Additions = Literal["none", "prediction", "all"]
+"""What an engine adds to a loss: nothing; the loss of multi-token prediction modules, with its coefficient; all that an
+update has, as routers' balance."""
+VALUE_HEAD_FILE, VALUE_HEAD = "value_head.safetensors", "value_head.weight"
+"""What a critic's directory has beside its trunk: one float32 tensor ``[1, H]``."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where a training rank stands.
+
+    Attributes:
+        dp_rank: Data-parallel rank: which replica of the model it belongs to. Ranks of one replica get the same
+            micro-batches.
+        dp_size: Data-parallel replicas.
+        reports: True on the one rank of each replica whose results count (last pipeline stage, first
+            tensor- and context-parallel rank).
+        micro_batch_multiple: The engine takes a multiple of this many micro-batches in a pass.
+        replays_scoring: Updates repeat what a pass that scored the policy has recorded (``TokenOutputs.routing``), so
+            that such a pass comes before every update.
+        rollout_routing: What the routing of the rollout must look like, which passes that score the policy and updates
+            repeat (``RaggedBatch.routing``); None = they repeat none.
+    """
+
+    dp_rank: int
+    dp_size: int
+    reports: bool
+    micro_batch_multiple: int = 1
+    replays_scoring: bool = False
+    rollout_routing: RoutingShape | None = None
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """How far a platform's answers are from the definition.
+
+    Attributes:
+        difference: The largest: of a kernel's values and gradients, each as a part of the largest one, or 1 for each
+            pair of tokens that a mask lets through or hides wrongly.
+        tolerance: What it may be.
+        detail: What was compared.
+    """
+
+    difference: float
+    tolerance: float
+    detail: str
+
+
+class TrainingEngine(Protocol):
+    """One rank of the training engine. All ranks receive the same calls in the same order."""
+
+    def topology(self) -> Topology:
+        """Where this rank stands."""
+
+    def score(self, micro_batches: Sequence[RaggedBatch], role: ScoringRole = "policy") -> list[TokenOutputs] | None:
+        """Compute log-probs and entropies without gradients.
+
+        Returns:
+            One entry per micro-batch on reporting ranks (host tensors), None elsewhere. The policy's
+            have their ``routing`` if :attr:`Topology.replays_scoring`.
+        """
+
+    def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
+        """Do one optimizer update.
+
+        Args:
+            micro_batches: Those of this rank; every data-parallel replica gets equally many.
+            loss: Computes each micro-batch's part of the loss.
+
+        Returns:
+            On reporting ranks: metrics of this rank's micro-batches (sums over their tokens, to be added
+            over replicas), and ``grad_norm``, ``lr``, ``update/skipped`` (the same everywhere). None elsewhere.
+            Where the loss or a gradient is NaN or infinite on any rank, no rank changes anything - weights,
+            optimizer, schedule, routing biases - and ``update/skipped`` is 1; otherwise it is 0.
+        """
+
+    def export_weights(self, destination: WeightDestination[Sent]) -> Sent | None:
+        """Send the policy's weights under their Hugging Face names; rank 0 returns what the destination does.
+
+        A rollout engine may be loading them at the same time (:class:`anytron.workers.weights.stream.WeightStream`).
+        """
+
+    def save_hf(self, path: str) -> None:
+        """Write a complete Hugging Face model directory (without tokenizer and processor)."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Facts for the run's records: ``device``, ``patches`` of this process, and ``kernels`` by supplier.
+
+        ``kernels`` is what :meth:`anytron.device.hooks.facade.Hooks.suppliers` returns; ``kernel_descriptions``, where
+        there is one, what the method of that name does. ``peak_flops`` is what
+        :meth:`anytron.device.platform.Platform.peak_flops` says, as a mapping; without it there is no
+        ``throughput/mfu``.
+        """
+
+    def close(self) -> None:
+        """Release what the engine holds; another may be built in this process afterwards."""
+
+
+class CriticEngine(TrainingEngine, Protocol):
+    """A training engine that trains the critic of PPO too: capability ``critic``; called with ``critic`` only."""
+
+    def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
+        """Ask the critic for its values, without gradients.
+
+        Returns:
+            float32 ``[T]`` for each micro-batch on reporting ranks (host tensors), None elsewhere. Entry t is the
+            value of the state before token t, as a log-prob is that of drawing it there; 0 for first tokens.
+        """
+
+    def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
+        """Do one optimizer update of the critic. Arguments and results as in :meth:`TrainingEngine.update`."""
+
+    def save_critic(self, path: str) -> None:
+        """Write the critic, so that ``critic.path`` can name the directory: its trunk as a model, and its value head.
+
+        The head is :data:`VALUE_HEAD` in the file :data:`VALUE_HEAD_FILE`.
+        """
+
+
+class AdapterEngine(TrainingEngine, Protocol):
+    """A training engine that trains adapters: capability ``adapters``; called with ``model.lora`` only."""
+
+    def save_adapter(self, path: str) -> None:
+        """Write the adapters of ``model.lora``, in PEFT's format."""
+
+    def export_adapter(self, destination: WeightDestination[Sent]) -> Sent | None:
+        """Send the adapters under PEFT's names, as :meth:`TrainingEngine.export_weights` sends weights."""
+
+
+class CheckpointEngine(TrainingEngine, Protocol):
+    """A training engine that can be stopped and continued: capability ``checkpoints``.
+
+    A checkpoint holds what the next steps depend on: weights, optimizers, schedules, update counters and random
+    states, of the policy and of the critic. The driver begins no save before the last one is over, unless it has given
+    that one up: because the directory is lost that it goes to.
+    """
+
+    def save_checkpoint(self, path: str, *, asynchronous: bool) -> None:
+        """Begin to write the engine's state. A collective.
+
+        A save whose files nobody has asked for is given up, whether it is over, has failed or goes on; this may wait
+        for its end.
+
+        Args:
+            path: An existing, empty directory that every rank can write to.
+            asynchronous: Return as soon as the state is copied; files are written while training goes on. They hold
+                the state at the time of this call either way.
+        """
+
+    def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
+        """Ask for the files of the last :meth:`save_checkpoint`. A collective.
+
+        Args:
+            wait: Return when every rank has written its files.
+
+        Returns:
+            This rank's files, by path relative to the checkpoint's, once those of every rank are on disk, synced and
+            hashed; None while they are still being written.
+
+        Raises:
+            EngineError: Writing failed on a rank, for example because its disk is full.
+        """
+
+    def load_checkpoint(self, path: str) -> None:
+        """Take back what :meth:`save_checkpoint` has written. A collective.
+
+        Any parallel layout may have written it; in the same layout everything comes back bit for bit.
+
+        Raises:
+            EngineError: The checkpoint belongs to another model, is damaged, or holds what would run code.
+        """
+
+
+class OffloadingEngine(TrainingEngine, Protocol):
+    """A training engine that can leave its device to a rollout engine: capability ``offload``.
+
+    ``engine.offload`` needs it.
+    """
+
+    def offload(self) -> MemoryUse:
+        """Move the parts that ``engine.offload`` names from the device to the host. A collective.
+
+        ``export_weights`` works without them. Any other call that needs them brings them back before, bit for bit;
+        gradients, which no update needs of the one before, come back as zeros.
+        """
+
+
+class GeneratingEngine(TrainingEngine, Protocol):
+    """A training engine that generates with the weights that it trains: a rollout engine is ``part_of`` it.
+
+    Its ranks together are one :class:`~anytron.workers.engines.rollout_engine.RolloutEngine` for the driver, without
+    weights to load. What it generates leaves no trace: training goes on as if nothing had been generated.
+    """
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests, the same on all ranks; data-parallel replicas divide them among themselves."""
+
+    def poll(self, seconds: float) -> list[tuple[int, Response]]:
+        """Generate, as a rollout engine's ``poll`` does; each reporting rank returns what its replica has made."""
+
+    def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
+        """Give up requests, as a rollout engine's ``abort`` does; one of the ranks returns what there is."""
+
+    def weights_version(self) -> int:
+        """Say which weights the next response comes from: how many updates they have behind them."""
+
+
+class ObservableEngine(TrainingEngine, Protocol):
+    """A training engine whose computation can be compared with others: capability ``observation``.
+
+    ``anytron verify`` needs it; training does not.
+    """
+
+    def logits(self, micro_batch: RaggedBatch) -> Tensor | None:
+        """Compute the policy's whole logits, without gradients, to compare them with another computation.
+
+        For small micro-batches: no pass of a training step ever makes them.
+
+        Args:
+            micro_batch: The same on every rank.
+
+        Returns:
+            float32 ``[T, V]`` on reporting ranks (a host tensor), None elsewhere. Row t holds the logits
+            *after* token t, untouched by the temperature; V is the real vocabulary.
+        """
+
+    def attention_conformance(self) -> Conformance | None:
+        """Compare the platform's masks and attention kernels for this model with their definition, in float64.
+
+        Returns:
+            What was found on this rank; None if the engine has nothing to check.
+        """
+
+
+class DifferentiableEngine(TrainingEngine, Protocol):
+    """A training engine whose gradients can be compared with others: capability ``gradients``.
+
+    ``anytron verify`` compares them with Hugging Face's; training does not need it.
+    """
+
+    def export_gradients(
+        self,
+        micro_batches: Sequence[RaggedBatch],
+        loss: LossFunction,
+        destination: WeightDestination[Sent],
+        model: UpdatedModel = "policy",
+        additions: Additions = "none",
+    ) -> Sent | None:
+        """Do the passes of an update, and send the gradient of each of a model's parameters. Nothing is updated.
+
+        Args:
+            micro_batches: As in :meth:`TrainingEngine.update`.
+            loss: The whole of the loss, unless additions are asked for.
+            destination: Gets float32 tensors under the names of :meth:`TrainingEngine.export_weights`; with
+                ``model.lora`` the adapters', under those of :meth:`AdapterEngine.export_adapter`. What the run does not
+                train is left out.
+            model: Whose; the critic's has its head's under :data:`VALUE_HEAD`.
+            additions: What the engine adds to the loss.
+
+        Returns:
+            What the destination does, from rank 0.
+        """
+
+
+class InspectableEngine(TrainingEngine, Protocol):
+    """A training engine that can say where a number stops being finite: capability ``inspection``.
+
+    ``anytron replay`` needs it; training does not.
+    """
+
+    def inspect_update(
+        self, micro_batches: Sequence[RaggedBatch], loss: LossFunction, model: UpdatedModel
+    ) -> Inspection:
+        """Do the passes of an update, forward and backward, and look at every number. Nothing is updated.
+
+        For an engine of one rank. Arguments as in :meth:`TrainingEngine.update`.
+        """

@@ -1,0 +1,108 @@
+"""Where the ranks of a group meet: the store of ``torch.distributed``."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+from anytron.base.errors import WorkerError
+from anytron.base.files import exhausted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCHEME = "anytron"
+"""Of the ``init_method`` of ranks on several machines. torch's own ``tcp`` listens on every address of rank 0's."""
+WAITING = 4096
+"""Connections that may wait to be accepted: all ranks connect at once. The kernel lowers it to ``somaxconn``."""
+
+
+class Stores:
+    """Places where ranks can meet.
+
+    Ranks on one machine have files in memory, without a name. A store that listens on a port lets in whoever reaches
+    it. These are open to processes of this user alone, by way of this process's entry in /proc, and leave nothing
+    behind, however the processes end. Ranks on several machines have a port of one address of rank 0's machine.
+    """
+
+    def __init__(self) -> None:
+        self._descriptors: list[int] = []
+
+    def new(self, address: str | None = None) -> str:
+        """Make an empty store; return the ``init_method`` of ``torch.distributed.init_process_group``.
+
+        Earlier ones stay: a process group writes into its store as it ends, through a path that names the descriptor.
+
+        Args:
+            address: This machine's, at which the others reach it; None = all ranks are on this machine.
+
+        Raises:
+            WorkerError: This machine does not have the address.
+        """
+        if address is None:
+            self._descriptors.append(os.memfd_create("anytron-store"))
+            return f"file:///proc/{os.getpid()}/fd/{self._descriptors[-1]}"
+        try:
+            held = _bound(address, 0)
+        except OSError as error:
+            raise exhausted(error, address) or WorkerError(
+                f"Ranks on several machines cannot meet at {address}.",
+                where=socket.gethostname(),
+                why=str(error),
+                fix="give the machine that address, or start its Ray with one that it has: ray start --node-ip-address",
+            ) from error
+        port = held.getsockname()[1]
+        self._descriptors.append(held.detach())
+        return f"{SCHEME}://{f'[{address}]' if ':' in address else address}:{port}"
+
+    def close(self) -> None:
+        """Let the stores go. Their ranks have ended."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+def register() -> None:
+    """Teach ``torch.distributed`` of this process to meet where :meth:`Stores.new` says."""
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    register_rendezvous_handler(SCHEME, _meet)
+
+
+def _meet(url: str, **settings: Any) -> Iterator[tuple[Any, int, int]]:
+    """Handle a rendezvous as ``torch.distributed.rendezvous`` asks for it: yield the store, this rank, all ranks.
+
+    Args:
+        url: With rank and number of ranks in its query.
+        settings: ``timeout``, of the store.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # of torch's C++
+
+    place = urlsplit(url)
+    rank, ranks = (int(parse_qs(place.query)[name][0]) for name in ("rank", "world_size"))
+    assert place.hostname is not None
+    assert place.port is not None
+    where = (place.hostname, place.port)
+    if rank == 0:
+        listener = _bound(*where)
+        listener.listen(WAITING)
+        settings["master_listen_fd"] = listener.detach()  # the store closes it
+    settings["use_libuv"] = os.environ.get("USE_LIBUV", "1") == "1"  # as torch's own handlers do
+    yield TCPStore(*where, ranks, rank == 0, **settings), rank, ranks
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    """Take a port of one address; 0: a free one.
+
+    Other processes of this user can take it too, if they ask for it in this way, and nothing else can. So rank 0 finds
+    the port free that was chosen for it.
+    """
+    taken = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind((address, port))
+    except OSError:
+        taken.close()
+        raise
+    return taken

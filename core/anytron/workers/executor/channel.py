@@ -1,0 +1,125 @@
+"""Messages between the driver and one worker, over a socket pair that no one else can reach.
+
+The first message to a worker is plain JSON; everything after it, and every answer, is a pickle.
+Importing this module imports neither torch nor an engine: a worker reads its bootstrap through it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import anytron.base.errors
+from anytron.base.errors import AnytronError
+from anytron.base.files import exhausted
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    import torch
+
+Message = bytes
+"""A pickled message; made once and sent to as many workers as need it."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Driver to worker: call a method of the engine."""
+
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """Driver to worker: close the engine and build one of another configuration.
+
+    Attributes:
+        config: The configuration as JSON values.
+        init_method: Where the ranks of the group meet from now on.
+    """
+
+    config: dict[str, Any]
+    init_method: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Driver to worker: close the engine and exit."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Worker to driver: what the call returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Worker to driver: what was raised, as text, and as an error of the core if it is one.
+
+    ``error`` has its nearest class in :mod:`anytron.base.errors`: the class that an engine derives from
+    it would import the engine into the driver.
+    """
+
+    traceback: str
+    error: AnytronError | None
+
+    @classmethod
+    def of(cls, raised: BaseException, traceback: str) -> Failure:
+        """Reduce an exception to what may travel."""
+        known = raised if isinstance(raised, AnytronError) else exhausted(raised)
+        if known is None:
+            return cls(traceback, None)
+        core = next(kind for kind in type(known).__mro__ if kind.__module__ == anytron.base.errors.__name__)
+        error = cast("type[AnytronError]", core)(known.what, where=known.where, why=known.why, fix=known.fix)
+        return cls(traceback, error)
+
+
+def encode_json(value: dict[str, Any]) -> Message:
+    """Serialise plain data."""
+    return json.dumps(value).encode()
+
+
+def receive_json(connection: Connection) -> dict[str, Any]:
+    """Receive plain data; raise EOFError if the other side is gone."""
+    return cast("dict[str, Any]", json.loads(connection.recv_bytes()))
+
+
+def encode(message: Call | Rebuild | Stop | Result | Failure) -> Message:
+    """Pickle a message. Host tensors go as raw bytes, by value: views of one storage come out separate."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(message)
+    return buffer.getvalue()
+
+
+def decode(message: Message) -> Any:
+    """Unpickle a message."""
+    return pickle.loads(message)  # noqa: S301 - the other end is our own process
+
+
+class _Pickler(pickle.Pickler):
+    """Pickle plain host tensors without ``torch.save``, which takes 0.1 ms for each."""
+
+    def reducer_override(self, value: Any) -> Any:
+        torch = sys.modules.get("torch")  # if it is not imported, the value is no tensor
+        if torch is None or type(value) is not torch.Tensor:
+            return NotImplemented
+        if value.device.type != "cpu" or value.layout is not torch.strided or value.requires_grad:
+            return NotImplemented
+        if value.numel() == 0 or value.is_quantized or value.is_complex() or value.is_neg():
+            return NotImplemented
+        flat = value.contiguous().reshape(-1).view(torch.uint8)
+        return _rebuild, (pickle.PickleBuffer(flat.numpy()), value.dtype, tuple(value.shape))
+
+
+def _rebuild(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    import torch
+
+    return torch.frombuffer(data, dtype=dtype).reshape(shape)

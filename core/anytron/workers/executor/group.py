@@ -1,0 +1,293 @@
+"""The processes of one engine: calls to all ranks, and what happens when one fails."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Generic
+
+from anytron.base.errors import ProcessLost, WorkerError
+from anytron.workers.executor.channel import Call, Failure, Rebuild, Stop, decode, encode
+from anytron.workers.executor.pending import Awaited, PendingCall
+from anytron.workers.executor.rank import AnyRank
+from anytron.workers.executor.stall import StallWatch, names
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from anytron.config.running import ExecutorSection
+    from anytron.config.schema import RunConfig
+    from anytron.workers.executor.channel import Message
+    from anytron.workers.executor.protocol import Host
+    from anytron.workers.executor.stall import Held
+
+    _Steps = Generator[Awaited[AnyRank], Sequence[AnyRank], list[Any]]
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_S = 1.0
+"""When a rank fails, how long the others are heard: a rank that was killed makes its peers fail in
+their collectives, and their complaints may arrive before its end is noticed."""
+STACKS_S = 0.5
+"""How long a rank that does not answer gets to write its stacks."""
+CLOSE_S = 10.0
+"""How long an engine may take to close."""
+REMEDIES = {
+    "Too many open files": "raise the limit of open files: ulimit -n 65536",
+}
+"""By what the C library, and all that is built on it, says of an error."""
+
+
+class RankGroup(abc.ABC, Generic[AnyRank]):
+    """A :class:`~anytron.workers.executor.protocol.WorkerGroup`, wherever its processes are.
+
+    Args:
+        engine: Name of the engine, for people.
+        ranks: In rank order, just started.
+        settings: The time limits of starts, of calls, and of ranks that wait for each other.
+    """
+
+    def __init__(self, engine: str, ranks: Sequence[AnyRank], settings: ExecutorSection) -> None:
+        self._engine = engine
+        self._ranks = ranks
+        self._settings = settings
+        self._start_deadline = time.monotonic() + settings.start_timeout_s
+        self._ready = False
+        self._ended = False
+        self._last: PendingCall[AnyRank] | None = None
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+        return len(self._ranks)
+
+    @property
+    @abc.abstractmethod
+    def hosts(self) -> Sequence[Host]:
+        """The machine of each rank."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the processes have ended: a call failed, or the group was closed."""
+        return self._ended
+
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> PendingCall[AnyRank]:
+        """Call a method on all ranks without waiting for the answers; see the protocol."""
+        return self._submit(method, [encode(Call(method, args, kwargs))] * self.size)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method on all ranks with the same arguments; see the protocol."""
+        return self.submit(method, *args, **kwargs).result()
+
+    def submit_each(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> PendingCall[AnyRank]:
+        """Call a method on all ranks, each with its own arguments, without waiting; see the protocol."""
+        if len(per_rank_args) != self.size:
+            raise ValueError(f"{method}: {len(per_rank_args)} sets of arguments for {self.size} ranks")
+        return self._submit(method, [encode(Call(method, args, {})) for args in per_rank_args])
+
+    def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method on all ranks, each with its own arguments; see the protocol."""
+        return self.submit_each(method, per_rank_args).result()
+
+    def rebuild(self, config: RunConfig) -> None:
+        """Build engines of another configuration in the same processes; see the protocol.
+
+        They meet in a store of their own: the engines before may not have let go of theirs.
+        """
+        message = encode(Rebuild(config.model_dump(mode="json"), self._new_store()))
+        self._submit("rebuild", [message] * self.size).result()
+
+    def close(self) -> None:
+        """Let every engine close, then end the processes. One that is gone by now has nothing left to do.
+
+        Engines that are in a call that nobody has waited for do not close.
+
+        Raises:
+            WorkerError: An engine failed to close.
+        """
+        if self._ended:
+            return
+        try:
+            if self._ready and not self._busy:
+                steps = self._request("close", [encode(Stop())] * self.size, CLOSE_S, "")
+                PendingCall("close", steps, self).result()
+                deadline = time.monotonic() + CLOSE_S
+                for rank in self._ranks:
+                    rank.wait(max(0.0, deadline - time.monotonic()))
+        except ProcessLost as error:
+            logger.warning("%s", error.what)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """End the processes without a word to their engines."""
+        if not self._ended:
+            self._ended = True
+            self._end_all()
+
+    def no_call(self, method: str) -> WorkerError:
+        """Make the error of a call to processes that have ended."""
+        return WorkerError(
+            f"Method {method}() of engine {self._engine!r} cannot be called: its processes have ended.",
+            where=self._ranks[0].name,
+            why="an earlier call failed, or the executor was closed",
+        )
+
+    @staticmethod
+    @abc.abstractmethod
+    def answered(ranks: Sequence[AnyRank], timeout_s: float) -> Sequence[AnyRank]:
+        """Wait until a rank has an answer, has ended or is silent; return those, none if the time is over.
+
+        The ranks may be those of several groups of this kind.
+        """
+
+    @abc.abstractmethod
+    def _new_store(self) -> str:
+        """Make an empty store where the ranks can meet; return its ``init_method``."""
+
+    @abc.abstractmethod
+    def _end_all(self) -> None:
+        """End every process, whatever it does."""
+
+    @property
+    def _busy(self) -> bool:
+        return self._last is not None and not self._last.done
+
+    def _submit(self, method: str, messages: list[Message]) -> PendingCall[AnyRank]:
+        if self._ended:
+            raise self.no_call(method)
+        if self._busy:
+            raise RuntimeError(f"{method}() of engine {self._engine!r}: the call before is not over")
+        self._last = PendingCall(method, self._exchange(method, messages), self)
+        return self._last
+
+    def _exchange(self, method: str, messages: list[Message]) -> _Steps[AnyRank]:
+        if not self._ready:
+            left = max(0.0, self._start_deadline - time.monotonic())
+            yield from self._collect("start", left, self._settings.start_timeout_s, "executor.start_timeout_s")
+            self._ready = True
+        return (yield from self._request(method, messages, self._settings.call_timeout_s, "executor.call_timeout_s"))
+
+    def _request(self, method: str, messages: list[Message], timeout_s: float, key: str) -> _Steps[AnyRank]:
+        rank = self._ranks[0]
+        try:
+            for rank, message in zip(self._ranks, messages, strict=True):
+                rank.send(message)
+        except BlockingIOError:
+            raise self._failed({self._ranks.index(rank): None}, method) from None
+        return (yield from self._collect(method, timeout_s, timeout_s, key))
+
+    def _collect(self, method: str, left_s: float, timeout_s: float, key: str) -> _Steps[AnyRank]:
+        """Await one answer of each rank: ``left_s`` from now, of the ``timeout_s`` that ``key`` allows."""
+        results: list[Any] = [None] * self.size
+        failures: dict[int, Failure | None] = {}  # by rank, in order of arrival; None: it died without a word
+        pending = {rank: number for number, rank in enumerate(self._ranks)}
+        deadline = time.monotonic() + left_s
+        watch = StallWatch(self._ranks, self._settings.stall_timeout_s)
+        while pending:
+            ready = yield Awaited(list(pending), deadline)
+            if not ready and time.monotonic() >= deadline:
+                break
+            for rank in ready:
+                number, message = pending.pop(rank), rank.receive()
+                answer = None if message is None else decode(message)
+                if answer is None or isinstance(answer, Failure):
+                    if not failures:
+                        deadline = min(deadline, time.monotonic() + LAST_WORDS_S)
+                    failures[number] = answer
+                else:
+                    results[number] = answer.value
+            if not failures and (held := watch.look(set(range(self.size)).difference(pending.values()))):
+                raise self._stalled(watch, held, method)
+        if failures:
+            if None not in failures.values():
+                # Its peers' collectives fail when a rank dies, which may have answered this call, or whose machine's
+                # end may take long to be noticed.
+                failures |= dict.fromkeys(self._gone(set(failures), set(pending.values())))
+            raise self._failed(failures, method)
+        if pending:
+            raise self._silent(list(pending), method, timeout_s, key)
+        return results
+
+    def _gone(self, failed: set[int], pending: set[int]) -> list[int]:
+        """Find a rank that ended without a word, besides those that are known to have failed; one will do."""
+        for number, rank in enumerate(self._ranks):
+            if number not in failed and rank.wait(0.0) and (number not in pending or rank.receive() is None):
+                return [number]
+        return []
+
+    def _failed(self, failures: dict[int, Failure | None], method: str) -> Exception:
+        """Make the error for what was most likely the cause: a death without a word, else the first."""
+        number = next((number for number, failure in failures.items() if failure is None), next(iter(failures)))
+        rank, failure = self._ranks[number], failures[number]
+        doing = f"could not start engine {self._engine!r}" if method == "start" else f"failed in {method}()"
+        others = sorted(set(failures) - {number})
+        also = f"\nafter it failed: ranks {', '.join(map(str, others))}" if others else ""
+        if failure is None:
+            ended = rank.wait(LAST_WORDS_S)
+            fate = rank.fate()
+            if not ended:
+                rank.write_stacks()
+                time.sleep(STACKS_S)
+            tail = rank.log_tail()
+            return ProcessLost(
+                _sentence(f"{rank.name} {doing}: {fate}"),
+                where=rank.where,
+                why=(f"the last lines it wrote:\n{tail}" if tail else "it wrote nothing") + also,
+                fix=_remedy(fate),
+            )
+        fix = next((remedy for words, remedy in REMEDIES.items() if words in failure.traceback), "")
+        error = WorkerError(_sentence(f"{rank.name} {doing}"), where=rank.where, why=failure.traceback + also, fix=fix)
+        if failure.error is None:
+            return error
+        failure.error.__cause__ = error
+        return failure.error
+
+    def _stalled(self, watch: StallWatch[AnyRank], held: Mapping[int, Held], method: str) -> ProcessLost:
+        missing = {number for holds in held.values() for number in holds.missing}
+        for number in held.keys() | missing:
+            self._ranks[number].write_stacks()
+        time.sleep(STACKS_S)
+        waiting, others = names(self._ranks, held), names(self._ranks, missing)
+        return ProcessLost(
+            _sentence(f"{waiting} would wait for ever in {method}(), in a collective that {others} never joined"),
+            where=", ".join(self._ranks[number].where for number in sorted(held.keys() | missing)),
+            why=watch.describe(held, method),
+            fix="let all ranks of a group begin the same collectives in the same order, also those with nothing to do "
+            "(each log ends with the stacks of all threads); if the ranks would have gone on, raise "
+            "executor.stall_timeout_s",
+        )
+
+    def _silent(self, ranks: list[AnyRank], method: str, timeout_s: float, key: str) -> WorkerError:
+        for rank in ranks:
+            rank.write_stacks()
+        time.sleep(STACKS_S)
+        # Another start would take as long; what stands in a collective may well not do so a second time.
+        kind, doing = (
+            (WorkerError, f"did not build engine {self._engine!r}")
+            if method == "start"
+            else (ProcessLost, f"did not answer {method}()")
+        )
+        tails = "\n".join(f"{rank.name}:\n{rank.log_tail()}" for rank in ranks)
+        return kind(
+            _sentence(f"{', '.join(rank.name for rank in ranks)} {doing} within {timeout_s:g} s"),
+            where=", ".join(rank.where for rank in ranks),
+            why=f"where its threads stand, at the end of the log:\n{tails}",
+            fix=f"if it is only slow, raise {key}" if key else "",
+        )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _remedy(fate: str) -> str:
+    if "SIGKILL" in fate:
+        return (
+            "SIGKILL is mostly the kernel's answer to a lack of memory (see dmesg): lower "
+            "engine.max_tokens_per_micro_batch or rollout.max_batch_size"
+        )
+    if "no sign of life" in fate:
+        return "if it was only slow, in a library that holds Python's lock, raise executor.heartbeat_timeout_s"
+    return ""

@@ -1,0 +1,111 @@
+"""The executor ``local``: every rank is a process on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from anytron.base.components import find_component
+from anytron.workers.executor.address import Stores
+from anytron.workers.executor.base import BaseExecutor
+from anytron.workers.executor.environment import (
+    loopback_interface,
+    loopback_variables,
+    ranks_beside,
+    with_devices,
+    worker_environment,
+)
+from anytron.workers.executor.group import RankGroup
+from anytron.workers.executor.process import WorkerProcess, answered, end_all
+from anytron.workers.executor.protocol import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.config.running import ExecutorSection
+    from anytron.workers.executor.protocol import GroupSpec
+
+THIS_MACHINE = Host("", "127.0.0.1")
+
+
+class LocalWorkerGroup(RankGroup[WorkerProcess]):
+    """The processes are on this machine.
+
+    Args:
+        engine: Name of the engine, for people.
+        ranks: In rank order, just started.
+        stores: Where they meet; closed with the group.
+        settings: The time limits.
+    """
+
+    def __init__(self, engine: str, ranks: list[WorkerProcess], stores: Stores, settings: ExecutorSection) -> None:
+        super().__init__(engine, ranks, settings)
+        self._stores = stores
+
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """This machine, for each rank."""
+        return [THIS_MACHINE] * self.size
+
+    @staticmethod
+    def answered(ranks: Sequence[WorkerProcess], timeout_s: float) -> Sequence[WorkerProcess]:
+        """Wait until a rank of one or more groups has an answer, has ended or is silent."""
+        return answered(ranks, timeout_s)
+
+    def _new_store(self) -> str:
+        return self._stores.new()
+
+    def _end_all(self) -> None:
+        end_all(self._ranks)
+        self._stores.close()
+
+
+class LocalExecutor(BaseExecutor):
+    """An :class:`~anytron.workers.executor.protocol.Executor` of processes on this machine.
+
+    What a worker writes is appended to ``<trainer.output_dir>/logs/<role>-<rank>.log``
+    (``<role>-<replica>-<rank>.log`` from the second replica on; ``reward_model-<rank>.log``). Nothing listens on an
+    address that other machines reach: ranks meet in a :class:`~anytron.workers.executor.address.Stores`, and
+    collectives use the loopback interface.
+    """
+
+    on_this_machine: ClassVar[bool] = True
+    host = THIS_MACHINE
+
+    def start(self, spec: GroupSpec) -> LocalWorkerGroup:
+        """Start one process per rank; see the protocol."""
+        find_component(spec.engine_group, spec.engine_name, "engine")
+        logs = Path(self._config.trainer.output_dir).resolve() / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        settings = self._config.executor
+        inherited = {**loopback_variables(self._session.platform, loopback_interface()), **os.environ}
+        stores = Stores()
+        processes: list[WorkerProcess] = []
+        try:
+            init_method = stores.new()
+            ranks = range(spec.world_size)
+            processors = len(os.sched_getaffinity(0))
+            for rank in ranks:
+                bootstrap = self._bootstrap(spec, rank, here=ranks, init_method=init_method, processors=processors)
+                log, environment = logs / bootstrap.log, worker_environment(inherited, bootstrap, self._session.hooks)
+                if spec.role == "rollout":
+                    environment = self._with_devices(environment, spec)
+                processes.append(WorkerProcess(bootstrap, environment, log, settings.heartbeat_timeout_s))
+        except BaseException:  # Ctrl-C too: nothing else knows these processes yet
+            end_all(processes)
+            stores.close()
+            raise
+        group = LocalWorkerGroup(spec.engine_name, processes, stores, settings)
+        self._groups.append(group)
+        return group
+
+    def _with_devices(self, environment: dict[str, str], spec: GroupSpec) -> dict[str, str]:
+        """Let a replica see its devices; training rank i has device i. The only one, if colocated, sees all."""
+        variable, ranks = self._session.platform.visible_devices_variable, self._config.parallel.world_size
+        if self._config.rollout.placement == "separate":
+            assert variable is not None, "a platform without one is refused before"
+            return with_devices(environment, variable, [ranks + spec.replica])
+        if variable is None or spec.replicas == 1:
+            return environment
+        return with_devices(environment, variable, ranks_beside(spec.replica, spec.replicas, ranks))

@@ -1,0 +1,128 @@
+"""Calls whose answers have not all come, and the wait for the first of several to be over."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol
+
+from anytron.workers.executor.rank import AnyRank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from anytron.base.errors import WorkerError
+
+POLL_S = 1.0
+"""How often silent processes are looked for, and ended ones whose channel a child of theirs keeps open."""
+
+
+@dataclass(frozen=True)
+class Awaited(Generic[AnyRank]):
+    """What a call waits for.
+
+    Attributes:
+        ranks: Those that have not answered.
+        deadline: When they must have, on the clock of :func:`time.monotonic`.
+    """
+
+    ranks: Sequence[AnyRank]
+    deadline: float
+
+
+class CallingGroup(Protocol[AnyRank]):
+    """What a call needs of the group whose ranks it calls."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the processes have ended."""
+
+    def end(self) -> None:
+        """End the processes."""
+
+    def no_call(self, method: str) -> WorkerError:
+        """Make the error of a call to processes that have ended."""
+
+    @staticmethod
+    def answered(ranks: Sequence[AnyRank], timeout_s: float) -> Sequence[AnyRank]:
+        """Wait until a rank of one or more groups has an answer, has ended or is silent; return those, or none."""
+
+
+class PendingCall(Generic[AnyRank]):
+    """A :class:`~anytron.workers.executor.protocol.Pending`.
+
+    Args:
+        method: Name of the method.
+        steps: Makes the call: it yields what it waits for, is sent the ranks that are ready, perhaps none, and returns
+            the results.
+        group: Whose ranks they are. A call that fails or is interrupted ends it.
+
+    Attributes:
+        group: As given.
+        awaited: What the call waits for.
+    """
+
+    awaited: Awaited[AnyRank]
+
+    def __init__(
+        self,
+        method: str,
+        steps: Generator[Awaited[AnyRank], Sequence[AnyRank], list[Any]],
+        group: CallingGroup[AnyRank],
+    ) -> None:
+        self.group = group
+        self._method, self._steps = method, steps
+        self._results: list[Any] | None = None
+        self._error: Exception | None = None
+        self._go_on(lambda: next(steps))
+
+    @property
+    def done(self) -> bool:
+        """Whether :meth:`result` returns or raises at once; see the protocol."""
+        return self._results is not None or self._error is not None or self.group.ended
+
+    def result(self) -> list[Any]:
+        """Wait for the result of each rank; see the protocol."""
+        while not self.done:
+            wait_once([self], POLL_S)
+        if self._error is not None:
+            raise self._error
+        if self._results is None:
+            raise self.group.no_call(self._method)
+        return self._results
+
+    def take(self, ready: Sequence[AnyRank]) -> None:
+        """Take the answers of the awaited ranks that are ready; look at the time if there are none."""
+        self._go_on(lambda: self._steps.send(ready))
+
+    def _go_on(self, step: Callable[[], Awaited[AnyRank]]) -> None:
+        try:
+            self.awaited = step()
+        except StopIteration as end:
+            self._results = end.value
+        except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+            self._error = error
+            self.group.end()
+        except BaseException:
+            self.group.end()  # answers are outstanding, so the channels are out of step
+            raise
+
+
+def wait_once(calls: Sequence[PendingCall[AnyRank]], timeout_s: float) -> None:
+    """Wait until something has come for one of several calls that are not done, and give each what is its own.
+
+    Args:
+        calls: At least one; of groups of one kind.
+        timeout_s: How long to wait at most; it may be less.
+    """
+    now = time.monotonic()
+    left_s = min([timeout_s, POLL_S, *(call.awaited.deadline - now for call in calls)])
+    ranks = [rank for call in calls for rank in call.awaited.ranks]
+    try:
+        ready = set(calls[0].group.answered(ranks, max(0.0, left_s)))
+    except BaseException:  # Ctrl-C too: nobody will take the answers
+        for call in calls:
+            call.group.end()
+        raise
+    for call in calls:
+        call.take([rank for rank in call.awaited.ranks if rank in ready])

@@ -1,0 +1,262 @@
+"""One worker process as the driver sees it: start it, end it, and say what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anytron.base.errors import WorkerError
+from anytron.base.files import exhausted, open_to_append
+from anytron.workers.executor.channel import encode_json
+from anytron.workers.executor.heartbeat import BEAT_S, Heartbeat, shared_memory
+from anytron.workers.executor.standing import Standing
+from anytron.workers.executor.worker import STACK_SIGNAL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anytron.workers.executor.bootstrap import Bootstrap
+    from anytron.workers.executor.channel import Message
+
+LOG_TAIL_LINES = 30
+"""Lines of a worker's log that an error shows."""
+LOG_TAIL_BYTES = 1 << 16
+"""No more of the log is read for them."""
+END_GRACE_S = 2.0
+"""Seconds between SIGHUP and SIGKILL."""
+SECOND_LOOK_S = 2 * BEAT_S
+"""How long a worker that seems silent is watched: if the whole machine stood still, it beats again."""
+# ``python -m`` and ``-c`` put the current directory first on sys.path: a logging.py that lies there would be imported.
+# Not ``-P``, which Python 3.10 lacks, and not PYTHONSAFEPATH, which processes that the engine starts would inherit.
+START_WORKER = (
+    "import sys; sys.path[:] = filter(None, sys.path); from anytron.workers.executor.worker import run; run()"
+)
+
+
+class WorkerProcess:
+    """A worker process, the leader of a session of its own, with its channel, its heartbeat and its log.
+
+    A session of its own keeps a Ctrl-C at the terminal from reaching it (the driver ends it), and
+    lets whatever the engine starts be ended with it.
+
+    Args:
+        bootstrap: Which worker it is.
+        env: Its environment.
+        log: File to which all that the process writes is appended.
+        heartbeat_timeout_s: Seconds without a sign of life after which it counts as lost.
+
+    Attributes:
+        name: For people: role, replica and rank.
+        connection: The starter's end of the channel.
+        log: As given.
+
+    Raises:
+        ResourceError: There are no descriptors, or there is no room, for it.
+        WorkerError: It cannot be started, or its log cannot be written.
+    """
+
+    def __init__(self, bootstrap: Bootstrap, env: Mapping[str, str], log: Path, heartbeat_timeout_s: float) -> None:
+        self.name = bootstrap.name
+        self.log = log
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._suspected_at: float | None = None
+        try:
+            with contextlib.ExitStack() as opened:
+                self._start(opened, bootstrap.python or sys.executable, env)
+        except OSError as error:
+            fix = "remove the link that lies there: logs are not written through links"
+            raise exhausted(error, f"start of {self.name}") or WorkerError(
+                f"{self.name.capitalize()} could not be started.",
+                where=str(log),
+                why=str(error),
+                fix=fix if error.errno == errno.ELOOP else "",
+            ) from error
+        self.send(encode_json(asdict(bootstrap)))
+
+    def _start(self, opened: contextlib.ExitStack, python: str, env: Mapping[str, str]) -> None:
+        output, self._log_start = _open_log(self.log, self.name)
+        opened.callback(os.close, output)
+        memory = shared_memory()
+        opened.callback(os.close, memory)
+        ours, theirs = socket.socketpair()
+        opened.enter_context(theirs)
+        # A process that is stopped reads nothing: without a limit, writing to it would block for ever.
+        limit = struct.pack("ll", int(self._heartbeat_timeout_s) + 1, 0)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self.connection = Connection(ours.detach())  # closes itself when nothing refers to it
+        self._heartbeat = Heartbeat(memory)
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter, or the user's, and our own module
+            [python, "-c", START_WORKER, str(theirs.fileno()), str(memory)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env,
+            pass_fds=(theirs.fileno(), memory),
+            start_new_session=True,
+        )
+
+    @property
+    def where(self) -> str:
+        """The log, for people."""
+        return str(self.log)
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is its process group's too."""
+        return self._process.pid
+
+    def send(self, message: Message) -> None:
+        """Send a message.
+
+        A process that is gone gets none; how it ended is found where its answer is awaited.
+
+        Raises:
+            BlockingIOError: The process did not read it within ``heartbeat_timeout_s``.
+        """
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send_bytes(message)
+
+    def receive(self) -> Message | None:
+        """Take the message that has come; None if the process ended without one."""
+        try:
+            return self.connection.recv_bytes() if self.connection.poll() else None
+        except (EOFError, ConnectionResetError, BlockingIOError):
+            return None
+
+    def ended(self) -> bool:
+        """Whether the process is no more."""
+        return self._process.poll() is not None
+
+    def silent(self) -> bool:
+        """Whether the process has given no sign of life for too long, and for a while after that was first seen."""
+        if self._heartbeat.silence_s() < self._heartbeat_timeout_s:
+            self._suspected_at = None
+            return False
+        if self._suspected_at is None:
+            self._suspected_at = time.monotonic()
+        return time.monotonic() - self._suspected_at >= SECOND_LOOK_S
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the process; return whether it came."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and to all that it has started."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return  # everything of it is gone, which is what a signal is sent for
+
+    def write_stacks(self) -> None:
+        """Ask the process to write the stacks of its threads to its log; one that is stopped goes on for it.
+
+        It goes on first: signals for a stopped process go to whichever thread wakes first, and a thread that walks the
+        stack of another that runs may crash on it. Linux gives them to the main thread of one that is not stopped.
+        """
+        if not self.ended():
+            os.kill(self.pid, signal.SIGCONT)
+            os.kill(self.pid, STACK_SIGNAL)
+
+    def standing(self) -> Standing | None:
+        """Say where the process stood when this was last asked, and ask anew; None if it is not known."""
+        note = self._heartbeat.read()
+        self._heartbeat.ask()
+        return Standing.decode(note)
+
+    def release(self) -> None:
+        """Kill what is left of the process's group, reap the process, and close the channel."""
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+        self.connection.close()
+
+    def fate(self) -> str:
+        """Say how the process ended, or what is wrong with one that still runs."""
+        status = self._process.poll()
+        if status is None:
+            silence_s = self._heartbeat.silence_s()
+            if silence_s < self._heartbeat_timeout_s:
+                return "it runs, but does not use its channel"
+            return f"it has given no sign of life for {silence_s:.0f} s{_standing(self.pid)}"
+        if status < 0:
+            return f"it was killed by {signal.Signals(-status).name}"
+        return f"it exited with status {status}"
+
+    def log_tail(self) -> str:
+        """The last lines that the process wrote; empty if there are none."""
+        return tail(self.log, self._log_start)
+
+
+def _open_log(log: Path, name: str) -> tuple[int, int]:
+    """Open a log to append to it: an earlier process may have written there why it ended.
+
+    Returns:
+        A descriptor, and the length of what is there.
+    """
+    descriptor = open_to_append(log)
+    os.write(descriptor, f"=== {name} starts at {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n".encode())
+    return descriptor, os.lseek(descriptor, 0, os.SEEK_END)
+
+
+def _standing(pid: int) -> str:
+    """Say, in a bracket, what the kernel knows of a process that does nothing."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+    meaning = {"T": "it is stopped", "t": "a debugger holds it", "D": "it waits in the kernel, mostly for a disk"}
+    return f" ({meaning[state]})" if state in meaning else ""
+
+
+def tail(log: Path, start: int = 0) -> str:
+    """The last lines of a log; empty if there are none.
+
+    Args:
+        log: The file.
+        start: Where to begin at the earliest, in bytes.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with log.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(start, end - LOG_TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def answered(processes: Sequence[WorkerProcess], timeout_s: float) -> list[WorkerProcess]:
+    """Wait until a process has sent something, has ended or is silent; return all of which that holds then.
+
+    The latter two are looked for at the end of the wait: a child of an ended process may keep its channel open.
+    """
+    ready = wait([process.connection for process in processes], timeout_s)
+    return [one for one in processes if one.connection in ready or one.ended() or one.silent()]
+
+
+def end_all(processes: Sequence[WorkerProcess]) -> None:
+    """End processes: SIGHUP, a moment's grace for all together, SIGKILL."""
+    for process in processes:
+        process.signal(signal.SIGHUP)
+        # A stopped process cannot act on SIGHUP.
+        process.signal(signal.SIGCONT)
+    deadline = time.monotonic() + END_GRACE_S
+    for process in processes:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        process.release()

@@ -1,0 +1,219 @@
+"""The protocols between the loop and whatever runs its processes.
+
+Implementations are found by entry point (group ``anytron.executors``; the value is a class that is
+constructed with ``(config, session)``). What every implementation promises:
+
+* A worker bootstraps before it unpickles anything of ours: plain data, environment, plugins, the
+  ``before_import`` patches, the engine; only then the arguments of the first call.
+* A rank that raises, exits, is killed, gives no sign of life, waits for ever in a collective or does not answer in
+  time ends its whole group promptly. The call that was waiting raises, and so does every later one: a broken group
+  cannot be used again. What happens while no call is waiting is found by the next.
+* When the driver itself dies, its workers end themselves.
+* SIGTERM, which schedulers send to every process of a job, does not end a worker: the driver does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from typing_extensions import Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from anytron.base.entries import Entry
+    from anytron.config.schema import RunConfig
+    from anytron.device.hooks.types import Role
+    from anytron.device.platform import Platform
+    from anytron.workers.executor.bootstrap import Model
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine of a run.
+
+    Attributes:
+        id: The same for all processes of one machine, and another one for each machine.
+        address: At which the run's other machines reach it.
+    """
+
+    id: str
+    address: str
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """The processes of one engine, one per rank, before they are started.
+
+    Attributes:
+        role: What the processes are; plugins give environment and patches by it.
+        engine_group: Entry-point group of the engine, for example ``anytron.training_engines``.
+        engine_name: Name of the engine in that group.
+        world_size: Number of processes.
+        num_threads: Processor threads of each; None = as the driver's ``OMP_NUM_THREADS`` says, or where it does not, a
+            machine's processors shared by its ranks, and by the replicas.
+        replica: Which of several groups of this role and engine it is.
+        replicas: How many of those there are; they work at the same time.
+        model: Whose ranks they are. Those of a reward model are training ranks for plugins. They share the devices of
+            the policy's, of which there are at least as many and which are started before.
+        config: What their engine is built with; None = the run's configuration.
+    """
+
+    role: Role
+    engine_group: str
+    engine_name: str
+    world_size: int
+    num_threads: int | None = None
+    replica: int = 0
+    replicas: int = 1
+    model: Model = "policy"
+    config: RunConfig | None = None
+
+
+class Pending(Protocol):
+    """A call whose answers may still be on their way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether :meth:`result` returns or raises at once. Only waits make it so: :meth:`result`, or an executor's."""
+
+    def result(self) -> list[Any]:
+        """Wait until the call is over; may be called more than once.
+
+        Returns:
+            The result of each rank, in rank order.
+
+        Raises:
+            ProcessLost: A rank died (``what`` holds its exit code or signal, ``why`` the last lines it wrote), gave no
+                sign of life for ``executor.heartbeat_timeout_s``, stood for ``executor.stall_timeout_s`` in a
+                collective that others never join (which, and where) or did not answer within
+                ``executor.call_timeout_s`` (where it stands).
+            WorkerError: A rank raised (``why`` holds its traceback), or was not started in time. If what it raised is
+                an ``AnytronError``, that error is raised itself, with the ``WorkerError`` as its cause.
+        """
+
+
+class WorkerGroup(Protocol):
+    """The processes of one engine, one per rank."""
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """The machine of each rank."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the processes have ended: a call failed, or the executor was closed."""
+
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> Pending:
+        """Call a method of the engine on all ranks, with the same arguments, and don't wait for the answers.
+
+        The arguments are serialised once. Tensors travel by value, on the host. The engines may still be being built:
+        they are called by a wait after that. A group has one call under way at a time.
+
+        Raises:
+            WorkerError: The processes have ended.
+        """
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of the engine on all ranks: :meth:`submit`, and :meth:`Pending.result`."""
+
+    def submit_each(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> Pending:
+        """Call a method of the engine on all ranks as :meth:`submit` does, each with positional arguments of its own.
+
+        Args:
+            method: Name of the method.
+            per_rank_args: One tuple per rank, in rank order.
+        """
+
+    def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of the engine on all ranks: :meth:`submit_each`, and :meth:`Pending.result`."""
+
+    def end(self) -> None:
+        """End the processes without a word to their engines."""
+
+    def rebuild(self, config: RunConfig) -> None:
+        """Close the engine of each rank and build one of another configuration in the same processes.
+
+        Environment, plugins, platform and the patches of the processes stay as they are; the number
+        of ranks does too.
+
+        Args:
+            config: The new configuration, of as many ranks.
+
+        Raises:
+            ProcessLost, WorkerError: As :meth:`Pending.result` does; an engine that cannot be built ends the group.
+        """
+
+
+class Executor(Protocol):
+    """Starts the processes of engines and ends all of them. A context manager: leaving closes.
+
+    Attributes:
+        on_this_machine: Whether ranks use this machine alone, so that a configuration is checked against its devices
+            before any executor is made. One that has others checks what they have as it is constructed.
+    """
+
+    on_this_machine: ClassVar[bool]
+
+    @property
+    def host(self) -> Host:
+        """The machine of the driver."""
+
+    def start(self, spec: GroupSpec) -> WorkerGroup:
+        """Start one process per rank, each with one engine.
+
+        Returns without waiting for the engines, so that several groups start at the same time; a
+        start that fails, or takes longer than ``executor.start_timeout_s``, is reported by the
+        group's first call.
+
+        Args:
+            spec: Which processes.
+
+        Raises:
+            ConfigError: No such engine is installed.
+            WorkerError: A process could not be started.
+        """
+
+    def wait(self, calls: Sequence[Pending], timeout_s: float = math.inf) -> list[Pending]:
+        """Wait until one of several calls of this executor's groups is done, well or not.
+
+        Args:
+            calls: At least one.
+            timeout_s: How long to wait at most.
+
+        Returns:
+            Those that are done, in the given order; none if the time is over.
+        """
+
+    def end(self) -> None:
+        """End every process without a word to its engine, whatever state it is in; others may be started afterwards."""
+
+    def close(self) -> None:
+        """Close every engine and end every process; may be called more than once."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
+@runtime_checkable
+class ExaminedExecutor(Protocol):
+    """The class of an executor that ``anytron doctor`` asks what it depends on."""
+
+    @classmethod
+    def examine(cls, config: RunConfig | None, platform: Platform) -> Iterable[Entry]:
+        """Examine it, and start nothing. Called in a process of its own, which ends afterwards.
+
+        Args:
+            config: The run; None = no run in particular. It may use another executor.
+            platform: The active platform.
+
+        Returns:
+            Entries of the topic ``executors``.
+        """

@@ -1,0 +1,163 @@
+"""Whether ranks wait in collectives that can never end, and which: certain, or not said.
+
+A rank is held if it has begun a collective that is not over, and another rank of the collective's group has not begun
+it and never will: because it has answered the call, or because it is held itself, elsewhere. All held ranks together
+are the greatest set of this kind. Where all ranks of a group begin its collectives in one order, a healthy run has
+none: the rank that is furthest behind has begun nothing that others have not, so it is not held, nor are the ranks
+that wait for it. It may compile, write a file or sleep for as long as it likes.
+
+Notes of several ranks are not of one moment. So only ranks count that have stood at the same place, with the same
+collectives, for the whole of ``executor.stall_timeout_s``.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic
+
+from anytron.workers.executor.rank import AnyRank
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from anytron.workers.executor.standing import Collective, Standing
+
+LOOKS = 6
+"""How often ranks are looked at while ``executor.stall_timeout_s`` passes."""
+SHOWN = 8
+"""Ranks, and kinds of waiting, that a message names at most."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What holds a rank.
+
+    Attributes:
+        collective: It waits in this one.
+        missing: Ranks that never join it.
+    """
+
+    collective: Collective
+    missing: tuple[int, ...]
+
+
+def held_ranks(standings: Sequence[Standing | None], answered: AbstractSet[int]) -> dict[int, Held]:
+    """Find the ranks that wait for ever.
+
+    Args:
+        standings: Of each rank; None = it moves, or nothing is known of it.
+        answered: Ranks that have done the call.
+    """
+    held: dict[int, Held] = {}
+    candidates = {number for number, one in enumerate(standings) if one and one.waits} - set(answered)
+    while candidates:
+        gone = candidates | answered
+        held = {number: holds for number in candidates if (holds := _holds(standings, number, gone)) is not None}
+        if len(held) == len(candidates):
+            return held
+        candidates = set(held)
+    return {}
+
+
+def _holds(standings: Sequence[Standing | None], number: int, gone: AbstractSet[int]) -> Held | None:
+    standing = standings[number]
+    assert standing is not None, "it has a collective"
+    for collective in standing.waits:
+        members = standing.groups.get(collective.group, [])
+        others = [one for one in members if one in gone and one != number]
+        missing = [one for one in others if _never_joins(standings[one], collective, members)]
+        if missing:
+            return Held(collective, tuple(missing))
+    return None
+
+
+def _never_joins(standing: Standing | None, collective: Collective, members: list[int]) -> bool:
+    """Whether a rank that does nothing more has not begun a collective, or has begun another in its stead."""
+    if standing is None or standing.groups.get(collective.group) != members:
+        return False
+    if any(
+        one.sequence == collective.sequence and one.number == collective.number and one.call != collective.call
+        for one in standing.waits
+    ):
+        return True
+    begun = standing.begun.get(collective.sequence, 0 if standing.complete else collective.number)
+    return begun < collective.number
+
+
+class StallWatch(Generic[AnyRank]):
+    """Watches the ranks of one call.
+
+    Args:
+        ranks: All of the group's.
+        timeout_s: For how long ranks stand before they count.
+    """
+
+    def __init__(self, ranks: Sequence[AnyRank], timeout_s: float) -> None:
+        self._ranks = ranks
+        self._timeout_s = timeout_s
+        self._next = time.monotonic() + timeout_s / LOOKS
+        self._seen: list[Standing | None] = [None] * len(ranks)
+        self._since = [0.0] * len(ranks)
+
+    def look(self, answered: AbstractSet[int]) -> dict[int, Held]:
+        """Look at the ranks if it is time.
+
+        Args:
+            answered: Ranks that have done the call.
+
+        Returns:
+            The ranks that wait for ever; empty unless that is certain.
+        """
+        now = time.monotonic()
+        if len(self._ranks) == 1 or now < self._next:
+            return {}
+        self._next = now + self._timeout_s / LOOKS
+        for number, rank in enumerate(self._ranks):
+            standing = rank.standing()
+            if standing != self._seen[number]:
+                self._seen[number], self._since[number] = standing, now
+        settled = [now - since >= self._timeout_s for since in self._since]
+        return held_ranks([one if stands else None for one, stands in zip(self._seen, settled, strict=True)], answered)
+
+    def describe(self, held: Mapping[int, Held], method: str) -> str:
+        """Say of each rank concerned where it waits, or what it does instead.
+
+        Args:
+            held: As :meth:`look` has found them.
+            method: The call.
+        """
+        alike: dict[tuple[Held, int], list[int]] = {}
+        for number, holds in sorted(held.items()):
+            alike.setdefault((holds, self._of(number).place), []).append(number)
+        parts = [self._waiting(holds, numbers) for (holds, _), numbers in list(alike.items())[:SHOWN]]
+        missing = {one for holds in held.values() for one in holds.missing} - set(held)
+        answered = [self._ranks[number].name for number in sorted(missing)[:SHOWN]]
+        return "\n".join([*parts, *(f"{name} has answered {method}() and begins nothing more" for name in answered)])
+
+    def _waiting(self, holds: Held, numbers: Sequence[int]) -> str:
+        one, standing = holds.collective, self._of(numbers[0])
+        joined = {number: self._of(number).begun.get(one.sequence, 0) for number in holds.missing}
+        others = ", ".join(
+            f"{self._ranks[number].name} (its last one there is number {begun})"
+            for number, begun in list(joined.items())[:SHOWN]
+        )
+        place = "\n".join(f"    {frame}" for frame in standing.frames)
+        members = ", ".join(map(str, standing.groups[one.group][: 2 * SHOWN]))
+        return (
+            f"{names(self._ranks, numbers)} in {one.call} ({one.library}) with inputs {one.shapes or '-'}, number "
+            f"{one.number} of group {one.group} ({standing.descriptions.get(one.group)}; ranks {members}), without "
+            f"{others}:\n{place}"
+        )
+
+    def _of(self, number: int) -> Standing:
+        standing = self._seen[number]
+        assert standing is not None, "ranks of which nothing is known are not concerned"
+        return standing
+
+
+def names(ranks: Sequence[AnyRank], numbers: Collection[int]) -> str:
+    """Name ranks, for people; not all of very many."""
+    shown = ", ".join(ranks[number].name for number in sorted(numbers)[:SHOWN])
+    return f"{shown} and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else shown

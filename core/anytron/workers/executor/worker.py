@@ -1,0 +1,219 @@
+"""A worker process, started by :class:`anytron.workers.executor.process.WorkerProcess`.
+
+The order matters. Plain JSON comes first; from it follow the environment, the plugins, and the
+patches that must be in place before an engine is imported; then the engine; and only then does this
+process unpickle anything, because unpickling imports whatever the message names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from anytron import __version__
+from anytron.base.errors import ConfigError
+from anytron.base.terminal import make_output_visible
+from anytron.workers.executor.address import register
+from anytron.workers.executor.bootstrap import Bootstrap
+from anytron.workers.executor.channel import Call, Failure, Rebuild, Result, decode, encode, receive_json
+from anytron.workers.executor.heartbeat import BEAT_S, Heartbeat
+from anytron.workers.executor.observer import OBSERVED, RankObserver
+from anytron.workers.executor.out_of_memory import BUILDING, MemoryExplainer
+from anytron.workers.executor.standing import StandingReporter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    EngineBuilder = Callable[[dict[str, Any], str], Any]
+
+STACK_SIGNAL = signal.SIGUSR1
+"""Makes a worker write the stacks of all its threads to its log; sent to a rank that does not answer."""
+
+
+class Parts(NamedTuple):
+    """What a worker has once its engine is imported.
+
+    Attributes:
+        build: Builds the engine of a configuration, given as JSON values, whose ranks meet at an ``init_method``.
+        observer: Makes each call a range in profilers, and answers what is asked of any rank. It touches the device on
+            training ranks only: other engines may leave it alone.
+        memory: Explains an error that says that there is no device memory left.
+    """
+
+    build: EngineBuilder
+    observer: RankObserver
+    memory: MemoryExplainer
+
+
+def run() -> NoReturn:
+    """Run as a worker. The command line has two descriptors: of the channel, and of the heartbeat's memory."""
+    status = main(*map(int, sys.argv[1:]))
+    with contextlib.suppress(OSError):  # a full disk
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # Not sys.exit: process groups that modules still refer to (mcore-bridge keeps one in a global) take
+    # their gloo threads into the interpreter's end, which is std::terminate.
+    os._exit(status)
+
+
+def main(channel: int, heartbeat_memory: int) -> int:
+    """Bootstrap, build the engine, and answer calls until told to stop.
+
+    Args:
+        channel: This process's end of the socket pair.
+        heartbeat_memory: Descriptor of :func:`anytron.workers.executor.heartbeat.shared_memory`.
+
+    Returns:
+        Exit status: 0 after an orderly stop.
+    """
+    os.set_inheritable(channel, False)  # a process started by the engine must not keep the channel open
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
+    # Schedulers send SIGTERM to every process of a job. The driver decides: it may want a checkpoint first. Not
+    # SIG_IGN, which processes that the engine starts would inherit.
+    signal.signal(signal.SIGTERM, _stay)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ends this process, also where nohup started the driver
+    connection, heartbeat = Connection(channel), Heartbeat(heartbeat_memory)
+    os.close(heartbeat_memory)
+    told = receive_json(connection)
+    if told["version"] != __version__:
+        connection.send_bytes(encode(_other_version(told)))
+        return 1
+    bootstrap = Bootstrap(**told)
+    threading.Thread(target=_watch, args=(channel, heartbeat), name="anytron-watch", daemon=True).start()
+    memory: MemoryExplainer | None = None
+    try:
+        parts = start(bootstrap)
+        memory = parts.memory
+        engine = parts.build(bootstrap.config, bootstrap.init_method)
+    except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
+        connection.send_bytes(encode(_failure(error, memory, BUILDING)))
+        return 1
+    heartbeat.beat()
+    connection.send_bytes(encode(Result(None)))
+    return _serve(connection, engine, parts)
+
+
+def start(bootstrap: Bootstrap) -> Parts:
+    """Do everything that must happen before the first unpickling, up to the import of the engine."""
+    os.environ.update(bootstrap.distributed_env())
+    if bootstrap.python is None:
+        sys.path[:] = bootstrap.sys_path
+    make_output_visible()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    from anytron.config.schema import RunConfig
+    from anytron.device.layer import open_layer
+
+    layer = open_layer(
+        bootstrap.platform, bootstrap.platform_options, role=bootstrap.role, engine=bootstrap.engine_name
+    )
+
+    import torch
+
+    from anytron.base.components import engine_info
+    from anytron.workers.engines.context import EngineContext
+
+    torch.set_num_threads(bootstrap.num_threads)
+    register()
+    info = engine_info(bootstrap.engine_group, bootstrap.engine_name, "engine")
+    if bootstrap.model == "reward_model":
+        assert info.reward_model is not None, "an engine without one is refused before"
+        info = info.reward_model
+    engine_class = info.load()
+
+    def build(config: dict[str, Any], init_method: str) -> Any:
+        return engine_class(
+            EngineContext(
+                config=RunConfig.model_validate(config),
+                layer=layer,
+                process=bootstrap.process,
+                init_method=init_method,
+            )
+        )
+
+    observer = RankObserver(layer.platform.runtime() if bootstrap.role == "trainer" else None)
+    return Parts(build, observer, MemoryExplainer(layer.platform, bootstrap))
+
+
+def _serve(connection: Connection, engine: Any, parts: Parts) -> int:
+    while True:
+        frame = connection.recv_bytes()
+        doing = BUILDING
+        try:
+            message = decode(frame)
+            if isinstance(message, Call):
+                doing = message.method
+                target = parts.observer if message.method in OBSERVED else engine
+                with parts.observer.marked(message.method):
+                    result = getattr(target, message.method)(*message.args, **message.kwargs)
+                reply = encode(Result(result))
+            elif isinstance(message, Rebuild):
+                _close(engine)
+                engine = None
+                gc.collect()  # modules refer to each other; the next engine wants their memory
+                engine = parts.build(message.config, message.init_method)
+                reply = encode(Result(None))
+            else:
+                _close(engine)
+                connection.send_bytes(encode(Result(None)))
+                return 0
+        except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
+            reply = encode(_failure(error, parts.memory, doing))
+        connection.send_bytes(reply)
+
+
+def _close(engine: Any) -> None:
+    close = getattr(engine, "close", None)
+    if close is not None:
+        close()
+
+
+def _failure(error: Exception, memory: MemoryExplainer | None, doing: str) -> Failure:
+    text = traceback.format_exc()
+    with contextlib.suppress(OSError):  # a full disk, mostly: the driver must hear of the error all the same
+        sys.stderr.write(text)
+    explained = None if memory is None else memory.explain(error, doing)
+    return Failure.of(explained or error, text)
+
+
+def _other_version(told: dict[str, Any]) -> Failure:
+    """Refuse to work with a driver of another version: what crosses between the two are pickled classes of Anytron."""
+    error = ConfigError(
+        "The environment of the rollout engine has another version of Anytron.",
+        where=f"rollout.python = {told['python']}",
+        why=f"the driver is {told['version']}, and there is {__version__}",
+        fix=f"{told['python']} -m pip install anytron=={told['version']}",
+    )
+    return Failure(str(error), error)
+
+
+def _stay(number: int, frame: object) -> None:
+    """Do nothing at a signal."""
+
+
+def _watch(channel: int, heartbeat: Heartbeat) -> None:
+    """Beat, tell where this process stands, and end it with all that it started when the driver's end is gone.
+
+    A thread, because the main one may be in a collective that waits for a rank that has gone too.
+    PR_SET_PDEATHSIG would not do: it fires when the *thread* that started this process ends.
+    """
+    poller = select.poll()
+    poller.register(channel, select.POLLRDHUP)
+    reporter = StandingReporter(heartbeat)
+    while not poller.poll(BEAT_S * 1000):
+        if heartbeat.begun:
+            heartbeat.beat()
+        reporter.beat()
+    os.killpg(os.getpid(), signal.SIGKILL)  # workers are started as leaders of their own group

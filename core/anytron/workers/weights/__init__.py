@@ -1,0 +1,1 @@
+"""The way of weights from training ranks to rollout processes."""

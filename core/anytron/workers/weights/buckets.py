@@ -1,0 +1,152 @@
+"""Buckets: pieces of memory, shared by processes, through which tensors of any size go."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import mmap
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import xxhash
+
+from anytron.base.errors import ResourceError, TransferError
+from anytron.workers.weights.transfer import Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+ALIGNMENT = 64
+"""Pieces begin at a multiple of so many bytes: of every dtype's size, and of a processor's cache line."""
+
+
+class Bucket:
+    """Memory that another process can map.
+
+    Args:
+        descriptor: Of a memory file; the caller closes it, the memory stays as long as it is mapped somewhere.
+        size: Its bytes.
+
+    Attributes:
+        data: The memory, uint8.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.data = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+
+    def checksum(self, used: int) -> int:
+        """Compute the XXH3 of the first bytes: four times as fast as crc32, which would take most of the time."""
+        return xxhash.xxh3_64_intdigest(self.data[:used].numpy().data)
+
+
+@contextlib.contextmanager
+def memory_file(size: int) -> Iterator[int]:
+    """Make memory without a name that others could open.
+
+    It is gone when nobody has its descriptor or a map of it. Yields the descriptor, and closes it.
+
+    Raises:
+        ResourceError: There is not so much memory.
+    """
+    descriptor = os.memfd_create("anytron-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            raise ResourceError(
+                "There is no memory for the buckets in which weights go to the rollout.",
+                where=f"{size} bytes each",
+                why=str(error),
+                fix="rollout.weights=file",
+            ) from error
+        # A process that has mapped it would die if another one cut it.
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+class Entry(NamedTuple):
+    """Where a piece lies in a bucket; a list in JSON.
+
+    Attributes:
+        name: The tensor's name.
+        dtype: ``bfloat16``, ``float32`` and so on.
+        shape: Of the whole tensor.
+        start: Place of the piece's first element in the tensor.
+        size: Its elements.
+        offset: Of its first byte in the bucket.
+        optional: :attr:`anytron.workers.weights.transfer.Piece.optional`.
+    """
+
+    name: str
+    dtype: str
+    shape: Sequence[int]
+    start: int
+    size: int
+    offset: int
+    optional: bool
+
+    def read(self, bucket: Bucket) -> Piece:
+        """View the piece in its bucket."""
+        dtype = getattr(torch, self.dtype)
+        values = bucket.data[self.offset : self.offset + self.size * dtype.itemsize].view(dtype)
+        return Piece(self.name, tuple(self.shape), self.start, values, self.optional)
+
+
+def fill(bucket: Bucket, used: int, tensor: Tensor, start: int) -> tuple[int, int]:
+    """Copy as much of a tensor as a bucket has room for.
+
+    Args:
+        bucket: Where to.
+        used: Bytes of it that are taken.
+        tensor: 1-D.
+        start: Element to begin with.
+
+    Returns:
+        Offset of the first byte, and how many elements there was room for.
+    """
+    offset = math.ceil(used / ALIGNMENT) * ALIGNMENT
+    room = max(0, len(bucket.data) - offset) // tensor.element_size()
+    values = tensor[start : start + room]
+    target = bucket.data[offset : offset + values.nbytes]
+    target.view(tensor.dtype).copy_(values)
+    return offset, values.numel()
+
+
+class TensorOrder:
+    """Checks on the receiver's side that every tensor arrives once and whole."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._name, self._next, self._size = "", 0, 0
+
+    def check(self, entry: Entry) -> None:
+        """Check that an entry follows the one before.
+
+        Raises:
+            TransferError: Elements of a tensor are missing, or come again.
+        """
+        if self._next == self._size and entry.name not in self._seen:
+            self._seen.add(entry.name)
+            self._name, self._next, self._size = entry.name, 0, math.prod(entry.shape)
+        if (entry.name, entry.start) != (self._name, self._next):
+            raise TransferError(
+                "Pieces of weights are missing or came twice.",
+                where=f"element {entry.start} of {entry.name}",
+                why=f"{self._name} had come up to element {self._next} of {self._size}",
+            )
+        self._next += entry.size
+
+    def check_end(self, tensors: int) -> None:
+        """Check that nothing is missing at the end, of so many tensors."""
+        if self._next != self._size or len(self._seen) != tensors:
+            raise TransferError(
+                "Weights are missing.",
+                where=f"{self._name}, the last to come",
+                why=f"{self._next} of its {self._size} elements; {len(self._seen)} of {tensors} tensors",
+            )

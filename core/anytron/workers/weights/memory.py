@@ -1,0 +1,187 @@
+"""Buckets in memory that a training rank shares with the rollout processes of its machine.
+
+The memory has no name and is handed over through a Unix socket in a directory of this user alone; whatever is killed,
+nothing of it stays. Readers see the sender's own buckets: nothing is copied on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
+
+from anytron.base.errors import TransferError
+from anytron.workers.weights.buckets import Bucket, memory_file
+from anytron.workers.weights.carriers import BUCKETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+FIRST_LOOK_S, LOOK_S = 0.0002, 0.005
+"""How soon a reader looks for its sender again, which mostly comes at the same time, and how often in the end."""
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """The way of one transfer, the same for both ends and the driver.
+
+    It is a :class:`~anytron.workers.weights.carriers.SenderCarrier`, the
+    :class:`~anytron.workers.weights.carriers.ReaderCarrier` of each reader, and a
+    :class:`~anytron.workers.weights.carriers.Meeting`.
+
+    Attributes:
+        path: Of the socket, which the sender makes and deletes, in a directory of this user alone.
+    """
+
+    path: str
+
+    @property
+    def where(self) -> str:
+        """The socket."""
+        return self.path
+
+    @property
+    def sender(self) -> SharedMemory:
+        """The same way."""
+        return self
+
+    def reader(self) -> SharedMemory:
+        """The same way; readers wait for the sender themselves."""
+        return self
+
+    @contextlib.contextmanager
+    def listen(self, readers: int, timeout_s: float, bucket_bytes: int) -> Iterator[_SenderEnd]:
+        """Make the buckets and the socket.
+
+        Raises:
+            ResourceError: There is no memory for the buckets.
+        """
+        del timeout_s
+        with contextlib.ExitStack() as opened:
+            descriptors = [opened.enter_context(memory_file(bucket_bytes)) for _ in range(BUCKETS)]
+            listener = opened.enter_context(socket.socket(socket.AF_UNIX))
+            with self._address() as address:
+                listener.bind(address)
+            opened.callback(Path(self.path).unlink, missing_ok=True)
+            listener.listen(readers)
+            yield _SenderEnd(self, listener, descriptors, bucket_bytes)
+
+    @contextlib.contextmanager
+    def connect(self, timeout_s: float, bucket_bytes: int) -> Iterator[_ReaderEnd]:
+        """Wait for the sender and connect to it.
+
+        Raises:
+            TransferError: None came in time.
+        """
+        with contextlib.closing(self._connected(timeout_s)) as connection:
+            yield _ReaderEnd(connection, bucket_bytes)
+
+    def withdraw(self, reader: int, *, lost: bool) -> None:
+        """Say that a reader will not come. Of one that had come, the sender sees the end itself."""
+        del lost
+        self._withdrawn(reader).touch()
+
+    def withdrawn(self, reader: int) -> bool:
+        """Whether a reader was withdrawn."""
+        return self._withdrawn(reader).exists()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Delete what is left in the directory, when both ends are done or dead."""
+        path = Path(self.path)
+        for file in (path, *path.parent.glob(f"{path.name}.without-*")):
+            file.unlink(missing_ok=True)
+
+    def _connected(self, timeout_s: float) -> socket.socket:
+        deadline, pause = time.monotonic() + timeout_s, FIRST_LOOK_S
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(timeout_s)
+            try:
+                with self._address() as address:
+                    connection.connect(address)
+            except OSError as error:  # mostly: the sender has not made it yet
+                connection.close()
+                if time.monotonic() > deadline:
+                    why = f"{error}, for {timeout_s:g} s"
+                    raise TransferError("Nobody sends weights.", where=self.path, why=why) from error
+                time.sleep(pause)
+                pause = min(2 * pause, LOOK_S)
+            else:
+                return connection
+
+    @contextlib.contextmanager
+    def _address(self) -> Iterator[str]:
+        """A name of the socket that is never too long for one."""
+        path = Path(self.path)
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield f"/proc/self/fd/{directory}/{path.name}"
+        finally:
+            os.close(directory)
+
+    def _withdrawn(self, reader: int) -> Path:
+        return Path(f"{self.path}.without-{reader}")
+
+
+class _SenderEnd:
+    """A :class:`~anytron.workers.weights.carriers.SenderEnd`."""
+
+    def __init__(
+        self, way: SharedMemory, listener: socket.socket, descriptors: Sequence[int], bucket_bytes: int
+    ) -> None:
+        self.buckets: Sequence[Bucket] = [Bucket(descriptor, bucket_bytes) for descriptor in descriptors]
+        self._way, self._listener, self._descriptors = way, listener, descriptors
+
+    def accept(self, timeout_s: float) -> socket.socket | None:
+        """Wait for a connection."""
+        self._listener.settimeout(timeout_s)
+        try:
+            return self._listener.accept()[0]
+        except TimeoutError:
+            return None
+
+    def admit(self, reader: int, connection: socket.socket) -> None:
+        """Hand over the buckets."""
+        del reader
+        socket.send_fds(connection, [b"\0"], self._descriptors)
+
+    def withdrawn(self, reader: int) -> bool:
+        """Whether the driver has withdrawn a reader."""
+        return self._way.withdrawn(reader)
+
+    def send(self, connection: socket.socket, bucket: Bucket, used: int) -> None:
+        """Do nothing: the reader sees the bucket."""
+
+
+class _ReaderEnd:
+    """A :class:`~anytron.workers.weights.carriers.ReaderEnd`."""
+
+    def __init__(self, connection: socket.socket, bucket_bytes: int) -> None:
+        self.connection = connection
+        self._bucket_bytes = bucket_bytes
+        self._buckets: list[Bucket] = []
+
+    def admitted(self) -> None:
+        """Map the buckets."""
+        _, descriptors, _, _ = socket.recv_fds(self.connection, 1, BUCKETS, socket.MSG_CMSG_CLOEXEC)
+        try:
+            if len(descriptors) != BUCKETS:
+                raise EOFError("no buckets came")
+            self._buckets = [Bucket(descriptor, self._bucket_bytes) for descriptor in descriptors]
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def receive(self, number: int, used: int) -> Bucket:
+        """The sender's bucket itself."""
+        del used
+        return self._buckets[number % BUCKETS]

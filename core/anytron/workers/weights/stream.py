@@ -1,0 +1,293 @@
+"""Weights on a stream from rank 0 to rollout processes, bucket by bucket: the whole protocol, whatever carries it.
+
+Rank 0 fills one bucket while rollout processes load the other. How they reach each other and how a bucket gets across
+is the carrier's: memory that processes of one machine share (:mod:`anytron.workers.weights.memory`), or connections
+between machines (:mod:`anytron.workers.weights.network`).
+
+* A reader that ends, or refuses the weights, leaves; the others get theirs.
+* A sender that ends leaves readers without the end of the weights, which is an error there.
+* A reader that does not come must be withdrawn (:class:`~anytron.workers.weights.carriers.Meeting`): the sender would
+  wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import EngineError, TransferError
+from anytron.workers.weights.buckets import ALIGNMENT, Entry, TensorOrder, fill
+from anytron.workers.weights.carriers import BUCKETS
+from anytron.workers.weights.messages import receive, send
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import Tensor
+
+    from anytron.workers.weights.buckets import Bucket
+    from anytron.workers.weights.carriers import ReaderCarrier, ReaderEnd, SenderCarrier, SenderEnd
+    from anytron.workers.weights.transfer import Piece, ReceivedWeights
+
+logger = logging.getLogger(__name__)
+
+BUCKET_BYTES = 16 << 20
+"""Of each bucket. Larger ones are no faster: what one end has just written the other finds in the processor's cache."""
+LOOK_S = 0.005
+"""How often a sender looks for readers that were withdrawn."""
+
+
+def bucket_bytes_for(num_bytes: int) -> int:
+    """Choose the size of buckets for weights of about so many bytes: what is small goes in one bucket.
+
+    Buckets are new in each transfer, and new memory costs as much as filling it.
+    """
+    return max(ALIGNMENT, min(BUCKET_BYTES, 1 << num_bytes.bit_length()))
+
+
+@dataclass(frozen=True)
+class StreamedWeights:
+    """What was sent: optimizer updates behind it, and the size of all tensors."""
+
+    version: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class WeightStream:
+    """The sender's end of a transfer: a :class:`~anytron.workers.weights.transfer.WeightDestination`.
+
+    Attributes:
+        carrier: How readers come, and buckets get to them.
+        readers: How many rollout processes get the weights; they are numbered from 0.
+        timeout_s: How long one end waits for the other at any point.
+        bucket_bytes: Size of each of the two buckets, a multiple of 64.
+    """
+
+    carrier: SenderCarrier
+    readers: int
+    timeout_s: float
+    bucket_bytes: int = BUCKET_BYTES
+
+    def __post_init__(self) -> None:
+        if self.bucket_bytes < ALIGNMENT or self.bucket_bytes % ALIGNMENT:
+            raise ValueError(f"a bucket of {self.bucket_bytes} bytes: not a multiple of {ALIGNMENT}")
+
+    def send(
+        self, weights: Iterable[tuple[str, Tensor]], version: int, is_optional: Callable[[str], bool]
+    ) -> StreamedWeights:
+        """Send weights to all readers that come and stay.
+
+        Raises:
+            EngineError: A name came twice.
+            ResourceError: There is no memory for the buckets.
+            TransferError: A reader neither came nor was withdrawn, or none can come.
+        """
+        num_bytes = 0
+        with self.carrier.listen(self.readers, self.timeout_s, self.bucket_bytes) as end:
+            sender = _Sender(self, end, version)
+            try:
+                for name, tensor in weights:
+                    sender.add(name, tensor, optional=is_optional(name))
+                    num_bytes += tensor.nbytes
+                sender.end()
+            finally:
+                sender.close()
+        return StreamedWeights(version, num_bytes)
+
+    def origin(self, carrier: ReaderCarrier, reader: int) -> StreamOrigin:
+        """Where the reader of a number gets the weights."""
+        return StreamOrigin(carrier, reader, self.timeout_s, self.bucket_bytes)
+
+
+@dataclass(frozen=True)
+class StreamOrigin:
+    """One reader's end of a transfer: a :class:`~anytron.workers.weights.transfer.WeightOrigin`.
+
+    Attributes:
+        carrier: How it gets to the sender, and buckets to it.
+        reader: Its number.
+        timeout_s: As for the sender.
+        bucket_bytes: As for the sender.
+    """
+
+    carrier: ReaderCarrier
+    reader: int
+    timeout_s: float
+    bucket_bytes: int
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[ReceivedWeights]:
+        """Come to the sender, as soon as it is there.
+
+        Raises:
+            TransferError: No sender came in time, or it has ended, or it is another one.
+        """
+        where = self.carrier.where
+        with self.carrier.connect(self.timeout_s, self.bucket_bytes) as end:
+            with _transfer_errors("The weights did not begin to arrive.", where):
+                send(end.connection, {"reader": self.reader})
+                end.admitted()
+                begin = receive(end.connection)
+            yield _Received(where, end, begin["version"])
+
+
+@dataclass(frozen=True)
+class _Received:
+    where: str
+    end: ReaderEnd
+    version: int
+
+    def __iter__(self) -> Iterator[Piece]:
+        order, number = TensorOrder(), 0
+        while "tensors" not in (table := self._table()):
+            with self._transfer_errors():
+                bucket = self.end.receive(number, table["used"])
+            found, sent = bucket.checksum(table["used"]), table["xxh3"]
+            if (found, number) != (sent, table["number"]):
+                raise TransferError(
+                    "Weights were damaged in transfer.",
+                    where=f"bucket {number}, version {self.version}",
+                    why=f"XXH3 {found:016x}, not {sent:016x}, in what was sent as bucket {table['number']}",
+                )
+            for fields in table["entries"]:
+                entry = Entry(*fields)
+                order.check(entry)
+                yield entry.read(bucket)
+            self._done(number)
+            number += 1
+        order.check_end(table["tensors"])
+        self._done(number)
+
+    def _table(self) -> dict[str, Any]:
+        with self._transfer_errors():
+            return receive(self.end.connection)
+
+    def _done(self, number: int) -> None:
+        with self._transfer_errors():
+            send(self.end.connection, {"done": number})
+
+    def _transfer_errors(self) -> contextlib.AbstractContextManager[None]:
+        return _transfer_errors("The weights ended before all had come.", self.where)
+
+
+class _Sender:
+    def __init__(self, stream: WeightStream, end: SenderEnd, version: int) -> None:
+        self._stream, self._end, self._version = stream, end, version
+        self._names: set[str] = set()
+        self._number, self._used, self._entries = 0, 0, list[Entry]()
+        self._readers: list[socket.socket] | None = None  # None: not waited for yet
+
+    def close(self) -> None:
+        """Leave the readers."""
+        for reader in self._readers or []:
+            reader.close()
+
+    def add(self, name: str, tensor: Tensor, *, optional: bool) -> None:
+        """Put a tensor into buckets; those that are full are sent."""
+        if name in self._names:
+            raise EngineError("A weight was exported twice.", where=f"{name}, version {self._version}")
+        self._names.add(name)
+        if self._readers == []:
+            return
+        values = tensor.detach().reshape(-1)
+        dtype, start = str(tensor.dtype).removeprefix("torch."), 0
+        while True:
+            offset, count = fill(self._bucket, self._used, values, start)
+            if count or not len(values):
+                self._entries.append(Entry(name, dtype, tuple(tensor.shape), start, count, offset, optional))
+                self._used = offset + count * values.element_size()
+                start += count
+            if start == len(values):
+                return
+            self._send_bucket()
+
+    def end(self) -> None:
+        """Send the last bucket, and wait until readers have loaded everything."""
+        self._send_bucket()
+        self._tell({"tensors": len(self._names)})
+        self._await(self._number - 1)
+        self._await(self._number)
+
+    @property
+    def _bucket(self) -> Bucket:
+        return self._end.buckets[self._number % BUCKETS]
+
+    def _send_bucket(self) -> None:
+        """Send a bucket, and wait until the other one is free."""
+        table = {
+            "number": self._number,
+            "used": self._used,
+            "xxh3": self._bucket.checksum(self._used),
+            "entries": self._entries,
+        }
+        self._tell(table)
+        self._number, self._used, self._entries = self._number + 1, 0, []
+        if self._number >= BUCKETS:
+            self._await(self._number - BUCKETS)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        """Tell all readers of a bucket, and bring it to them; or of the end."""
+        if self._readers is None:
+            self._readers = []
+            self._accept(self._readers)
+        for reader in list(self._readers):
+            with self._unless_it_leaves(reader):
+                send(reader, message)
+                if "used" in message:
+                    self._end.send(reader, self._bucket, message["used"])
+
+    def _await(self, number: int) -> None:
+        """Wait until every reader is done with a message."""
+        for reader in list(self._readers or []):
+            with self._unless_it_leaves(reader):
+                done = receive(reader)["done"]
+                assert done == number, f"a reader is done with {done}, not {number}"
+
+    def _accept(self, come: list[socket.socket]) -> None:
+        """Wait for the readers, and give them what they need."""
+        stream, end = self._stream, self._end
+        deadline = time.monotonic() + stream.timeout_s
+        missing = set(range(stream.readers))
+        while missing := {reader for reader in missing if not end.withdrawn(reader)}:
+            if time.monotonic() > deadline:
+                raise TransferError(
+                    "A rollout process does not come for its weights.",
+                    where=f"readers {sorted(missing)} of {stream.readers}",
+                    why=f"waited {stream.timeout_s:g} s",
+                )
+            connection = end.accept(LOOK_S)
+            if connection is None:
+                continue
+            connection.settimeout(stream.timeout_s)
+            try:
+                reader = receive(connection)["reader"]
+                end.admit(reader, connection)
+                send(connection, {"version": self._version})
+            except (OSError, EOFError):  # it has ended: the driver withdraws it
+                connection.close()
+            else:
+                missing.discard(reader)
+                come.append(connection)
+
+    @contextlib.contextmanager
+    def _unless_it_leaves(self, reader: socket.socket) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError) as error:
+            logger.warning("a rollout process has left before it had all weights: %s", error)
+            reader.close()
+            assert self._readers is not None
+            self._readers.remove(reader)
+
+
+@contextlib.contextmanager
+def _transfer_errors(what: str, where: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        raise TransferError(what, where=where, why=f"the sender has ended, or does nothing: {error}") from error

@@ -1,0 +1,188 @@
+"""Weights on their way from the training engine to a rollout engine: what both ends agree on, and the way by file.
+
+The other way, on a stream, is :mod:`anytron.workers.weights.stream`. An engine knows neither: it sends to a
+:class:`WeightDestination` and loads from a :class:`WeightOrigin`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+
+import torch
+
+from anytron.base.errors import TransferError
+from anytron.base.files import exhausted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+Sent = TypeVar("Sent", covariant=True)  # noqa: PLC0105 - a word, as in the signatures that use it
+WeightPart = Literal["weights", "adapter"]
+"""What is sent: all of the policy's weights, or only what is trained of them with ``model.lora``."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor, or a part of one that is larger than what is held at a time.
+
+    The pieces of a tensor come one after another, from its first element to its last.
+
+    Attributes:
+        name: The tensor's Hugging Face name.
+        shape: Of the whole tensor.
+        start: Place of the piece's first element, row-major.
+        values: Its elements, 1-D, on the host: verified, and valid until the next piece is asked for.
+        optional: A rollout engine leaves the tensor out if its model has none of that name: it belongs to modules
+            for speculative decoding, which not every engine builds.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    values: Tensor
+    optional: bool
+
+
+class ReceivedWeights(Protocol):
+    """Weights as a rollout engine gets them."""
+
+    @property
+    def version(self) -> int:
+        """Optimizer updates behind them."""
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Yield all pieces.
+
+        Raises:
+            TransferError: They did not arrive as they were sent. What has been loaded so far must not be used.
+        """
+
+
+class WeightOrigin(Protocol):
+    """Where a rollout engine gets weights from; plain data, which travels to its process."""
+
+    def open(self) -> AbstractContextManager[ReceivedWeights]:
+        """Begin to receive.
+
+        Raises:
+            TransferError: There is nothing to receive.
+        """
+
+
+class WeightDestination(Protocol[Sent]):
+    """Where the training engine's rank 0 sends weights to; plain data, which travels to its process."""
+
+    def send(self, weights: Iterable[tuple[str, Tensor]], version: int, is_optional: Callable[[str], bool]) -> Sent:
+        """Send all weights.
+
+        Args:
+            weights: Tensors by their Hugging Face names. A collective: it is exhausted, even if nobody receives.
+            version: Optimizer updates behind them.
+            is_optional: Whether a rollout engine may leave out the tensor of a name (:attr:`Piece.optional`).
+
+        Returns:
+            What the driver needs to know of them.
+        """
+
+
+@dataclass(frozen=True)
+class WeightManifest:
+    """Weights in a file: a :class:`WeightOrigin`.
+
+    Attributes:
+        path: safetensors file, readable by the rollout process.
+        version: Optimizer updates behind these weights.
+        checksums: crc32 of each tensor's bytes, by Hugging Face name.
+        optional: Names of tensors that may be left out (:attr:`Piece.optional`).
+    """
+
+    path: str
+    version: int
+    checksums: Mapping[str, int]
+    optional: frozenset[str] = frozenset()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return Path(self.path).stat().st_size
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[ReceivedWeights]:
+        """Open the file.
+
+        Raises:
+            TransferError: It cannot be read, or its names are not those of the manifest.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            file = safe_open(self.path, "pt")
+        except (OSError, SafetensorError) as error:
+            raise exhausted(error, self._where) or TransferError(
+                "The weights cannot be read.", where=self._where, why=str(error)
+            ) from error
+        with file:
+            names = set(file.keys())  # type: ignore[no-untyped-call]
+            differing = sorted((names ^ self.checksums.keys()) | (self.optional - self.checksums.keys()))
+            if differing:
+                why = f"{differing[0]}; {len(differing)} such"
+                raise TransferError(
+                    "A weight is in the file or in the manifest, not in both.", where=self._where, why=why
+                )
+            yield _FileContent(self.version, self._pieces(file.get_tensor))
+
+    def _pieces(self, tensor_of: Callable[[str], Tensor]) -> Iterator[Piece]:
+        for name, crc in self.checksums.items():
+            tensor = tensor_of(name)
+            if (found := checksum(tensor)) != crc:
+                why = f"crc32 {found:08x}, not {crc:08x}"
+                raise TransferError("A weight was damaged in transfer.", where=f"{name}, {self._where}", why=why)
+            yield Piece(name, tuple(tensor.shape), 0, tensor.reshape(-1), name in self.optional)
+
+    @property
+    def _where(self) -> str:
+        return f"version {self.version}, {self.path}"
+
+
+@dataclass(frozen=True)
+class _FileContent:
+    version: int
+    pieces: Iterator[Piece]
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self.pieces
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """A :class:`WeightDestination`: rank 0 holds all weights at one time and writes them to one file.
+
+    Attributes:
+        path: The safetensors file.
+    """
+
+    path: str
+
+    def send(
+        self, weights: Iterable[tuple[str, Tensor]], version: int, is_optional: Callable[[str], bool]
+    ) -> WeightManifest:
+        """Write the file."""
+        from safetensors.torch import save_file
+
+        tensors = {name: tensor.to("cpu").contiguous() for name, tensor in weights}
+        save_file(tensors, self.path)
+        checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
+        return WeightManifest(self.path, version, checksums, frozenset(filter(is_optional, tensors)))
+
+
+def checksum(tensor: Tensor) -> int:
+    """Compute the crc32 of a tensor's bytes, row-major, as they lie in a safetensors file."""
+    data = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    return zlib.crc32(data.numpy().data)

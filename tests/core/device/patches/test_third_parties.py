@@ -1,0 +1,171 @@
+"""Others patch too: what they drop is found and applied again, what they wrap is left alone, what hides is named."""
+
+import functools
+import sys
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anytron.base.errors import PatchError
+from anytron.device.patches import Installed, Ledger, Outcome, Patch, Phase
+from tests.core.device.patches.named import named
+
+
+def make(patch_id="p", *, target="victim:greet", owner="us", **fields):
+    if "install" not in fields:
+        fields.setdefault("replacement", lambda original: lambda: original() + " " + patch_id)
+    for how in {"install", "replacement"} & fields.keys():
+        fields[how] = named(fields[how])
+    fields.setdefault("phase", Phase.BEFORE_BUILD)
+    return Patch(id=patch_id, owner=owner, target=target, reason="test", **fields)
+
+
+def test_what_a_third_party_replaced_is_applied_again_on_top_of_it(victim):
+    friend = sys.modules["victims_friend"]
+    ledger = Ledger([make("a"), make("b")])
+    ledger.apply(Phase.BEFORE_BUILD)
+    victim.greet = lambda: "bonjour"
+
+    assert [patch.id for patch in ledger.verify()] == ["a", "b"]
+    records = ledger.revalidate()
+
+    assert victim.greet() == "bonjour a b"
+    assert [record.outcome for record in records] == [Outcome.APPLIED] * 2
+    assert all("applied again after someone else" in record.detail for record in records)
+    assert ledger.verify() == []
+    assert friend.greet_by_name() == "hello"  # it held the original, which is not what was replaced
+
+
+def test_the_next_phase_begins_by_looking_for_what_was_lost(victim):
+    ledger = Ledger([make("a")])
+    ledger.apply(Phase.BEFORE_BUILD)
+    victim.greet = lambda: "bonjour"
+    assert ledger.apply(Phase.AFTER_BUILD) == []
+    assert victim.greet() == "bonjour a"
+
+
+def test_undoing_what_was_applied_again_leaves_the_third_partys_own(victim):
+    ledger = Ledger([make()])
+    ledger.apply(Phase.BEFORE_BUILD)
+    foreign = victim.greet = lambda: "bonjour"
+    ledger.revalidate()
+    ledger.undo()
+    assert victim.greet is foreign
+
+
+@pytest.mark.parametrize("how", ["wraps", "closure", "partial"])
+def test_what_a_third_party_wrapped_is_still_in_effect(victim, how):
+    ledger = Ledger([make()])
+    ledger.apply(Phase.BEFORE_BUILD)
+    inner = victim.greet
+
+    def louder(function=None):
+        return (function or inner)().upper()
+
+    victim.greet = {
+        "wraps": functools.wraps(inner)(lambda: "HELLO P"),
+        "closure": louder,
+        "partial": functools.partial(inner),
+    }[how]
+
+    assert ledger.verify() == []
+    assert ledger.revalidate() == []
+    with pytest.raises(PatchError, match="changed by someone else"):
+        ledger.undo()
+
+
+def test_a_patch_of_many_places_is_not_applied_twice(victim):
+    def install(_context):
+        victim.greet, before = lambda: "ours", victim.greet
+        return Installed(lambda: setattr(victim, "greet", before))
+
+    ledger = Ledger([make(install=install)])
+    ledger.apply(Phase.BEFORE_BUILD)
+    victim.greet = lambda: "theirs"
+    with pytest.raises(PatchError, match="cannot be applied again: p"):
+        ledger.revalidate()
+
+
+def test_a_subclass_that_brings_its_own_is_named(victim):
+    vars(victim)["Market"] = type("Market", (victim.Shop,), {"sell": lambda self: "fish", "__module__": "victim"})
+    ledger = Ledger()
+    (record,) = ledger.apply(Phase.BEFORE_BUILD, [make(target="victim:Shop.sell", replacement=lambda _: lambda s: "")])
+    assert record.detail == "not reached, because they define their own: victim:Market.sell"
+
+
+def test_who_keeps_the_original_where_no_name_holds_it_is_reported(victim):
+    exec(
+        "def call(function=greet):\n    return function()\n"
+        "class Holder:\n    method = greet\n"
+        "TABLE = {'greet': greet}\n",
+        vars(victim),
+    )
+    (record,) = Ledger().apply(Phase.BEFORE_BUILD, [make()])
+    for holder in ("a default argument of victim.call", "victim.Holder.method", "victim.TABLE"):
+        assert holder in record.detail
+
+
+def test_a_name_that_belongs_to_someone_else_is_replaced_in_its_module_only(victim):
+    friend = sys.modules["victims_friend"]
+    ledger = Ledger([make(rebinds=False)])
+    ledger.apply(Phase.BEFORE_BUILD)
+    assert (victim.greet(), friend.greet_by_name()) == ("hello p", "hello")
+
+
+def test_owners_of_one_target_do_not_conflict_where_their_versions_do_not_meet(victim):
+    ledger = Ledger([
+        make("old", owner="mindspeed", package="pluggy", requires="<0.1"),
+        make("new", owner="ascend", package="pluggy", requires=">=0.1"),
+    ])  # fmt: skip
+    ledger.apply(Phase.BEFORE_BUILD)
+    assert victim.greet() == "hello new"
+
+
+def test_patches_that_conflict_are_not_added_at_all(victim):
+    ledger = Ledger()
+    with pytest.raises(PatchError, match="Two owners"):
+        ledger.add([make("a", owner="mindspeed"), make("b", owner="ascend")])
+    assert ledger.apply(Phase.BEFORE_BUILD) == []
+
+
+steps = st.lists(st.sampled_from(["apply", "undo", "replace", "wrap", "revalidate"]), max_size=12)
+
+
+@given(steps)
+def test_in_any_order_of_ours_and_theirs_the_target_does_what_the_records_say(order):
+    """A model: the target is a list of who acts, in their order; they hide what was there when they replace it."""
+    module = ModuleType("contested")
+    module.act = lambda: ["original"]
+    sys.modules["contested"] = module
+    try:
+        ledger = Ledger([make("ours", target="contested:act", replacement=lambda inner: lambda: [*inner(), "ours"])])
+        expected, base = ["original"], ["original"]
+        applied = False
+        for number, step in enumerate(order):
+            inner = module.act
+            if step == "apply" and not applied:
+                ledger.apply(Phase.BEFORE_BUILD)
+                base, expected, applied = expected, [*expected, "ours"], True
+            elif step == "undo" and applied and expected == [*base, "ours"]:
+                ledger.undo()
+                expected, applied = base, False
+            elif step == "undo" and applied:
+                with pytest.raises(PatchError):
+                    ledger.undo()
+            elif step == "replace":
+                module.act = lambda number=number: [number]
+                expected = [number]
+            elif step == "wrap":
+                module.act = functools.wraps(inner)(lambda inner=inner, number=number: [*inner(), number])
+                expected = [*expected, number]
+            elif step == "revalidate" and applied:
+                lost = "ours" not in expected
+                assert len(ledger.revalidate()) == lost
+                if lost:
+                    base, expected = expected, [*expected, "ours"]
+            assert module.act() == expected
+            assert bool(ledger.verify()) == (applied and "ours" not in expected)
+    finally:
+        del sys.modules["contested"]

@@ -1,0 +1,93 @@
+"""From a file to a run that may start: everything that is wrong is found together, each with its place."""
+
+import pytest
+
+from anytron import hookimpl
+from anytron.base.errors import ConfigError
+from anytron.config.diagnostics import Diagnostic, refuse
+from anytron.run.preflight.open_run import open_run
+
+RUN = """\
+model:
+  config: {model_type: qwen3}
+  tokenizer: gone.py:tokenizer
+data: {source: jsonl, options: {path: p.jsonl}}
+rewards:
+  - function: exact_match
+engine:
+  sequence_format: bshd
+trainer:
+  seed: 3
+platform:
+  name: testchip
+"""
+
+
+@pytest.fixture
+def opened(testchip, monkeypatch, tmp_path):
+    del testchip
+    (tmp_path / "run.yaml").write_text(RUN)
+
+    def opened(*overrides):
+        return open_run(tmp_path / "run.yaml", overrides)
+
+    return opened
+
+
+def test_the_platform_comes_first_then_what_plugins_changed_then_warnings(opened, tmp_path):
+    run = opened()
+    lines = run.lines
+
+    assert run.config.executor.num_threads == 1
+    assert lines[0].startswith("platform: testchip (asked for by platform.name")
+    assert lines[1] == "clock: slow (the tests are patient)"
+    assert "testchip sets executor.num_threads to 1: the chip wants no help" in lines
+    place = tmp_path / "run.yaml"
+    warning = f"warning: trainer.seed ({place}:10): this chip ignores it (plugin 'testchip')"
+    assert any(line.startswith(warning) for line in lines[2:])
+
+
+def test_errors_of_plugins_and_of_the_machine_come_together_with_their_places(opened, tmp_path, monkeypatch):
+    monkeypatch.setenv("ANYTRON_DISABLE_PLUGINS", "cpu")  # and not megatron
+    run = opened("model.config.model_type=qwen33", "executor.kind=locale")
+
+    with pytest.raises(ConfigError) as caught:
+        refuse(run.diagnostics)
+    message = str(caught.value)
+    assert "The configuration has 3 mistakes." in message
+    assert "model.config.model_type (command line: model.config.model_type=qwen33)" in message
+    assert "(plugin 'megatron') - did you mean qwen3?" in message
+    assert "executor.kind (command line: executor.kind=locale)" in message
+    assert f"model.tokenizer ({tmp_path / 'run.yaml'}:3): there is no file" in message
+
+
+def test_options_of_the_platform_complete_those_that_the_user_has_set(opened, monkeypatch):
+    import testchip
+
+    @hookimpl
+    def rollout_options(self, engine):
+        wanted = {"layout": {"nz": 0, "of": engine}, "graphs": False}
+        return {"enforce_eager": True, "gpu_memory_utilization": 0.5, "engine_args": {"additional_config": wanted}}
+
+    monkeypatch.setattr(testchip.TestChip, "rollout_options", rollout_options, raising=False)
+    key = "rollout.options.engine_args.additional_config"
+    set_here = ["rollout.options.gpu_memory_utilization=0.7", f"{key}.layout.nz=1", f"{key}.fast=true"]
+    options = opened("rollout.engine=vllm", *set_here).config.rollout.options
+    completed = {"layout": {"nz": 1, "of": "vllm"}, "graphs": False, "fast": True}
+    assert options["engine_args"] == {"additional_config": completed}
+    assert (options["enforce_eager"], options["gpu_memory_utilization"]) == (True, 0.7)
+
+
+def test_one_error_is_shown_in_four_parts_and_warnings_refuse_nothing():
+    error = Diagnostic("error", "trainer.seed", "it is odd", "make it even", "run.yaml:3")
+    warning = Diagnostic("warning", "trainer.seed", "it is small")
+    refuse([warning])
+
+    with pytest.raises(ConfigError) as caught:
+        refuse([warning, error])
+    assert str(caught.value).splitlines() == [
+        "The configuration has a mistake.",
+        "  where: trainer.seed (run.yaml:3)",
+        "  why: it is odd",
+        "  fix: make it even",
+    ]

@@ -1,0 +1,70 @@
+"""A teacher, or a reward model, whose numbers mean other tokens than the policy's is refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from anytron.base.errors import ConfigError
+from anytron.config.roles import RewardModelSection, TeacherSection
+from anytron.run.preflight.teacher import check_vocabulary, context_length_of
+
+WORDS = ["<eos>", "a", "b", "c"]
+
+
+def tokenizer(words):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    model = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<eos>"))
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>")
+
+
+@pytest.fixture
+def teacher(tmp_path):
+    def write(words):
+        tokenizer(words).save_pretrained(tmp_path)
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 48}))
+        return TeacherSection(path=str(tmp_path))
+
+    return write
+
+
+@pytest.mark.parametrize("words", [WORDS, [*WORDS, "d", "<think>"]], ids=["the same", "some more"])
+def test_the_policy_s_tokens_have_the_same_numbers(teacher, words):
+    check_vocabulary(teacher(words), tokenizer(WORDS))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["<eos>", "b", "a", "c"],
+            "2 of the policy's 4 tokens have another number, or none: 'a' is 1, and 2; 'b' is 2",
+        ),
+        (WORDS[:3], "1 of the policy's 4 tokens have another number, or none: 'c' is 3, and nothing"),
+        (["<eos>", "x", *WORDS[1:]], "3 of the policy's 4 tokens"),
+    ],
+    ids=["exchanged", "fewer", "one in between"],
+)
+def test_another_vocabulary_is_refused_by_name(teacher, words, says):
+    with pytest.raises(ConfigError) as caught:
+        check_vocabulary(teacher(words), tokenizer(WORDS))
+    assert says in str(caught.value)
+    assert "teacher.path" in str(caught.value)
+    assert "same family" in caught.value.fix
+
+
+def test_a_reward_model_of_another_vocabulary_is_refused_as_such(teacher):
+    section = RewardModelSection(path=teacher(WORDS[:3]).path)
+    with pytest.raises(ConfigError, match=r"(?s)The reward model has another vocabulary.*reward_model\.path") as caught:
+        check_vocabulary(section, tokenizer(WORDS))
+    assert "responses are not tokenized again" in caught.value.fix
+    check_vocabulary(section, tokenizer(WORDS[:3]))
+    assert context_length_of(section) == 48
+
+
+def test_its_context_is_read_from_its_config(teacher):
+    assert context_length_of(teacher(WORDS)) == 48

@@ -1,0 +1,297 @@
+"""Conversations with the calculator of examples/: real environment processes, the real pool, and an engine that plays.
+
+The engine's model knows how to use a calculator. What it writes follows from the tokens that it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from anytron.base.errors import DataError
+from anytron.config.generation import EnvironmentSection
+from anytron.config.imports import resolve
+from anytron.run.rollout.conversations import Conversations, SingleTurns, turns_of
+from anytron.task.data.pretrained import TOKENIZER
+from anytron.task.data.prompts import TokenizedPrompt
+from anytron.task.environments.pool import EnvironmentPool
+from anytron.workers.engines.rollout_engine import Response, SamplingParams
+from tests.core.run.rollout.replicas import Engine, Executor, pool_of, weights
+
+EXAMPLE = Path(__file__).parents[4] / "examples" / "calculator.py"
+QUESTIONS = ["1234", "5678", "9012", "1010", "9999"]
+END = 14
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return resolve(f"{EXAMPLE}:tokenizer", TOKENIZER)()
+
+
+class Pupil(Engine):
+    """Asks the calculator for the product in the prompt, and repeats what it shows."""
+
+    def poll(self, seconds):
+        self.order.shuffle(self.held)
+        done, self.held = self.held[:3], self.held[3:]
+        return [(request.id, self.response(request)) for request in done]
+
+    def response(self, request):
+        text = self.tokenizer.decode(request.prompt.tokens)
+        if text.endswith(">"):
+            tokens = self.encode(self.ask(text[:-1]))
+        else:
+            tokens = [*self.encode(text.split("*")[-1].strip(";!")), END]
+        longest = request.sampling.max_new_tokens
+        reason = "stop" if len(tokens) <= longest else "length"
+        tokens = tuple(tokens[:longest])
+        log_probs = tuple(-random.Random(request.seed + place).random() for place in range(len(tokens)))
+        return Response(tokens, log_probs, reason, (self.version,) * len(tokens), self.routing(request, tokens))
+
+    def encode(self, text):
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    @staticmethod
+    def routing(request, tokens):
+        """Two experts for each token that it has read: the token's number, and how much it was given to read."""
+        seen = [*request.prompt.tokens, *tokens][:-1]
+        return torch.tensor([[[token, len(request.prompt.tokens)]] for token in seen])
+
+    @staticmethod
+    def ask(question):
+        return f"{question}*"
+
+
+@pytest.fixture
+def converse(tmp_path, tokenizer):
+    """Have the pupil, or another of its class, answer all questions, ``count`` times each."""
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            seed=0,
+            count=2,
+            ask=Pupil.ask,
+            context_length=None,
+            replicas=2,
+            path=f"{EXAMPLE}:Calculator",
+            disturb=lambda turns, pool, executor: None,
+            **section,
+        ):
+            def engine(number, order):
+                pupil = Pupil(order)
+                pupil.tokenizer, pupil.ask = tokenizer, ask
+                return pupil
+
+            executor = Executor(seed, engine)
+            pool = pool_of(executor, replicas)
+            pool.load_weights(weights(1))
+            settings = EnvironmentSection(path=path, **section)
+            environments = stack.enter_context(EnvironmentPool(settings, tmp_path / "logs", 60))
+            sampling = SamplingParams(max_new_tokens=8, min_new_tokens=1)
+            prepared = SimpleNamespace(
+                tokenizer=tokenizer,
+                sampling=sampling,
+                context_length=context_length,
+                vocab_size=17,
+                chat_template_kwargs={},
+            )
+            config = SimpleNamespace(environment=settings)
+            turns = turns_of(config, prepared, pool, environments)
+            assert isinstance(turns, Conversations)
+            begun = turns.begin([prompt(tokenizer, question) for question in QUESTIONS], count, seed=5)
+            disturb(turns, pool, executor)
+            found = turns.finish(begun)
+            return found, [request for group in executor.groups for request in group.engine.seen]
+
+        yield make
+
+
+def prompt(tokenizer, question):
+    text = f"{question}>"
+    tokens = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return TokenizedPrompt(question, text, tokens, {"answer": product(question)})
+
+
+def product(question):
+    return str(int(question[:2]) * int(question[2:]))
+
+
+def test_what_the_model_saw_is_what_is_trained(converse, tokenizer):
+    found, requests = converse()
+    assert [len(group) for group in found] == [2] * 5
+    for question, group in zip(QUESTIONS, found, strict=True):
+        answer = product(question)
+        for trajectory in group:
+            assert tokenizer.decode(trajectory.tokens) == f"{question}*{answer};{answer}<eos>"
+            own = [True] * 5 + [False] * (len(answer) + 1) + [True] * (len(answer) + 1)
+            assert list(trajectory.response_mask) == own
+            assert [value < 0 for value in trajectory.log_probs] == own
+            assert trajectory.finished
+            assert trajectory.outcome.turns == (f"{question}*", answer)
+            assert trajectory.outcome.reward == 1.0
+            assert trajectory.outcome.metrics == {"tool_calls": 1.0, "right": 1.0}
+            # A token's experts are those of the turn that has told of it first: the second begins with the last "*".
+            read = prompt(tokenizer, question).tokens + trajectory.tokens[:-1]
+            given = [5] * 9 + [10 + len(answer) + 1] * (len(read) - 9)
+            assert trajectory.routing.squeeze(1).tolist() == [list(row) for row in zip(read, given, strict=True)]
+    # Each turn's request holds the tokens that are trained, up to where the turn begins; and each has its own seed.
+    whole = {prompt(tokenizer, q).tokens + t.tokens for q, group in zip(QUESTIONS, found, strict=True) for t in group}
+    for request in requests:
+        asked = request.prompt.tokens
+        assert any(tokens[: len(asked)] == asked for tokens in whole)
+    assert len({request.seed for request in requests}) == len(requests) == 20
+
+
+def test_the_order_in_which_things_are_done_changes_nothing(converse):
+    found = [converse(seed=seed, replicas=replicas, processes=p)[0] for seed, replicas, p in ((0, 1, 1), (1, 3, 2))]
+    for one, other in zip(*(chain.from_iterable(groups) for groups in found), strict=True):
+        assert torch.equal(one.routing, other.routing)
+        assert replace(one, routing=None) == replace(other, routing=None)
+
+
+def test_an_environment_is_told_how_many_turns_there_may_be(converse, tmp_path):
+    (tmp_path / "e.py").write_text(
+        EXAMPLE.read_text() + "\nclass Told(Calculator):\n    def reset(self, task):\n"
+        "        assert task.max_turns != 3, 'three turns'\n        super().reset(task)\n"
+    )
+    assert converse(path=f"{tmp_path}/e.py:Told", max_turns=4)[0][0][0].finished
+    with pytest.raises(DataError, match="three turns"):
+        converse(path=f"{tmp_path}/e.py:Told", max_turns=3)
+
+
+def test_after_the_last_turn_the_observation_is_not_read(converse, tokenizer):
+    found, _ = converse(max_turns=1)
+    for question, group in zip(QUESTIONS, found, strict=True):
+        for trajectory in group:
+            assert tokenizer.decode(trajectory.tokens) == f"{question}*"
+            assert not trajectory.finished
+            assert trajectory.outcome.reward == 0.5
+
+
+def test_an_observation_that_is_too_long_ends_the_response_before_it(converse, tokenizer):
+    found, _ = converse(max_observation_tokens=4)  # "100;" has four, all others five
+    texts = {tokenizer.decode(trajectory.tokens): trajectory.finished for group in found for trajectory in group}
+    assert texts.pop("1010*100;100<eos>")
+    assert texts == {"1234*408;408<eos>": True} | dict.fromkeys(("5678*", "9012*", "9999*"), False)
+
+
+def test_a_conversation_ends_with_the_models_context(converse, tokenizer):
+    found, requests = converse(context_length=16)  # 5 of the prompt, 11 of the response
+    texts = {tokenizer.decode(trajectory.tokens) for group in found for trajectory in group}
+    assert texts == {"1010*100;10", "1234*408;40", "5678*4368;4", "9012*1080;1", "9999*9801;9"}
+    assert {len(request.prompt.tokens) + request.sampling.max_new_tokens for request in requests} == {13, 16}
+    found, _ = converse(context_length=15)  # five tokens of observation leave none for a turn
+    texts = {tokenizer.decode(trajectory.tokens): trajectory.finished for group in found for trajectory in group}
+    answered = {"1010*100;1": True, "1234*408;4": True}  # the environment takes what is cut off for an answer
+    assert texts == answered | dict.fromkeys(("5678*", "9012*", "9999*"), False)
+
+
+def test_an_environment_that_fails_costs_its_sample(converse, tmp_path):
+    (tmp_path / "e.py").write_text(
+        EXAMPLE.read_text() + "\nclass Fragile(Calculator):\n    def step(self, turn):\n"
+        "        assert turn.text != '9012*', 'not this one'\n        return super().step(turn)\n"
+    )
+    found, _ = converse(path=f"{tmp_path}/e.py:Fragile")
+    for question, group in zip(QUESTIONS, found, strict=True):
+        for trajectory in group:
+            failure = trajectory.outcome.failure
+            assert (failure is not None) == (question == "9012")
+            assert failure is None or "not this one" in failure.why
+
+
+def test_tokens_that_the_model_does_not_know_cost_the_sample(converse, tmp_path):
+    (tmp_path / "e.py").write_text(
+        EXAMPLE.read_text() + "\nclass Odd(Calculator):\n    def step(self, turn):\n"
+        "        if '90' in turn.text:\n            return Observation(tokens=[3, 17])\n"
+        "        return super().step(turn)\n"
+    )
+    found, _ = converse(path=f"{tmp_path}/e.py:Odd")
+    failures = [trajectory.outcome.failure for trajectory in found[2]]
+    assert all("ids from 3 to 17, the model's vocabulary has 17" in failure.why for failure in failures)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_an_environment_that_fails_for_all_ends_the_run(converse, tmp_path, method):
+    (tmp_path / "e.py").write_text(
+        "class Broken:\n    def reset(self, task): ...\n    def step(self, turn): ...\n"
+        f"def fail(*arguments):\n    raise LookupError('no opinion')\nBroken.{method} = fail\n"
+    )
+    with pytest.raises(DataError, match=r"(?s)s method \w+ raised\..*prompt .*for every sample so far.*no opinion"):
+        converse(path=f"{tmp_path}/e.py:Broken")
+
+
+class Training:
+    """A call of training ranks, which takes until something is so."""
+
+    def __init__(self, until):
+        self.until = until
+
+    @property
+    def done(self):
+        return self.until()
+
+
+def asked(executor):
+    return sum(len(group.engine.seen) for group in executor.groups)
+
+
+def test_conversations_go_on_while_training_is_waited_for(converse):
+    def train(turns, pool, executor):
+        pool.withdraw_weights()
+        turns.attend(Training(lambda: asked(executor) == 20))
+
+    found, _ = converse(disturb=train)
+    assert {trajectory.outcome.reward for group in found for trajectory in group} == {1.0}
+
+
+def test_conversations_end_before_the_next_weights_or_go_on_with_them(converse):
+    def settle(turns, pool, executor):
+        turns.settle()
+        pool.load_weights(weights(2))
+
+    def update(turns, pool, executor):
+        turns.attend(Training(lambda: asked(executor) > 10))  # a second turn
+        pool.load_weights(weights(2))
+
+    versions = []
+    for disturb in (settle, update):
+        found, _ = converse(disturb=disturb)
+        trajectories = [trajectory for group in found for trajectory in group]
+        assert all(len(one.versions) == sum(one.response_mask) for one in trajectories)
+        versions.append({(one.versions[0], one.versions[-1]) for one in trajectories})
+    assert versions[0] == {(1, 1)}
+    assert (1, 2) in versions[1]
+
+
+def test_what_goes_wrong_beside_training_is_raised_when_responses_are_needed(converse, tmp_path):
+    (tmp_path / "e.py").write_text(
+        "class Broken:\n    def reset(self, task):\n        raise LookupError('no opinion')\n    step = reset\n"
+    )
+
+    def train(turns, pool, executor):
+        turns.attend(Training(lambda: False))
+
+    with pytest.raises(DataError, match=r"(?s)s method \w+ raised\..*for every sample so far.*no opinion"):
+        converse(path=f"{tmp_path}/e.py:Broken", count=4, disturb=train)
+
+
+def test_without_an_environment_a_response_is_one_turn():
+    executor = Executor()
+    pool = pool_of(executor, 1)
+    pool.load_weights(weights(1))
+    prompts = [TokenizedPrompt("p", "31", (3, 1), {})]
+    turns = turns_of(
+        SimpleNamespace(environment=None), SimpleNamespace(sampling=SamplingParams(max_new_tokens=5)), pool, None
+    )
+    assert isinstance(turns, SingleTurns)
+    ((one, two),) = turns.finish(turns.begin(prompts, 2, seed=3))
+    assert one.response_mask is None
+    assert one.outcome is None
+    assert one.tokens != two.tokens

@@ -1,0 +1,248 @@
+"""Several engines share the work, and whatever happens to one, each request gets the response that its seed gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from anytron.base.errors import ProcessLost, WorkerError
+from anytron.config.generation import RolloutSection
+from anytron.run.rollout.pool import RolloutPool
+from anytron.run.rollout.weights import Given
+from anytron.workers.engines.rollout_engine import Response
+from anytron.workers.engines.routing import RoutingShape
+from tests.core.run.rollout.replicas import (
+    PROMPTS,
+    SAMPLING,
+    Engine,
+    Executor,
+    Group,
+    Losses,
+    pool_of,
+    two_steps,
+    weights,
+)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("batch", [1, 4, 512])
+def test_neither_the_replicas_nor_their_order_change_a_response(expected, replicas, batch):
+    for seed in range(5):
+        executor = Executor(seed)
+        assert two_steps(pool_of(executor, replicas, max_batch_size=batch)) == expected
+        assert executor.started == [(replica, replicas) for replica in range(replicas)]
+        assert max(group.engine.most for group in executor.groups) <= batch
+
+
+def test_each_replica_begins_with_an_equal_part_and_the_longest_prompts_come_first():
+    executor = Executor()
+    pool = pool_of(executor, 2)
+    pool.load_weights(weights(1))
+    pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=0))
+
+    lengths = [[len(request.prompt.tokens) for request in group.engine.seen] for group in executor.groups]
+    assert [len(seen) for seen in lengths] == [20, 20]
+    assert lengths[0] + lengths[1] == sorted(lengths[0] + lengths[1], reverse=True)
+
+
+def test_a_replica_that_is_done_takes_what_is_left():
+    class Slow(Engine):
+        def poll(self, seconds):
+            self.polls = getattr(self, "polls", 0) + 1
+            return super().poll(seconds) if self.polls % 20 == 0 else []
+
+    executor = Executor(make=lambda number, order: (Slow if number == 0 else Engine)(order))
+    pool = pool_of(executor, 2, max_batch_size=3)
+    pool.load_weights(weights(1))
+    pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=0))
+
+    slow, fast = (len(group.engine.seen) for group in executor.groups)
+    assert slow + fast == 40
+    assert fast > 3 * slow
+
+
+@pytest.mark.parametrize("method", ["load_weights", "submit", "poll", "describe"])
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_replica_that_is_lost_is_replaced_and_others_make_its_responses(expected, method, call):
+    class Mortal(Engine):
+        calls = 0
+
+        def __getattribute__(self, name):
+            if name == method:
+                self.calls += 1
+                if self.calls == call:
+                    raise ProcessLost("Rollout rank 0 was killed.")
+            return super().__getattribute__(name)
+
+    losses = Losses()
+    executor = Executor(make=lambda number, order: (Mortal if number == 0 else Engine)(order))
+    pool = pool_of(executor, 2, losses, max_batch_size=6)
+    pool.describe()
+
+    assert two_steps(pool) == expected
+    assert pool.describe() == [{"version": 2}, {"version": 2}]
+    assert len(losses.errors) == 1
+    assert executor.groups[0].ended
+    assert executor.started == [(0, 2), (1, 2), (0, 2)]
+
+
+def extra(finished, engine):
+    return [*finished, (12345, Response((), (), "stop", ()))]
+
+
+def changed(**values):
+    def change(finished, engine):
+        response = Response((1, 2), (-0.1, -0.2), "stop", (engine.version,) * 2)
+        return [(number, Response(**{**vars(response), **values})) for number, _ in finished]
+
+    return change
+
+
+WRONG = {
+    "another request's": (extra, "response 12345: it was not asked for"),
+    "twice": (lambda finished, engine: [*finished, *finished[:1]], "it was not asked for"),
+    "log-probs": (changed(log_probs=(-0.1,)), "2 tokens have 1 log-probs and 2 versions"),
+    "versions": (changed(versions=()), "2 tokens have 2 log-probs and 0 versions"),
+    "length": (changed(tokens=(1,) * 6, log_probs=(0.0,) * 6, versions=(1,) * 6), "6 tokens, and 5 were allowed"),
+    "aborted": (changed(stop_reason="abort"), "it was given up"),
+    "mixed": (changed(versions=(0, 1)), "it comes from weights of version 0, and version 1 is current"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_a_replica_that_answers_wrongly_is_replaced(change, message):
+    class Liar(Engine):
+        def poll(self, seconds):
+            finished = super().poll(seconds)
+            return change(finished, self) if finished else finished
+
+    losses = Losses()
+    executor = Executor(make=lambda number, order: (Liar if number == 1 else Engine)(order))
+    pool, honest = pool_of(executor, 2, losses), pool_of(Executor(), 1)
+    for each in (pool, honest):
+        each.load_weights(weights(1))
+
+    assert pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=0)) == honest.finish(
+        honest.begin(PROMPTS, SAMPLING, 4, seed=0)
+    )
+    (error,) = losses.errors
+    assert error.what == "Rollout replica 1 answered wrongly."
+    assert message in error.why
+    assert executor.groups[1].ended
+
+
+def test_a_replica_without_the_routing_that_is_asked_for_is_replaced():
+    class Router(Engine):
+        complete = True
+
+        def poll(self, seconds):
+            lengths = {request.id: len(request.prompt.tokens) for request in self.held}
+            return [
+                (number, replace(response, routing=self.routing(lengths[number] + len(response.tokens) - 1)))
+                for number, response in super().poll(seconds)
+            ]
+
+        def routing(self, rows):
+            return torch.tensor([3, 0], dtype=torch.uint8).expand(rows if self.complete else rows + 1, 2, 2)
+
+    class Liar(Router):
+        complete = False
+
+    losses = Losses()
+    pool = pool_of(Executor(make=lambda number, order: (Liar if number == 1 else Router)(order)), 2, losses)
+    pool.routing = RoutingShape(layers=2, chosen=2, experts=4)
+    pool.load_weights(weights(1))
+    found = pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=0))
+    assert all(response.routing.shape[1:] == (2, 2) for group in found for response in group)
+    (error,) = losses.errors
+    assert "its routing is torch.uint8" in error.why
+
+
+def test_a_replica_that_keeps_its_old_weights_is_replaced(expected):
+    class Stale(Engine):
+        def load_weights(self, manifest):
+            return super().load_weights(manifest if self.version is None else SimpleNamespace(version=self.version))
+
+    losses = Losses()
+    executor = Executor(make=lambda number, order: (Stale if number == 0 else Engine)(order))
+
+    assert two_steps(pool_of(executor, 2, losses)) == expected
+    (error,) = losses.errors
+    assert error.why == "it has weights of version 1 and was given version 2"
+
+
+def test_replicas_sleep_until_they_get_weights_also_if_one_is_lost_meanwhile(expected):
+    class Sleepless(Engine):
+        def sleep(self):
+            raise ProcessLost("Rollout rank 0 was killed.")
+
+    losses = Losses()
+    executor = Executor(make=lambda number, order: (Sleepless if number == 0 else Engine)(order))
+    pool, found = pool_of(executor, 2, losses), []
+    for step in (1, 2):
+        pool.load_weights(weights(step))
+        found.append(pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=step)))
+        metrics = pool.sleep()
+        assert metrics["memory/asleep_bytes"] == 10
+        assert metrics["memory/rollout_peak_bytes"] in {7, 8}
+        assert [replica.group.engine.version for replica in pool._replicas] == [None, None]
+    assert found == expected
+    assert len(losses.errors) == 1
+
+
+class TrainingRanks(Group):
+    """Training ranks that generate: four answers to each call, two of them of ranks that report."""
+
+    def submit(self, method, *arguments):
+        call = super().submit(method, *arguments)
+        whole = call.result
+
+        def result():
+            (answer,) = whole()
+            return [answer[::2], [], [], answer[1::2]] if method == "poll" else [answer] * 4
+
+        call.result = result
+        return call
+
+
+def test_training_ranks_may_be_the_only_replica_and_their_loss_is_the_run_s(expected):
+    class Nothing(Executor):
+        def start(self, spec):
+            raise AssertionError("there is no rollout process")
+
+    executor = Nothing()
+    ranks = TrainingRanks(Engine(executor.order))
+
+    def in_place(version):
+        ranks.engine.version = version
+        return lambda groups: Given(version, [version] * len(groups))
+
+    pool = RolloutPool(executor, RolloutSection(engine="megatron"), lost=None, within=ranks)
+    for step, groups in enumerate(expected, start=1):
+        pool.load_weights(in_place(step))
+        assert pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=step)) == groups
+    assert pool.describe() == [{"version": 2}]
+
+    ranks.engine.poll = lambda seconds: [(12345, Response((), (), "stop", ()))]
+    with pytest.raises(ProcessLost, match="answered wrongly"):
+        pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=3))
+    assert ranks.ended
+
+
+def test_when_none_lives_the_run_ends_with_the_last_ones_words():
+    class Dead(Engine):
+        def poll(self, seconds):
+            raise ProcessLost("Rollout rank 0 was killed.", why="the last lines it wrote")
+
+    pool = pool_of(Executor(make=lambda number, order: Dead(order)), 2, Losses(limit=3))
+    pool.load_weights(weights(1))
+    with pytest.raises(WorkerError, match="the last lines it wrote"):
+        pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=0))
+
+    pool = pool_of(Executor(make=lambda number, order: Dead(order)), 2)
+    pool.load_weights(weights(1))
+    with pytest.raises(ProcessLost, match="was killed"):
+        pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=0))

@@ -1,0 +1,83 @@
+"""Prompts are read in a confined process: what their files and templates do there is an error in words."""
+
+from __future__ import annotations
+
+import json
+import resource
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from anytron.base.errors import AnytronError, DataError
+from anytron.config.data import DataSection
+from anytron.config.imports import resolve
+from anytron.task.data.pretrained import TOKENIZER
+from anytron.task.data.prompts import tokenize
+from anytron.task.data.reading import read_prompts
+from anytron.task.isolation import reader
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+MIB = 1 << 20
+BOMBS = {
+    "a number of a gigabyte": ("{{ '%1000000000d' % 5 }}", r"more memory than|without coming further"),
+    "three gigabytes of blanks": ("{{ 'a'|center(3000000000) }}", r"more memory than|without coming further"),
+    "two gigabytes of indentation": ("{{ 'a\nb'|indent(2000000000) }}", r"more memory than|without coming further"),
+    "a power without end": ("{{ 9 ** (9 ** 9) }}", "without coming further"),
+}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(reader, "COMPUTE_S", 1.0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return resolve(f"{EXAMPLES}/characters.py:tokenizer", TOKENIZER)()
+
+
+def read(source, tokenizer, **options):
+    section = DataSection(source=source, options=options, prompts_per_step=1)
+    return list(read_prompts(section, "data", partial(tokenize, vocab_size=1000), tokenizer, None))
+
+
+@pytest.fixture
+def bomb(tmp_path):
+    """A Parquet file of a few kilobytes, whose 60 rows have 50 MB each."""
+    long = pa.array(["a" * (50 * MIB)])
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 60, pa.int32()), long)
+    file = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"prompt": column}), file, compression="zstd", store_schema=False)
+    assert file.stat().st_size < 20_000
+    return file
+
+
+def test_a_table_of_gigabytes_in_a_few_kilobytes_is_refused(bomb, tokenizer):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match=r"memory|without coming further") as caught:
+        read("parquet", tokenizer, path=str(bomb))
+    error = caught.value
+    assert all((error.what, error.where, error.why, error.fix))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB, of this process
+
+
+@pytest.mark.parametrize(("template", "why"), BOMBS.values(), ids=BOMBS)
+def test_a_template_that_takes_gigabytes_in_one_call_is_refused(tmp_path, tokenizer, monkeypatch, template, why):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": [{"role": "user", "content": "a"}]}))
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(AnytronError, match=why) as caught:
+        read("jsonl", tokenizer, path=str(file))
+    assert all((caught.value.what, caught.value.where, caught.value.why, caught.value.fix))
+
+
+def test_rows_come_back_with_all_that_rewards_need(tmp_path, tokenizer):
+    """600 rows are several messages."""
+    table = pa.table({"prompt": [f"a {number}" for number in range(600)], "answer": list(range(600))})
+    pq.write_table(table, tmp_path / "sound.parquet")
+    found = read("parquet", tokenizer, path=str(tmp_path / "sound.parquet"))
+    assert [(one.text, one.data["answer"]) for one in found] == [(f"a {number}", number) for number in range(600)]
+    assert [tokenizer.decode(list(one.tokens)) for one in found[:3]] == ["a 0", "a 1", "a 2"]

@@ -1,0 +1,421 @@
+"""Weights arrive bit for bit or not at all, whatever carries them; nothing is left behind, whatever dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.core.workers.engines.conftest import WAYS, Transfer, new_meeting
+
+from anytron.base.errors import EngineError, TransferError
+from anytron.workers.weights import network, stream
+from anytron.workers.weights.buckets import ALIGNMENT, Bucket
+from anytron.workers.weights.network import NetworkMeeting, NetworkReader
+from anytron.workers.weights.secret import new_secret
+from anytron.workers.weights.stream import StreamedWeights
+from tests.core.workers.executor.processes import listening
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
+
+
+def bits(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def collect(origin):
+    """Put tensors together from their pieces, as raw bytes: name -> (dtype, shape, optional, bytes)."""
+    found = {}
+    with origin.open() as weights:
+        for piece in weights:
+            values = bits(piece.values).clone()
+            if piece.name not in found:
+                assert piece.start == 0
+                found[piece.name] = (piece.values.dtype, piece.shape, piece.optional, values)
+            else:
+                *_, before = found[piece.name]
+                assert piece.start == len(before) // piece.values.element_size()
+                found[piece.name] = (*found[piece.name][:3], torch.cat([before, values]))
+        return weights.version, found
+
+
+def send_and_receive(transfer, weights, version=3, is_optional=lambda name: False):
+    """Send and receive in threads of this process; return what each reader found, or raise the sender's error."""
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(transfer.stream.send, weights, version, is_optional)
+        readers = [pool.submit(collect, transfer.origin(number)) for number in range(transfer.readers)]
+        assert sent.result().version == version
+        return [reader.result() for reader in readers]
+
+
+def fails(transfer, weights, error, match):
+    """Check that the only reader of weights fails in this way, and the sender does not."""
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(transfer.stream.send, weights, 3, lambda name: False)
+        with pytest.raises(error, match=match):
+            collect(transfer.origin(0))
+        assert sent.result().version == 3
+
+
+def listens():
+    """Addresses on which this process listens."""
+    return listening(os.getpid())
+
+
+@st.composite
+def tensors(draw):
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 9), max_size=4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    numbers = torch.randint(0, 256, (int(torch.tensor(shape).prod()) * dtype.itemsize,), generator=generator)
+    data = numbers.to(torch.uint8) if dtype is not torch.bool else numbers.to(torch.uint8) % 2
+    tensor = data.view(dtype).reshape(shape)
+    return tensor.transpose(0, -1) if len(shape) > 1 and draw(st.booleans()) else tensor
+
+
+@given(st.lists(tensors(), max_size=12), st.integers(1, 8), st.integers(1, 2), st.sampled_from(WAYS))
+def test_any_tensors_arrive_bit_for_bit_in_buckets_of_any_size(tmp_path_factory, weights, units, readers, way):
+    folder, before = tmp_path_factory.mktemp("stream"), listens()
+    named = {f"weight.{number}": tensor for number, tensor in enumerate(weights)}
+    with new_meeting(way, folder) as meeting:
+        transfer = Transfer(meeting, readers, 30.0, 64 * units)
+        everywhere = send_and_receive(transfer, named.items(), is_optional=lambda name: name.endswith("1"))
+    for version, found in everywhere:
+        assert version == 3
+        assert list(found) == list(named)
+        for name, tensor in named.items():
+            dtype, shape, optional, data = found[name]
+            assert (dtype, shape, optional) == (tensor.dtype, tuple(tensor.shape), name.endswith("1"))
+            assert torch.equal(data, bits(tensor))
+    assert list(folder.iterdir()) == []
+    assert listens() == before
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 63, 64, 100_000, 1 << 20, (1 << 24) - 1, 1 << 24, 1 << 40])
+def test_small_weights_go_in_one_bucket_and_large_ones_in_buckets_of_the_usual_size(num_bytes):
+    size = stream.bucket_bytes_for(num_bytes)
+    assert size % ALIGNMENT == 0
+    assert size == stream.BUCKET_BYTES or num_bytes < size <= max(2 * num_bytes, ALIGNMENT)
+
+
+@pytest.mark.parametrize("way", ["shared_memory"], indirect=True)
+def test_the_path_of_a_socket_may_be_long(new_transfer, tmp_path):
+    name = "/".join(["deep"] * 40 + ["transfer"])
+    (tmp_path / name).parent.mkdir(parents=True)
+    deep = new_transfer(name=name)
+    assert len(deep.carrier.path) > 200
+    assert send_and_receive(deep, [("a", torch.ones(3))])[0][0] == 3
+
+
+def test_rank_0_and_the_driver_listen_where_they_are_told_and_only_while_it_is_needed():
+    before, seen = listens(), []
+
+    def weights():
+        seen.append(listens() - before)
+        yield "a", torch.ones(3)
+
+    with NetworkMeeting("127.0.0.2", "127.0.0.3") as meeting:
+        assert listens() - before == {"0200007F"}
+        send_and_receive(Transfer(meeting, 1, 30.0, 4096), weights())
+        assert listens() == before
+    assert seen[0] - {"0200007F"} == {"0300007F"}
+
+
+def test_an_address_that_is_not_the_machine_s_is_an_error_that_names_it():
+    with pytest.raises(TransferError, match=r"(?s)Nobody can come for weights.*192\.0\.2\.77"):
+        NetworkMeeting("192.0.2.77", "127.0.0.1")
+
+
+def test_a_damaged_bucket_is_refused(new_transfer, monkeypatch):
+    real, calls = Bucket.checksum, []
+
+    def checksum(self, used):
+        calls.append(used)
+        if len(calls) == 4:  # each bucket is computed at both ends: this is the second, as it is received
+            self.data[5] ^= 1
+        return real(self, used)
+
+    monkeypatch.setattr(Bucket, "checksum", checksum)
+    message = r"(?s)damaged in transfer.*bucket 1, version 3.*XXH3"
+    fails(new_transfer(), [("a", torch.ones(2000))], TransferError, message)
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_byte_that_changes_on_the_way_is_noticed(new_transfer, monkeypatch):
+    real, sent = network._SenderEnd.send, []
+
+    def send(self, connection, bucket, used):
+        sent.append(used)
+        if len(sent) == 2:  # after its checksum was computed
+            bucket.data[used // 2] ^= 4
+        real(self, connection, bucket, used)
+
+    monkeypatch.setattr(network._SenderEnd, "send", send)
+    message = r"(?s)damaged in transfer.*bucket 1, version 3.*XXH3"
+    fails(new_transfer(), [("a", torch.ones(2000))], TransferError, message)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda messages: messages.pop(0), "damaged in transfer"),
+        (lambda messages: messages.pop(1), "Weights are missing"),
+        (lambda messages: messages[1]["entries"].pop(), "missing"),
+        (lambda messages: messages[0]["entries"].append(messages[0]["entries"][0]), "missing or came twice"),
+        (lambda messages: messages[-1].update(tensors=3), "Weights are missing"),
+    ],
+    ids=["a-bucket", "the-last-bucket", "an-entry", "an-entry-twice", "a-tensor"],
+)
+@pytest.mark.parametrize("way", ["shared_memory"], indirect=True)
+def test_what_is_not_told_of_is_noticed(new_transfer, monkeypatch, spoil, message):
+    """A saboteur in the sender changes the tables of buckets."""
+    real, held = stream.send, []
+
+    def send(connection, message):
+        if "reader" in message or "version" in message:
+            real(connection, message)
+        elif "done" not in message:
+            held.append(message)
+        if "tensors" in message:
+            spoil(held)
+            for one in held:
+                real(connection, one)
+
+    monkeypatch.setattr(stream, "send", send)
+    monkeypatch.setattr(stream._Sender, "_await", lambda self, number: None)
+    fails(new_transfer(), [("a", torch.ones(1000)), ("b", torch.ones(500))], TransferError, message)
+
+
+def test_a_name_that_comes_twice_is_refused_by_the_sender(new_transfer, tmp_path):
+    whole, twice = new_transfer(), [("a", torch.ones(2000)), ("a", torch.ones(2))]
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(whole.stream.send, twice, 3, lambda name: False)
+        with pytest.raises(TransferError, match="ended before all had come"):
+            collect(whole.origin(0))
+        with pytest.raises(EngineError, match=r"(?s)exported twice.*a, version 3"):
+            sent.result()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_sender_is_an_error_at_its_readers_at_once(new_transfer, start):
+    two = new_transfer(readers=2)
+    sender = start(two.stream, "5")
+    readers = [start(two.origin(number)) for number in range(2)]
+    assert sender.stdout.readline() == "stands\n"
+    sender.kill()
+    for reader in readers:
+        assert reader.communicate(timeout=20)[0] == "TransferError: The weights ended before all had come.\n"
+
+
+@pytest.mark.parametrize("way", ["shared_memory"], indirect=True)
+def test_readers_may_come_before_their_sender(new_transfer, start):
+    """If it is killed before it listens, the driver sees its death, and ends them."""
+    one = new_transfer()
+    reader = start(one.origin(0))
+    sender = start(one.stream, "0")
+    assert sender.stdout.readline() == "stands\n"
+    assert reader.poll() is None
+
+
+def test_a_killed_reader_costs_the_others_nothing(new_transfer, start, tmp_path):
+    three = new_transfer(readers=3)
+    sender = start(three.stream)
+    readers = [start(three.origin(number), *rest) for number, rest in enumerate([(), ("4",), ()])]
+    assert readers[1].stdout.readline() == "stands\n"
+    readers[1].kill()
+    for process in (sender, readers[0], readers[2]):
+        assert process.communicate(timeout=20)[0] == "version 7\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sender_does_not_wait_for_readers_that_were_withdrawn(new_transfer, start):
+    three = new_transfer(readers=3)
+    sender = start(three.stream)
+    reader = start(three.origin(0))
+    three.meeting.withdraw(2, lost=False)
+    three.meeting.withdraw(1, lost=True)
+    for process in (sender, reader):
+        assert process.communicate(timeout=20)[0] == "version 7\n"
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_reader_whose_machine_is_gone_is_known_to_the_driver_alone(new_transfer, start):
+    """No word comes from such a machine, not even of a connection's end: here the reader stands still."""
+    two = new_transfer(readers=2)
+    sender = start(two.stream)
+    readers = [start(two.origin(number), *rest) for number, rest in enumerate([(), ("4",)])]
+    assert readers[1].stdout.readline() == "stands\n"
+    two.meeting.withdraw(1, lost=True)
+    for process in (sender, readers[0]):
+        assert process.communicate(timeout=20)[0] == "version 7\n"
+    assert readers[1].poll() is None
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_reader_with_another_secret_is_refused_and_the_right_one_gets_its_weights(new_transfer, caplog):
+    one = new_transfer()
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(one.stream.send, [("a", torch.ones(2000))], 3, lambda name: False)
+        stranger = replace(one.origin(0), carrier=replace(one.carrier, secret=new_secret()))
+        with pytest.raises(TransferError, match="do not trust each other"):
+            collect(stranger)
+        assert collect(one.origin(0))[0] == sent.result().version == 3
+    assert "a connection from 127.0.0.1 was refused: the other end does not know the secret" in caplog.text
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_strangers_that_say_nothing_hold_up_nobody(new_transfer):
+    one = new_transfer()
+    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as opened:
+        sent = pool.submit(one.stream.send, [("a", torch.ones(2000))], 3, lambda name: False)
+        silent = [
+            opened.enter_context(socket.create_connection(one.carrier.sender)) for _ in range(network.CALLERS + 10)
+        ]
+        silent[0].settimeout(network.PROOF_S / 2)
+        assert len(silent[0].recv(32, socket.MSG_WAITALL)) == 32
+        assert silent[0].recv(1) == b"", "there are too many, and it has taken longest"
+        began = time.monotonic()
+        assert collect(one.origin(0))[0] == sent.result().version == 3
+        assert time.monotonic() - began < network.PROOF_S / 2
+        assert len(silent[-1].recv(1000)) == 32, "it was told a random number, and nothing else"
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_proof_has_one_deadline_however_slowly_its_bytes_come(new_transfer, monkeypatch):
+    monkeypatch.setattr(network, "PROOF_S", 0.3)
+    one = new_transfer()
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(one.stream.send, [("a", torch.ones(2000))], 3, lambda name: False)
+        began = time.monotonic()
+        with socket.create_connection(one.carrier.sender) as slow, contextlib.suppress(OSError):
+            for _ in range(60):  # of the 64 bytes of a proof
+                slow.sendall(b"x")
+                time.sleep(0.05)
+        assert time.monotonic() - began < 2.5, "it was refused in the middle"
+        assert collect(one.origin(0))[0] == sent.result().version == 3
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_transfer_ends_in_time_while_strangers_knock(new_transfer):
+    one = new_transfer(timeout_s=0.5)
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(one.stream.send, [], 3, lambda name: False)
+        where, until = one.carrier.sender, time.monotonic() + 5.0
+        with socket.create_connection(where), contextlib.suppress(OSError):
+            while time.monotonic() < until:
+                with socket.create_connection(where) as stranger:
+                    stranger.sendall(bytes(64))
+        with pytest.raises(TransferError, match="does not come for its weights"):
+            sent.result()
+        assert time.monotonic() < until
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_recorded_proof_proves_nothing_again(new_transfer):
+    """Somebody writes down all that a reader says, and says it again."""
+    one, recorded = new_transfer(), bytearray()
+    with ThreadPoolExecutor() as pool, socket.create_server(("127.0.0.1", 0)) as between:
+        sent = pool.submit(one.stream.send, [("a", torch.ones(2000))], 3, lambda name: False)
+        real = one.carrier.sender
+        through = replace(one.origin(0), carrier=replace(one.carrier, sender=between.getsockname()))
+        found = pool.submit(collect, through)
+        caller, _ = between.accept()
+        with caller, socket.create_connection(real) as called:
+            called.settimeout(10.0)
+            caller.settimeout(10.0)
+            caller.sendall(called.recv(32, socket.MSG_WAITALL))
+            recorded += caller.recv(64, socket.MSG_WAITALL)
+            with socket.create_connection(real) as again:  # the true one waits in the middle of its proof
+                again.settimeout(10.0)
+                again.recv(32, socket.MSG_WAITALL)
+                again.sendall(recorded)
+                assert again.recv(1000) == b"", "it is not answered"
+        with pytest.raises(TransferError):
+            found.result()
+        assert collect(one.origin(0))[0] == sent.result().version == 3
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_a_reader_does_not_take_weights_from_another_sender(new_transfer):
+    one = new_transfer()
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+        reader = replace(one.stream.origin(NetworkReader(listener.getsockname(), new_secret()), 0))
+        found = pool.submit(collect, reader)
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(bytes(64))  # it repeats what it was told, at best
+            connection.recv(1000)
+            with pytest.raises(TransferError, match=r"(?s)do not trust each other.*does not know the secret"):
+                found.result()
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_the_driver_takes_no_port_from_a_stranger_and_rank_0_does_not_talk_to_another_driver(new_transfer):
+    one, other = new_transfer(), new_transfer()
+    lost = replace(one.stream, carrier=replace(one.meeting.sender, secret=new_secret()))
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(lost.send, [], 3, lambda name: False)
+        while not sent.done():
+            assert one.meeting.reader() is None
+        with pytest.raises(TransferError, match="do not trust each other"):
+            sent.result()
+    wrong = replace(one.stream, carrier=replace(one.meeting.sender, driver=other.meeting.sender.driver))
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(wrong.send, [], 3, lambda name: False)
+        while not sent.done():
+            assert other.meeting.reader() is None
+        with pytest.raises(TransferError, match="do not trust each other"):
+            sent.result()
+
+
+@pytest.mark.parametrize("way", ["network"], indirect=True)
+def test_the_secret_is_in_no_text(new_transfer):
+    one = new_transfer()
+    for plain in (one.stream, one.stream.origin(NetworkReader(("x", 1), one.meeting.sender.secret), 0)):
+        assert "secret" not in repr(plain)
+
+
+def test_a_sender_without_any_reader_still_takes_all_weights_from_the_ranks(new_transfer):
+    alone, taken = new_transfer(), []
+
+    def weights():
+        for number in range(5):
+            taken.append(number)
+            yield str(number), torch.ones(2000)
+
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(alone.stream.send, weights(), 3, lambda name: False)
+        assert alone.carrier
+        alone.meeting.withdraw(0, lost=True)
+        assert sent.result() == StreamedWeights(3, 5 * 8000)
+    assert taken == [0, 1, 2, 3, 4]
+
+
+def test_neither_end_waits_for_ever(new_transfer):
+    two = new_transfer(readers=2, timeout_s=0.1)
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(two.stream.send, [], 3, lambda name: False)
+        origin = two.origin(0)
+        with pytest.raises(TransferError, match=r"(?s)does not come for its weights.*readers \[0, 1\] of 2"):
+            sent.result()
+    with pytest.raises(TransferError, match=r"Nobody sends weights|does not reach its end"):
+        collect(origin)
