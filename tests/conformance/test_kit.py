@@ -293,7 +293,8 @@ def test_without_torch_it_says_what_to_install(tmp_path):
 
 def test_a_mistake_is_told_before_torch_is_imported():
     program = (
-        "import sys\nfrom anytron.base.errors import AnytronError\nfrom anytron.cli.conformance import run_conformance\n"
+        "import sys\nfrom anytron.base.errors import AnytronError\n"
+        "from anytron.cli.conformance import run_conformance\n"
         "try:\n    run_conformance(sys.argv[1], [], sys.argv[2:], as_json=False)\n"
         "except AnytronError as error:\n    print(error.what, 'torch' in sys.modules)"
     )
@@ -330,7 +331,8 @@ def test_every_rule_has_a_name_of_its_own_and_a_section():
 
 def test_it_is_three_lines_in_a_suite(pytester_run):
     output = pytester_run(
-        "from anytron.proof.conformance import conformance\n\ntest_conformance = conformance('basalt', level='device')\n"
+        "from anytron.proof.conformance import conformance\n\n"
+        "test_conformance = conformance('basalt', level='device')\n"
     )
     assert "test_conformance[device/rng-round-trip] PASSED" in output
     assert "basalt declares no own-device: the simulator computes on the host's processor" in output

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CORE = ROOT / "core" / "anytron"
-TEMPLATE = CORE / "scaffold" / "template"
+TEMPLATE = CORE / "cli" / "scaffold" / "template"
 """Of the packages of new platforms: to the core it is data."""
 BACKENDS = ROOT / "backends"
 BACKEND_NAMES = ("anytron_megatron", "anytron_rollout", "anytron_vllm", "anytron_verifiers", "anytron_ray")
@@ -39,7 +39,7 @@ LIGHT = (
     "anytron.device.limits",
     "anytron.sequences.masks",
     "anytron.device.platform",
-    "anytron.plugins",
+    "anytron.device.loading",
     "anytron.device.runtime",
     "anytron.cli.main",
     "anytron_cpu",
@@ -67,7 +67,7 @@ def test_the_floors_are_drawn_in_the_docs():
     [
         ("sequences/layout.py", "from anytron.run.trainer.loop import train", "core/anytron/sequences/layout.py:"),
         (
-            "errors.py",
+            "base/errors.py",
             "if TYPE_CHECKING:\n    from anytron.config.schema import RunConfig",
             "core/anytron/base/errors.py:",
         ),

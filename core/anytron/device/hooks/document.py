@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from anytron.device.hooks.document_types import Named
     from anytron.device.hooks.registry import HookSpec
 
-_NOTICE = "<!-- Generated from core/anytron/device/hooks/specs.py by python -m anytron.device.hooks.document docs/reference/hooks.md -->"
+_NOTICE = (
+    "<!-- Generated from core/anytron/device/hooks/specs.py by "
+    "python -m anytron.device.hooks.document docs/reference/hooks.md -->"
+)
 _KERNELS = """## Fused kernels
 
 What `fused_kernel` is asked for, and how the answer is called: as the neutral default, the function of that name in

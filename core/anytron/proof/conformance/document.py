@@ -16,7 +16,10 @@ from anytron.proof.conformance.rules import LEVELS, TITLE
 if TYPE_CHECKING:
     from anytron.proof.conformance.rules import Level, Rule
 
-_NOTICE = "<!-- Generated from core/anytron/proof/conformance by python -m anytron.proof.conformance.document docs/reference/conformance.md -->"
+_NOTICE = (
+    "<!-- Generated from core/anytron/proof/conformance by "
+    "python -m anytron.proof.conformance.document docs/reference/conformance.md -->"
+)
 _INTRODUCTION = f"""# {TITLE}
 
 What a platform must do, one sentence each, as `anytron conformance NAME` checks it;

@@ -72,7 +72,8 @@ def test_the_plan_says_that_a_target_is_missing(victim):
 @pytest.mark.mcore
 def test_targets_in_megatron_are_found_without_importing_it():
     code = (
-        "import sys; from anytron.device.patches import Patch, Phase; from anytron.device.patches.targets import missing_target\n"
+        "import sys; from anytron.device.patches import Patch, Phase\n"
+        "from anytron.device.patches.targets import missing_target\n"
         "for name in ('PackedSeqParams', 'PackedSeqParms'):\n"
         "    patch = Patch('us.p', 'megatron.core.packed_seq_params:' + name, Phase.BEFORE_BUILD, 'r',"
         " replacement='math:floor')\n"
