@@ -1,6 +1,6 @@
-"""The plan of the house: which room stands on which floor, and how to measure that the code keeps to it.
+"""The plan of the house: which district stands on which floor, and how to measure that the code keeps to it.
 
-A room is a folder or a file directly inside of a package. A file may import what lies in its own room or on a
+A district is a folder or a file directly inside of a package. A file may import what lies in its own district or on a
 lower floor; imports for type checkers count. ``python -m tests.house --json`` measures, ``--draw`` writes the
 picture in docs/explanation/architecture.md.
 """
@@ -28,7 +28,9 @@ PACKAGES = {
     "anytron_cpu": ROOT / "plugins" / "cpu" / "anytron_cpu",
     "anytron_cuda": ROOT / "plugins" / "cuda" / "anytron_cuda",
     "anytron_ascend": ROOT / "plugins" / "ascend" / "anytron_ascend",
+    "anytron_ascend_simulator": ROOT / "plugins" / "ascend" / "simulator" / "anytron_ascend_simulator",
     "anytron_verl": ROOT / "plugins" / "verl" / "anytron_verl",
+    "anytron_swift": ROOT / "plugins" / "swift" / "anytron_swift",
 }
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -88,6 +90,20 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("platform",),
         ("__init__",),
     ),
+    "anytron_ascend_simulator": (
+        ("memory", "paths", "pyacl", "random_numbers", "signatures"),
+        ("build", "kernels"),
+        ("__main__", "aclnn", "aten_formulas"),
+        ("aten",),
+        ("activation",),
+        ("__init__",),
+    ),
+    "anytron_swift": (
+        ("__init__", "installation"),
+        ("cli", "patches"),
+        ("__main__", "process"),
+        ("commands", "masks"),
+    ),
     "anytron_verl": (
         ("__init__", "configuration", "layouts", "names"),
         ("examination", "loading", "patches", "process", "scoring"),
@@ -124,8 +140,8 @@ def modules(package: str) -> dict[str, Path]:
     return found
 
 
-def room_of(module: str) -> str:
-    """The room of a module: the first name below its package."""
+def district_of(module: str) -> str:
+    """The district of a module: the first name below its package."""
     return [*module.split("."), "__init__"][1]
 
 
@@ -147,19 +163,19 @@ def imports(package: str) -> list[Import]:
 
 
 def unlisted(package: str) -> list[str]:
-    """Rooms that the plan does not name, and names of the plan without a room."""
-    there = {room_of(name) for name in modules(package)}
-    return sorted(there ^ {room for floor in FLOORS[package] for room in floor})
+    """Rooms that the plan does not name, and names of the plan without a district."""
+    there = {district_of(name) for name in modules(package)}
+    return sorted(there ^ {district for floor in FLOORS[package] for district in floor})
 
 
 def climbing(package: str) -> list[Import]:
-    """Imports of another room that is not on a lower floor."""
-    floor = {room: number for number, rooms in enumerate(FLOORS[package]) for room in rooms}
+    """Imports of another district that is not on a lower floor."""
+    floor = {district: number for number, districts in enumerate(FLOORS[package]) for district in districts}
     return [
         one
         for one in imports(package)
-        if room_of(one.importer) != room_of(one.imported)
-        and floor[room_of(one.imported)] >= floor[room_of(one.importer)]
+        if district_of(one.importer) != district_of(one.imported)
+        and floor[district_of(one.imported)] >= floor[district_of(one.importer)]
     ]
 
 
@@ -196,12 +212,11 @@ def circles(package: str) -> list[tuple[str, ...]]:
 def measure() -> dict[str, int]:
     """The figures of the whole house."""
     files = [path for package in PACKAGES for path in modules(package).values()]
-    simulator = sorted((ROOT / "plugins" / "ascend" / "simulator").rglob("*.py"))
     return {
         "circles": sum(len(circles(package)) for package in PACKAGES),
         "climbing": sum(len(climbing(package)) for package in PACKAGES),
-        "rooms": sum(len({room_of(name) for name in modules(package)}) for package in PACKAGES),
-        "lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in [*files, *simulator]),
+        "districts": sum(len({district_of(name) for name in modules(package)}) for package in PACKAGES),
+        "lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files),
     }
 
 
@@ -209,7 +224,7 @@ def picture() -> str:
     """The floors as text, the roof first."""
     drawn = []
     for package, floors in FLOORS.items():
-        rows = ["  ".join(rooms) for rooms in reversed(floors)]
+        rows = ["  ".join(districts) for districts in reversed(floors)]
         drawn.append("\n".join([f"{package}/", *(f"  {number:>2}  {row}" for number, row in _numbered(rows))]))
     return "```\n" + "\n\n".join(drawn) + "\n```"
 
@@ -230,8 +245,8 @@ def main() -> None:
         DRAWN.write_text(f"{before}{BEGIN}\n{picture()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
         return
     for package in PACKAGES:
-        for room in unlisted(package):
-            sys.stderr.write(f"{package}: the plan and the code disagree on {room}\n")
+        for district in unlisted(package):
+            sys.stderr.write(f"{package}: the plan and the code disagree on {district}\n")
         for climb in climbing(package):
             sys.stderr.write(f"{climb}\n")
         for circle in circles(package):

@@ -36,7 +36,7 @@ def choose(candidates: Iterable[tuple[str, str | None]]) -> Choice:
     Args:
         candidates: Names, best first, each with its obstacle or None. The last has none.
     """
-    passed_over = []
+    passed_over: list[tuple[str, str]] = []
     for name, obstacle in candidates:
         if obstacle is None:
             return Choice(name, tuple(passed_over))

@@ -86,7 +86,7 @@ def engine_parts(section: Any, *, packed: bool, alone: bool, trains: bool) -> di
     from omegaconf import OmegaConf, open_dict
     from verl.utils.config import omega_conf_to_dataclass
 
-    actor = OmegaConf.create(OmegaConf.to_container(section.actor, resolve=True))
+    actor: Any = OmegaConf.create(OmegaConf.to_container(section.actor, resolve=True))
     with open_dict(actor):
         dtype = actor.megatron.dtype
         actor.megatron.update(ALONE if alone else {})

@@ -25,7 +25,7 @@ ROLLOUTS = "verl.workers.rollout.replica"
 """The module in which verl's rollouts are registered."""
 
 
-class AnytronDevice(PlatformBase):
+class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent where types are checked
     """The layer's platform: ``torch.cuda`` where that is redirected, else the device's own module.
 
     Processes without a device ask only what needs none: names, and how Ray counts the devices.

@@ -49,7 +49,7 @@ class _OnTheLayer:
         layer = process.layer()
         layer.prepare(EngineFacts(sizes_of(engine_config), deterministic=engine_config.full_determinism))
         layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
-        super().__init__(*args, engine_config=engine_config, **kwargs)
+        super().__init__(*args, engine_config=engine_config, **kwargs)  # type: ignore[call-arg]  # of verl's engine
         self._layouts: Layouts | None = None
 
     def initialize(self) -> None:

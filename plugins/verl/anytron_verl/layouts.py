@@ -128,7 +128,7 @@ class Layouts:
         align = self._sizes.tensor * context_shard().chunks
         preparer = self._preparer(bucket or (1 if rows is None else -(-rows // align) * align))
         tokens = input_ids.values().cpu()
-        offsets = input_ids.offsets()
+        offsets: Tensor = input_ids.offsets()  # type: ignore[attr-defined]  # of nested tensors only
         batch = RaggedBatch(offsets.diff().cpu(), tokens, torch.ones_like(tokens, dtype=torch.bool))
         return MicroBatch(preparer, preparer.prepare(batch), offsets.to(preparer.device))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from anytron.kernels import fused as neutral
 from anytron.kernels.contract import KernelName
+from anytron.kernels.rope import rope as neutral_rope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +56,7 @@ def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
 
     size = freqs.shape[-1]
     if size > MAX_ROTARY_SIZE:
-        return neutral.rope(x, freqs, interleaved)
+        return neutral_rope(x, freqs, interleaved)
     turned, passed = x[..., :size], x[..., size:]
     angles = _four_dimensions(freqs.expand(*[1] * (x.dim() - freqs.dim()), *freqs.shape))
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
@@ -110,7 +111,7 @@ def _product(x: Tensor, weight: Tensor, counts: Tensor, group_type: int) -> Tens
 def grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> Tensor:
     """As :func:`anytron.kernels.fused.grouped_mm`."""
     counts = torch.tensor(list(splits), dtype=torch.int64, device=x.device)
-    product: Tensor = _GroupedMatmul.apply(x, counts, *weights)
+    product: Tensor = _GroupedMatmul.apply(x, counts, *weights)  # type: ignore[no-untyped-call]
     return product
 
 
@@ -134,14 +135,39 @@ def adam(
     The operator is AdamW with bias correction on float32; every other form, and parameters of another
     type, take the neutral kernel.
     """
-    settings = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     plain = (decoupled or weight_decay == 0.0) and bias_correction
     if not plain or any(tensor.dtype != torch.float32 for tensor in (*params, *grads)):
-        form = {"step": step, "decoupled": decoupled, "bias_correction": bias_correction}
-        neutral.adam(params, grads, exp_avgs, exp_avg_sqs, **form, **settings)
+        neutral.adam(
+            params,
+            grads,
+            exp_avgs,
+            exp_avg_sqs,
+            step=step,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay,
+            decoupled=decoupled,
+            bias_correction=bias_correction,
+        )
         return
     steps = [torch.full((), float(step), device=param.device) for param in params]
-    torch._fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, [], steps, amsgrad=False, maximize=False, **settings)
+    torch._fused_adamw_(
+        params,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        [],
+        steps,
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )
 
 
 _KERNELS: Mapping[KernelName, Callable[..., Any]] = MappingProxyType(

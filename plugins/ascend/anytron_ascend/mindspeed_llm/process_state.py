@@ -124,7 +124,7 @@ def _validated(arguments: Mapping[str, Any]) -> Namespace:
     from megatron.training.arguments import parse_args, validate_args
 
     with bare_command_line():
-        full = parse_args(ignore_unknown_args=True)
+        full: Namespace = parse_args(ignore_unknown_args=True)
     check_names(arguments, vars(full))
     for name, value in arguments.items():
         setattr(full, name, value)

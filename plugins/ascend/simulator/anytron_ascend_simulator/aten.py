@@ -182,4 +182,4 @@ class _Call:
 
 
 def _current() -> torch.device:
-    return torch.device("npu", torch.npu.current_device())
+    return torch.device("npu", torch.npu.current_device())  # type: ignore[attr-defined]  # torch_npu adds it

@@ -11,7 +11,7 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the memory of a simulated NPU tensor; valid as long as that lives."""
     storage = tensor.untyped_storage()
     return from_pointer(
-        storage.data_ptr(), storage.nbytes(), tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
+        storage.data_ptr(), storage.nbytes(), tensor.dtype, int(tensor.storage_offset()), tensor.size(), tensor.stride()
     )
 
 

@@ -8,7 +8,7 @@ host's own generator is left alone.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,7 +33,8 @@ def host_seed(seed: int, offset: int) -> int:
 def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
     """Let the host's default generator stand for a device's generator, by default the current device's."""
     if generator is None:
-        generator = torch.npu.default_generators[torch.npu.current_device()]
+        npu: Any = torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
+        generator = npu.default_generators[npu.current_device()]
     offset = generator.get_offset()
     host = torch.default_generator
     before = host.get_state()

@@ -36,7 +36,7 @@ def make_attention(spec: AttentionSpec, offered: Capabilities, wanted: Attention
     made = [(name, CANDIDATES[name].call_obstacle, CANDIDATES[name].make(spec)) for name in taken]
 
     def attend(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        passed_over = []
+        passed_over: list[str] = []
         for name, call_obstacle, kernel in made:
             why = call_obstacle(spec, call, query.dtype)
             if why is None:

@@ -51,8 +51,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> T
     """Attend (:func:`anytron_cuda.attention.packed.make_packed`); heads of one size, at most 256."""
     query, key, padded = padded_heads(query, key, value)
     if sequences.sinks is not None:
-        output: Tensor = _WithSinks.apply(query, key, padded, sequences.sinks, sequences)  # type: ignore[no-untyped-call]
-        return output[..., : value.shape[-1]]
+        with_sinks: Tensor = _WithSinks.apply(query, key, padded, sequences.sinks, sequences)  # type: ignore[no-untyped-call]
+        return with_sinks[..., : value.shape[-1]]
     from torch.nn.attention.varlen import varlen_attn
 
     output = varlen_attn(
@@ -67,6 +67,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> T
         window_size=sequences.window,
         enable_gqa=query.shape[1] != key.shape[1],
     )
+    assert isinstance(output, torch.Tensor)  # a tuple only where log-sum-exps are asked for
     return output[..., : value.shape[-1]]
 
 
@@ -96,10 +97,10 @@ class _WithSinks(torch.autograd.Function):
         # Log-sum-exps are float32 [H, Tq]; that of a row which sees no key is infinite, and its output zero.
         row_sums = row_sums.masked_fill(row_sums == torch.inf, -torch.inf)
         with_sinks = torch.logaddexp(row_sums, sinks.float()[:, None])
-        output = (output * (row_sums - with_sinks).exp().t()[..., None]).to(query.dtype)
-        ctx.save_for_backward(query, key, value, sinks, output, with_sinks)
+        scaled: Tensor = (output * (row_sums - with_sinks).exp().t()[..., None]).to(query.dtype)
+        ctx.save_for_backward(query, key, value, sinks, scaled, with_sinks)
         ctx.sequences = sequences
-        return output
+        return scaled
 
     @staticmethod
     @torch.autograd.function.once_differentiable

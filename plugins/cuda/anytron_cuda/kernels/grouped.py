@@ -74,5 +74,5 @@ def torch_grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]
     fits = all(size % elements == 0 for size in weights[0].shape)
     if not fits or not len(x) or len(weights) > MAX_GROUPS or any(weight.dtype != x.dtype for weight in weights):
         return neutral.grouped_mm(x, weights, splits)
-    product: Tensor = _GroupedProduct.apply(x.contiguous(), splits, *weights)
+    product: Tensor = _GroupedProduct.apply(x.contiguous(), splits, *weights)  # type: ignore[no-untyped-call]
     return product

@@ -6,6 +6,7 @@ float32 ``[tokens]``. ``factor`` is one divided by the temperature. Micro-batche
 compiled for a certain number of them.
 """
 # ruff: noqa: ANN001, ANN201, ANN202 -- Triton knows types when it compiles.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
 import triton.language as tl

@@ -190,7 +190,8 @@ class Generation:
                 fix="raise rollout.max_model_len, or lower data.max_prompt_length",
             )
         whole, response = self._rollout.prompt_length + self._rollout.response_length, self._rollout.response_length
-        return max(1, min(left, min(response, whole - prompt) if asked is None else asked))
+        room: int = max(1, min(left, min(response, whole - prompt) if asked is None else asked))
+        return room
 
 
 class _Interrupted(StoppingCriteria):

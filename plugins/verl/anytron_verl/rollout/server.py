@@ -208,7 +208,7 @@ class TransformersReplica(RolloutReplica):  # type: ignore[misc]
         variables = dict.fromkeys(platform.ray_noset_envvars(), "1")
         variables[platform.visible_devices_envvar()] = ",".join(devices)
         name = server_name(self.replica_rank)
-        server = ray.remote(TransformersServer).options(
+        server: Any = ray.remote(TransformersServer).options(
             name=name,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
             runtime_env={"env_vars": {**variables, **platform.rollout_env_vars()}},

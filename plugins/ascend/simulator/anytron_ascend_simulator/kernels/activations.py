@@ -10,6 +10,8 @@ from anytron_ascend_simulator.kernels.contract import require
 from anytron_ascend_simulator.kernels.differentiate import gradients
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 
@@ -28,4 +30,4 @@ def _swiglu_grad(dy: Tensor, x: Tensor, dim: int, dx: Tensor) -> None:
     dx.copy_(gradients(lambda given: _formula(given, dim), (x,), dy)[0])
 
 
-KERNELS = {"aclnnSwiGlu": _swiglu, "aclnnSwiGluGrad": _swiglu_grad}
+KERNELS: dict[str, Callable[..., None]] = {"aclnnSwiGlu": _swiglu, "aclnnSwiGluGrad": _swiglu_grad}

@@ -15,6 +15,8 @@ from anytron_ascend_simulator.kernels.contract import require
 from anytron_ascend_simulator.random_numbers import host_seed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 ALIGNMENT = 128
@@ -57,4 +59,4 @@ def _draw(shape: list[int], drop_prob: float, seed: int, offset: int, _dtype: to
     target.copy_((kept.to(torch.uint8) << _BITS).sum(-1, dtype=torch.uint8).view(target.shape))
 
 
-KERNELS = {"aclnnDropoutGenMaskV2": _draw}
+KERNELS: dict[str, Callable[..., None]] = {"aclnnDropoutGenMaskV2": _draw}

@@ -58,7 +58,8 @@ def _backward(
     d_scores = weights * (d_weights - delta) * attention.attributes.scale
 
     def ungroup(gradient: Tensor) -> Tensor:
-        return gradient.unflatten(-3, (-1, group)).sum(-3)
+        summed: Tensor = gradient.unflatten(-3, (-1, group)).sum(-3)  # type: ignore[no-untyped-call]
+        return summed
 
     d_query = d_scores @ piece.key.repeat_interleave(group, -3)
     d_key = ungroup(d_scores.transpose(-1, -2) @ piece.query)

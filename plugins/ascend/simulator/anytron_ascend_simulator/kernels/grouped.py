@@ -14,6 +14,8 @@ import torch
 from anytron_ascend_simulator.kernels.contract import require
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 ROWS, REDUCED = 0, 2
@@ -67,4 +69,4 @@ def _reduced(x: Tensor, weight: Tensor, counts: list[int], output: Tensor) -> No
         begin += count
 
 
-KERNELS = {"aclnnGroupedMatmulV4": _grouped_matmul}
+KERNELS: dict[str, Callable[..., None]] = {"aclnnGroupedMatmulV4": _grouped_matmul}

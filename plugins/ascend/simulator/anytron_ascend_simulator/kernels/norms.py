@@ -9,6 +9,8 @@ import torch
 from anytron_ascend_simulator.kernels.contract import require
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 
@@ -40,4 +42,4 @@ def _axes(x: Tensor, gamma: Tensor) -> tuple[int, ...]:
     return tuple(range(-gamma.dim(), 0))
 
 
-KERNELS = {"aclnnRmsNorm": _rms_norm, "aclnnRmsNormGrad": _rms_norm_grad}
+KERNELS: dict[str, Callable[..., None]] = {"aclnnRmsNorm": _rms_norm, "aclnnRmsNormGrad": _rms_norm_grad}

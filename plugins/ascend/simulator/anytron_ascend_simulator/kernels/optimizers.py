@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from anytron_ascend_simulator.kernels.contract import require
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 
@@ -38,4 +40,4 @@ def _adamw(
     param.copy_(updated)
 
 
-KERNELS = {"aclnnApplyAdamWV2": _adamw}
+KERNELS: dict[str, Callable[..., None]] = {"aclnnApplyAdamWV2": _adamw}

@@ -10,6 +10,8 @@ from anytron_ascend_simulator.kernels.contract import require
 from anytron_ascend_simulator.kernels.differentiate import gradients
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 HALF, INTERLEAVED = 0, 1
@@ -53,4 +55,7 @@ def _rotary_grad(
         dsin.copy_(found[2])
 
 
-KERNELS = {"aclnnRotaryPositionEmbedding": _rotary, "aclnnRotaryPositionEmbeddingGrad": _rotary_grad}
+KERNELS: dict[str, Callable[..., None]] = {
+    "aclnnRotaryPositionEmbedding": _rotary,
+    "aclnnRotaryPositionEmbeddingGrad": _rotary_grad,
+}
