@@ -14,8 +14,8 @@ from tests.docs.remedies import Remedy, exists, refusal, remedies, remedies_of
 from tests.house import ROOT
 
 BEFORE = re.compile(
-    r"core/anytron/(?:config|preflight|planning|doctor|cli|data|testing|verification|scaffold)/"
-    r"|core/anytron/(?:tracking/(?:document|metric_table)|checkpoint/differences)\.py"
+    r"core/anytron/(?:config|cli|proof|run/preflight|task/data)/"
+    r"|core/anytron/record/(?:tracking/(?:document|metric_table)|checkpoint/differences)\.py"
     r"|backends/anytron_megatron/(?:checks|estimate)/"
     r"|plugins/ascend/anytron_ascend/(?:options|platform|adaptors/mindspeed_llm|mindspeed_llm/\w+)\.py"
 )
