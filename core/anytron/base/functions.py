@@ -22,7 +22,7 @@ from anytron.base.files import exhausted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_OURS = (str(Path(__file__).parent), "<frozen importlib", str(importlib.__file__))
+_OURS = (str(Path(__file__).parents[1]), "<frozen importlib", str(importlib.__file__))
 """How the names of files begin whose frames come before a user's."""
 
 
