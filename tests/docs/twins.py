@@ -44,7 +44,21 @@ _UNPROVED = (
     "if len(proof) != len(_proof(secret, side, challenges)):",
 )
 _PRIVATE = ("base/files.py", "PRIVATE = 0o600", "PRIVATE = 0o644")
+_READER = "tests/core/task/isolation/test_reader.py::test_"
 TWINS = [
+    Twin(
+        f"{_READER}whatever_happens_is_an_error_in_words_and_the_next_call_is_answered", "task/isolation/reader.py",
+        "except BaseException as error:  # noqa: BLE001 - a library's panic is no Exception",
+        "except ValueError as error:",
+    ),
+    Twin(
+        f"{_READER}it_has_no_open_file_of_the_drivers", "task/isolation/reader.py",
+        "os.closerange(5, _ANY_FILE)", "os.closerange(5, 5)",
+    ),
+    Twin(
+        f"{_READER}a_machine_that_cannot_confine_reads_nothing", "task/isolation/reader.py",
+        "if unconfined:", "if not service:",
+    ),
     Twin(f"{_STREAM}a_reader_with_another_secret_is_refused_and_the_right_one_gets_its_weights", *_UNPROVED),
     Twin(f"{_STREAM}a_reader_does_not_take_weights_from_another_sender", *_UNPROVED),
     Twin(

@@ -151,14 +151,12 @@ def test_who_stops_early_leaves_no_process_and_gets_the_right_answer_next(reader
 
 def test_it_has_no_open_file_of_the_drivers(tmp_path):
     def files(call, note):
-        yield sorted(
-            os.readlink(f"/proc/self/fd/{name}").partition(":")[0]  # noqa: PTH115
-            for name in range(5)
-        )
+        places = sorted(Path("/proc/self/fd").iterdir())
+        yield [str(place.readlink()).partition(":")[0] for place in places if place.is_symlink()]  # not the listing's
 
     with (tmp_path / "secret").open("w"):
         (found,) = ConfinedReader(files).ask(None, ERRAND)
-    assert found == ["/dev/null", "/dev/null", "/memfd", "pipe", "socket"]
+    assert found == ["/dev/null", "/dev/null", "/memfd", "socket", "pipe"]
 
 
 PROGRAM = """

@@ -58,7 +58,7 @@ def _backward(
     d_scores = weights * (d_weights - delta) * attention.attributes.scale
 
     def ungroup(gradient: Tensor) -> Tensor:
-        summed: Tensor = gradient.unflatten(-3, (-1, group)).sum(-3)  # type: ignore[no-untyped-call]
+        summed: Tensor = gradient.unflatten(-3, (-1, group)).sum(-3)
         return summed
 
     d_query = d_scores @ piece.key.repeat_interleave(group, -3)

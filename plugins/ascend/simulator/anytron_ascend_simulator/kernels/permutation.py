@@ -19,6 +19,8 @@ import torch
 from anytron_ascend_simulator.kernels.contract import require
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -155,7 +157,7 @@ def _check_top_k(top_k: int) -> None:
     require(0 < top_k <= MAX_TOP_K, f"{top_k} experts of a token: at least 1, at most {MAX_TOP_K}")
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[..., None]] = {
     "aclnnMoeTokenPermute": _permute,
     "aclnnMoeTokenPermuteGrad": _permute_grad,
     "aclnnMoeTokenUnpermute": _unpermute,

@@ -18,6 +18,8 @@ from anytron_ascend_simulator.kernels.contract import require
 from anytron_ascend_simulator.kernels.permutation import FLOATS, MAX_TOP_K, check_permutation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 UNUSED = -1
@@ -183,7 +185,7 @@ def _check_dtypes(dtype: torch.dtype, probs: Tensor | None) -> None:
         require(probs.dtype in allowed, f"probs are {probs.dtype}, tokens {dtype}: the same, or float32 with bfloat16")
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[..., None]] = {
     "aclnnMoeTokenPermuteWithRoutingMap": _permute,
     "aclnnMoeTokenPermuteWithRoutingMapGrad": _permute_grad,
     "aclnnMoeTokenUnpermuteWithRoutingMap": _unpermute,
