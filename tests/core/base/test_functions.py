@@ -26,7 +26,7 @@ from anytron.config.schema import ModelSection
 from anytron.config.scoring import RewardSection
 from anytron.record.sinks.delivery import MetricSinks
 from anytron.record.sinks.loading import sink_diagnostics
-from anytron.run.preflight.rehearsal import reference_answers
+from anytron.run.preflight.forms import reference_answers
 from anytron.task.data.pretrained import load_image_processor, load_tokenizer
 from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.data.sources import load_prompts
