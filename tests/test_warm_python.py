@@ -54,6 +54,13 @@ def test_arguments_environment_directory_and_descriptors(started, tmp_path, new_
         os.close(writer)
 
 
+def test_its_group_can_be_ended_as_soon_as_it_has_a_number(started):
+    for _ in range(10):
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait(timeout=30) == -signal.SIGKILL
+
+
 @pytest.mark.parametrize(
     ("code", "status", "says"),
     [

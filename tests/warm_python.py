@@ -165,9 +165,13 @@ def serve(requests: socket.socket) -> None:
                 return
             if ready is requests:
                 message, (reply, *descriptors), *_ = socket.recv_fds(requests, 1 << 20, 64)
+                grouped, own = os.pipe()
                 child = os.fork()
                 if not child:
                     become(json.loads(message), descriptors)
+                os.close(own)
+                os.read(grouped, 1)  # it has closed its end: who gets its number may end its group, as with Popen
+                os.close(grouped)
                 status = socket.socket(fileno=reply)
                 with contextlib.suppress(ConnectionError):  # who asked has been killed
                     status.send(b"%d" % child)

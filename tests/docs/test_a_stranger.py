@@ -76,7 +76,7 @@ ANSWERS = {
     "where is a complete one": (PLATFORM, "", ["examples/third_party_platform", "anytron new-platform acme"]),
     "how is an extension offered": (EXTENSION, "Offer it", ["anytron.plugins", "**module**", "**class**"]),
     "how is a plugin switched off": (EXTENSION, "Switch it off", ["ANYTRON_PLUGINS", "ANYTRON_DISABLE_PLUGINS"]),
-    "what is a layout constraint": (HOOKS, "LayoutConstraints", ["from anytron.sequences import", "`align`"]),
+    "what is a layout constraint": (HOOKS, "LayoutConstraints", ["from anytron.sequences.layout import", "`align`"]),
     "what has a runtime": (HOOKS, "DeviceRuntime", ["`device_type`", "`communication_backend`"]),
     "fewer queries than keys": (HOOKS, "AttentionKernel", ["last query stands at its last\n  key", "top left"]),
     "lengths without padding": (HOOKS, "AttentionCall", ["None = there is no padding between them"]),

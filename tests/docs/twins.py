@@ -37,7 +37,7 @@ class Twin(NamedTuple):
     broken: str
 
 
-_STREAM = "tests/core/workers/engines/test_weight_stream.py::test_"
+_STREAM = "tests/core/workers/weights/test_stream.py::test_"
 _UNPROVED = (
     "workers/weights/secret.py",
     "if not hmac.compare_digest(proof, _proof(secret, side, challenges)):",

@@ -87,7 +87,7 @@ def extension(tmp_path_factory, monkeypatch):
             "from anytron import hookimpl\n"
             "from anytron.sequences.masks import AttnMask, MaskKind\n"
             "from anytron.device.patches import Patch, Phase\n"
-            "from anytron.sequences import LayoutConstraints\n"
+            "from anytron.sequences.layout import LayoutConstraints\n"
             f"class Meddler:\n    name = 'meddler'\n{body}"
         )
         folder = tmp_path_factory.getbasetemp() / f"meddler-{hashlib.sha256(source.encode()).hexdigest()[:16]}"

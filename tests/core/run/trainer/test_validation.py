@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from functools import partial
+from typing import ClassVar
 
 import pytest
 from safetensors.torch import load_file
@@ -164,6 +165,8 @@ def test_a_validation_that_shares_anything_with_training_is_noticed(new_run, tmp
 
     class Shared:
         """The functions are called in training's processes."""
+
+        sections: ClassVar = {}  # so that none is rehearsed
 
         def start(self, logs, timeout):
             class Open:

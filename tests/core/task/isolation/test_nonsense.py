@@ -147,7 +147,7 @@ def test_what_is_written_between_calls_answers_none_and_costs_nothing(tmp_path):
         answered = tmp_path / "answered"
         assert score([sample("after", answered=answered), sample("ab", 1)]).total.tolist() == [5, 2]
         answered.touch()
-        (process,) = score._pools[0]._processes
+        (process,) = score.pools[0]._processes
         assert process.connection.poll(60)  # it is there before the next call
         found = score([sample("abcd"), sample("a", 1)])
     assert found.total.tolist() == [4, 1]
