@@ -6,6 +6,8 @@ were made for that. So they do it there first: an error in words is all that the
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,12 +88,13 @@ def examine(model: ModelSection, asked: Mapping[str, Path]) -> None:
 def _import_once() -> None:
     """Import what loading a model directory imports, or the confined process would do so, and then the driver again.
 
-    Configs import the library's computation of rotary embeddings and all that belongs to it; which model does not
-    matter.
+    Configs import the library's computation of rotary embeddings and all that belongs to it, whichever model's they
+    are: accelerate among it, and with it a vendor's package, which may print where only results are expected.
     """
     transformers = import_module("transformers")
-    for name in ("AutoConfig", "AutoTokenizer", "PreTrainedTokenizerFast", "LlamaConfig"):
-        getattr(transformers, name)
+    with redirect_stdout(sys.stderr):
+        for name in ("AutoConfig", "AutoTokenizer", "PreTrainedTokenizerFast", "LlamaConfig"):
+            getattr(transformers, name)
 
 
 def _made(reference: str | None) -> bool:
