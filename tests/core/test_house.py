@@ -24,6 +24,9 @@ TEMPLATE = CORE / "cli" / "scaffold" / "template"
 BACKENDS = ROOT / "backends"
 BACKEND_NAMES = ("anytron_megatron", "anytron_rollout", "anytron_vllm", "anytron_verifiers", "anytron_ray")
 PLATFORM_NAMES = ("anytron_cpu", "anytron_cuda", "anytron_ascend")
+SOURCES = ("core", "backends", "plugins", "tests", "examples", "benchmarks", "docs")
+LONGEST = 400
+"""Lines of a file."""
 HEAVY = ("megatron", "torch_npu", "mindspeed", "flash_attn", "transformer_engine", "ray", "transformers")
 
 # Modules that are imported before torch may be, and what a plugin's module imports.
@@ -83,6 +86,13 @@ def test_an_import_that_climbs_is_named_with_its_line(importer, imported, named,
     (climb,) = climbing("anytron")
     assert str(climb).startswith(named)
     assert climb.line > 1
+
+
+def test_no_file_is_longer_than_one_reads():
+    files = [path for folder in SOURCES for path in (ROOT / folder).rglob("*.py") if "build" not in path.parts]
+    assert len(files) > 1000
+    long = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert {name: lines for name, lines in long.items() if lines > LONGEST} == {}
 
 
 ROOM_WITHOUT_MEGATRON = """

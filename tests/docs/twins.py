@@ -38,6 +38,7 @@ class Twin(NamedTuple):
 
 
 _STREAM = "tests/core/workers/weights/test_stream.py::test_"
+_STRANGERS = "tests/core/workers/weights/test_strangers.py::test_"
 _UNPROVED = (
     "workers/weights/secret.py",
     "if not hmac.compare_digest(proof, _proof(secret, side, challenges)):",
@@ -59,15 +60,15 @@ TWINS = [
         f"{_READER}a_machine_that_cannot_confine_reads_nothing", "task/isolation/reader.py",
         "if unconfined:", "if not service:",
     ),
-    Twin(f"{_STREAM}a_reader_with_another_secret_is_refused_and_the_right_one_gets_its_weights", *_UNPROVED),
-    Twin(f"{_STREAM}a_reader_does_not_take_weights_from_another_sender", *_UNPROVED),
+    Twin(f"{_STRANGERS}a_reader_with_another_secret_is_refused_and_the_right_one_gets_its_weights", *_UNPROVED),
+    Twin(f"{_STRANGERS}a_reader_does_not_take_weights_from_another_sender", *_UNPROVED),
     Twin(
-        f"{_STREAM}a_recorded_proof_proves_nothing_again", "workers/weights/secret.py",
+        f"{_STRANGERS}a_recorded_proof_proves_nothing_again", "workers/weights/secret.py",
         "self.text = secrets.token_bytes(_CHALLENGE_BYTES)",
         "self.text = bytes(_CHALLENGE_BYTES)",
     ),
     Twin(
-        f"{_STREAM}a_proof_has_one_deadline_however_slowly_its_bytes_come", "workers/weights/network.py",
+        f"{_STRANGERS}a_proof_has_one_deadline_however_slowly_its_bytes_come", "workers/weights/network.py",
         "time.monotonic() + PROOF_S)", "time.monotonic() + 1e6)",
     ),
     Twin(

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
@@ -74,7 +75,7 @@ DEEDS = {
     "starts a program": (lambda: os.execv("/bin/true", ["true"]), "PermissionError"),
     "forks": (os.fork, "PermissionError"),
     "signals the driver": (lambda: os.kill(DRIVER, signal.SIGKILL), "PermissionError"),
-    "writes a file": (lambda: Path("/tmp/anytron-reader-was-here").write_text(""), "PermissionError"),
+    "writes a file": (lambda: WRITTEN.write_text(""), "PermissionError"),
     "gives what is no data": (object, "no plain data"),
     "writes nonsense": (lambda: (write_frame(b"nonsense"), time.sleep(9)), "has written no answer"),
     "writes an unknown kind": (
@@ -84,6 +85,7 @@ DEEDS = {
     "writes an endless answer": (lambda: (os.write(3, b"\x7f\xff\xff\xff"), time.sleep(9)), "no whole answer"),
 }
 DRIVER = os.getpid()
+WRITTEN = Path(tempfile.gettempdir(), "anytron-reader-was-here")
 
 
 def serve(name, note):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from anytron.workers.weights.memory import SharedMemory
 from anytron.workers.weights.network import LOOPBACK, NetworkMeeting
@@ -23,6 +24,26 @@ if TYPE_CHECKING:
 
 ENDS = Path(__file__).parent / "programs" / "ends.py"
 WAYS = ("shared_memory", "network")
+
+
+def bits(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def collect(origin):
+    """Put tensors together from their pieces, as raw bytes: name -> (dtype, shape, optional, bytes)."""
+    found = {}
+    with origin.open() as weights:
+        for piece in weights:
+            values = bits(piece.values).clone()
+            if piece.name not in found:
+                assert piece.start == 0
+                found[piece.name] = (piece.values.dtype, piece.shape, piece.optional, values)
+            else:
+                *_, before = found[piece.name]
+                assert piece.start == len(before) // piece.values.element_size()
+                found[piece.name] = (*found[piece.name][:3], torch.cat([before, values]))
+        return weights.version, found
 
 
 @dataclass
