@@ -135,39 +135,14 @@ def adam(
     The operator is AdamW with bias correction on float32; every other form, and parameters of another
     type, take the neutral kernel.
     """
+    settings: dict[str, Any] = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     plain = (decoupled or weight_decay == 0.0) and bias_correction
     if not plain or any(tensor.dtype != torch.float32 for tensor in (*params, *grads)):
-        neutral.adam(
-            params,
-            grads,
-            exp_avgs,
-            exp_avg_sqs,
-            step=step,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            weight_decay=weight_decay,
-            decoupled=decoupled,
-            bias_correction=bias_correction,
-        )
+        form: dict[str, Any] = {"step": step, "decoupled": decoupled, "bias_correction": bias_correction}
+        neutral.adam(params, grads, exp_avgs, exp_avg_sqs, **form, **settings)
         return
     steps = [torch.full((), float(step), device=param.device) for param in params]
-    torch._fused_adamw_(
-        params,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        [],
-        steps,
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=weight_decay,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-    )
+    torch._fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, [], steps, amsgrad=False, maximize=False, **settings)
 
 
 _KERNELS: Mapping[KernelName, Callable[..., Any]] = MappingProxyType(

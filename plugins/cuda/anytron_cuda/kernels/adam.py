@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,36 +32,11 @@ def torch_adam(
     torch's operators correct the bias, and take tensors of one type; what else is asked for takes the reference
     kernel. They read the number of the step from a tensor for each parameter, which may be one for all.
     """
+    settings: dict[str, Any] = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     if not bias_correction or any(tensor.dtype != torch.float32 for tensor in (*params, *grads)):
-        neutral.adam(
-            params,
-            grads,
-            exp_avgs,
-            exp_avg_sqs,
-            step=step,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            weight_decay=weight_decay,
-            decoupled=decoupled,
-            bias_correction=bias_correction,
-        )
+        form: dict[str, Any] = {"step": step, "decoupled": decoupled, "bias_correction": bias_correction}
+        neutral.adam(params, grads, exp_avgs, exp_avg_sqs, **form, **settings)
         return
     operator = torch._fused_adamw_ if decoupled else torch._fused_adam_
     steps = [torch.full((), float(step), device=params[0].device)] * len(params)
-    operator(
-        params,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        [],
-        steps,
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=weight_decay,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-    )
+    operator(params, grads, exp_avgs, exp_avg_sqs, [], steps, amsgrad=False, maximize=False, **settings)
