@@ -170,7 +170,8 @@ def serve(requests: socket.socket) -> None:
                 if not child:
                     become(json.loads(message), descriptors)
                 os.close(own)
-                os.read(grouped, 1)  # it has closed its end: who gets its number may end its group, as with Popen
+                # Returns once the child, in its group, has closed its copy: who learns its number may signal its group.
+                os.read(grouped, 1)
                 os.close(grouped)
                 status = socket.socket(fileno=reply)
                 with contextlib.suppress(ConnectionError):  # who asked has been killed

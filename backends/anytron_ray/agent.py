@@ -37,7 +37,8 @@ class Place:
             training ranks: those of all that are on its machine.
         environment: Variables with which Ray was started there.
         loopback: Name of the machine's loopback interface.
-        interface: Name of the one whose address in the cluster it is, if that can be found.
+        interface: Name of the network interface with the machine's address in the cluster; None if none has it (an
+            IPv6 address, an alias), and gloo chooses then.
     """
 
     host: Host
@@ -82,6 +83,7 @@ class Agent:
 
         Raises:
             WorkerError: This machine does not have the address.
+            ResourceError: No file can be opened any more.
         """
         return self._stores.new(address)
 

@@ -39,7 +39,7 @@ class TurnClient(vf.Client):  # type: ignore[misc]  # verifiers is not installed
         tool_calls: Finds them in a turn.
 
     Attributes:
-        failure: What is wrong with that; None so far.
+        failure: The error of ``tool_calls``, once it has failed; None before.
     """
 
     def __init__(self, tool_calls: ToolCallFormat) -> None:

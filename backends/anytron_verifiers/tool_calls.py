@@ -10,7 +10,7 @@ from types import MappingProxyType
 from anytron.base.functions import Called, Kind
 
 ToolCallFormat = Callable[[str], tuple[str, Sequence[tuple[str, str]]]]
-"""What the model wrote -> what of it is no tool call, and for each call the tool's name and its arguments as JSON."""
+"""Takes what the model wrote; gives the text without its tool calls, and each call's tool and arguments (as JSON)."""
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
@@ -36,8 +36,8 @@ TOOL_CALLS = Kind(
         "A format of tool calls",
         ("text",),
         "text is what the model wrote in a turn",
-        "two things: what of the text is no tool call, and a list with (the tool's name, its arguments as JSON) for "
-        "each call",
+        "a tuple: the text without its tool calls, and a list with (the tool's name, its arguments as JSON) for each "
+        "call",
     ),
 )
 FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType({"hermes": hermes})
@@ -50,6 +50,8 @@ def found_in(text: str, tool_calls: ToolCallFormat) -> tuple[str, Sequence[tuple
     Raises:
         DataError: It raises, or returns something unusable.
     """
+    if tool_calls in FORMATS.values():  # a bug of a registered one is ours
+        return tool_calls(text)
     found = TOOL_CALLS.call.call(tool_calls, TOOL_CALLS.key, text)
     match found:
         case (str(), [*calls]) if all(_is_call(one) for one in calls):

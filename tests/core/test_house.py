@@ -50,7 +50,7 @@ LIGHT = (
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_import_goes_to_a_lower_floor_or_stays_in_its_room(package):
+def test_every_import_goes_to_a_lower_floor_or_stays_in_its_district(package):
     assert unlisted(package) == []
     assert [str(one) for one in climbing(package)] == []
 

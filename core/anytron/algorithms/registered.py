@@ -115,5 +115,5 @@ def call(kind: Kind, name: str, function: Callable[..., Any], *given: object) ->
 
 
 def unusable(kind: Kind, name: str, function: object, returned: str) -> AnytronError:
-    """Say that a function that a key names returns what nobody can use."""
+    """Say that the function that a key names returned something unusable."""
     return kind.call.unusable(function, returned).error(f"{kind.key}: {name}")

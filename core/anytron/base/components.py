@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 from anytron.base.errors import ConfigError, did_you_mean
+from anytron.base.files import exhausted
 from anytron.base.functions import traced
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def load_component(group: str, name: str, key: str) -> Any:
     try:
         return point.load()
     except (Exception, SystemExit) as error:
-        raise ConfigError(
+        raise exhausted(error) or ConfigError(
             f"{point.value} fails to import.",
             where=f"{key} = {name} (entry-point group {group})",
             why=f"{type(error).__name__}: {error}\n{traced(error)}",

@@ -28,7 +28,7 @@ _EXHAUSTED = {
     errno.ENFILE: ("The machine has no file descriptors left.", "end what holds them, or raise fs.file-max"),
     errno.EIO: (
         "A disk has failed.",
-        "read the kernel's log (dmesg); then continue the run with resume=auto elsewhere",
+        "read the kernel's log (dmesg); copy trainer.output_dir to another disk, and continue there with resume=auto",
     ),
     errno.ESTALE: ("A file system has lost a file.", "mount it again, then continue the run with resume=auto"),
 }
@@ -110,13 +110,13 @@ def sync(path: Path) -> None:
 
 
 def exhausted(error: BaseException, where: str = "") -> ResourceError | None:
-    """Explain an error that says that the machine has run out of something; None if it says something else."""
+    """Explain an error that says that the machine lacks something, or that a disk fails; None if it does not."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and not isinstance(error, AnytronError):  # libraries in other languages have errors of their own
         text = str(error)
         by_number = [int(found) for found in _RUST.findall(text)]
         in_words = [one for one in _EXHAUSTED if os.strerror(one) in text]
-        number = next(iter(by_number), max(in_words, key=_said_at_length, default=None))
+        number = next(iter(by_number), max(in_words, key=_length_of_words, default=None))
     if number is None and isinstance(error, FileNotFoundError):  # safetensors says so of all that it cannot open
         number = _why_nothing_opens()
     if number not in _EXHAUSTED:
@@ -126,8 +126,8 @@ def exhausted(error: BaseException, where: str = "") -> ResourceError | None:
     return ResourceError(what, where=where or str(file or ""), why=str(error), fix=fix)
 
 
-def _said_at_length(number: int) -> int:
-    """One of them begins as another one does: "Too many open files in system"."""
+def _length_of_words(number: int) -> int:
+    """The longest match counts: "Too many open files" also begins "Too many open files in system"."""
     return len(os.strerror(number))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -22,7 +23,7 @@ from anytron.base.files import exhausted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_OURS = (str(Path(__file__).parents[1]), "<frozen importlib", str(importlib.__file__))
+_OURS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen importlib", str(importlib.__file__))
 """How the names of files begin whose frames come before a user's."""
 
 
@@ -67,10 +68,11 @@ class Called:
         """Say why a function cannot be called as this is: it is async, or takes other arguments; None if it can.
 
         Args:
-            function: It.
+            function: The user's function.
             options: Names of keyword arguments that it is given as well.
             bound: False for a method that is not yet an object's.
         """
+        named = list(options)
         called = _called(function)  # not what is behind decorators: one may wait for what is async
         called = called.__init__ if inspect.isclass(called) else called
         if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
@@ -84,11 +86,12 @@ class Called:
         except (TypeError, ValueError):
             return None  # functions written in C may have no signature; the first call tells
         try:
-            takes.bind(*([] if bound else ["self"]), *self.takes, **dict.fromkeys(options))
+            takes.bind(*([] if bound else ["self"]), *self.takes, **dict.fromkeys(named))
         except TypeError as error:
-            given = f"({', '.join([*self.takes, *(f'{name}=...' for name in options)])})"
+            given = f"({', '.join([*self.takes, *(f'{name}=...' for name in named)])})"
             wanted = "no argument" if given == "()" else given
             fix = f"write {self.signature}" if self.method else f"let it take {wanted}"
+            fix += ", or correct its options" if named else ""
             return Fault(
                 f"{self.name} takes other arguments than it is given.",
                 f"{error}; it takes {takes} ({place(function)}), and is called with {given}",
@@ -111,8 +114,8 @@ class Called:
         """Say that a function has returned what cannot be used.
 
         Args:
-            function: It.
-            returned: What it was, as the object of ``returned``.
+            function: The user's function.
+            returned: What it returned, as the object of ``returned``.
             what: The headline; has a default.
         """
         fix = self.advised(f"return {self.gives}")
@@ -130,7 +133,7 @@ class Called:
         """Turn what a function raises within into an error about it.
 
         Args:
-            function: It.
+            function: The user's function.
             where: The error's.
             kind: The error's.
 
@@ -193,7 +196,7 @@ class Kind:
         """
         is_class = inspect.isclass(found) and bool(self.methods)
         fault = (self.made or self.call if is_class else self.call).misfit(found, options)
-        where = f"{key}, with {key.rpartition('.')[0]}.options" if self.options and fault else key
+        where = f"{key}, with its options" if self.options and fault else key
         for method in self.methods if is_class and methods else ():
             fault = fault or _misfit_of_method(method, found)
         if fault is not None:
@@ -201,7 +204,8 @@ class Kind:
 
 
 def _misfit_of_method(method: Called, cls: type) -> Fault | None:
-    function = getattr(cls, method.method, None)
+    own = any(method.method in vars(one) for one in cls.__mro__)  # getattr() would find __call__ of the metaclass
+    function = getattr(cls, method.method) if own else None
     if not callable(function) or getattr(function, "__isabstractmethod__", False):
         if method.optional and function is None:
             return None

@@ -1,4 +1,4 @@
-"""``anytron doctor``: print what :mod:`anytron.doctor` finds."""
+"""``anytron doctor``: print what :mod:`anytron.proof.doctor` finds."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError, did_you_mean
+from anytron.base.files import exhausted
 from anytron.base.functions import traced
 from anytron.config.diagnostics import Diagnostic, refuse
 
@@ -109,7 +110,7 @@ def _from_module(name: str, key: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        raise ConfigError(
+        raise exhausted(error) or ConfigError(
             f"Module {name} fails to import.",
             where=key,
             why=f"{type(error).__name__}: {error}\n{traced(error)}",
@@ -133,7 +134,7 @@ def _from_file(location: str, key: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ConfigError(
+        raise exhausted(error) or ConfigError(
             f"{location} fails to run.",
             where=key,
             why=f"{type(error).__name__}: {error}\n{traced(error)}",

@@ -23,6 +23,7 @@ DEEPEST_CHAIN = 32
 _INNERMOST = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = re.compile(r"\s*oc\.env\s*:\s*['\"]?(\w*)")
 _OF_ENVIRONMENT = re.compile(r"\s*oc\.(?:decode|create)\s*:\s*\Z")
+_ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\\$\{")  # OmegaConf makes text of it
 _FOUND = "\0"  # stands for a reference, in what is around it
 
 
@@ -33,7 +34,8 @@ class Size:
     Attributes:
         characters: Of its text, and of all that it refers to.
         depth: Keys that its longest chain of references leads through.
-        secret: It has, or refers to, the value of an environment variable; or it may: its reference is put together.
+        secret: It has, or refers to, the value of an environment variable; or it may, as a reference in a reference's
+            name may.
     """
 
     characters: int = 0
@@ -59,12 +61,18 @@ def measure(values: Any, place_of: Callable[[str], str]) -> set[str]:
     for key, references in sizes.references.items():
         made += sum(sizes.of(reference, (key,)).characters for reference in references)
         if made > LARGEST:
-            raise _refused(key, place_of, f"what it and those before it refer to has more than {LARGEST} characters")
+            raise _refused(
+                key,
+                place_of,
+                f"the values that references stand for, up to this key, have more than {LARGEST} characters",
+            )
     # What a name that is put together refers to is not known: it may be the next of these, and then all the rest.
     for key, count in sizes.unknown.items():
         total *= 2 * count
         if total > LARGEST:
-            raise _refused(key, place_of, f"with names that are put together it may become over {LARGEST} characters")
+            raise _refused(
+                key, place_of, f"references whose names hold references may become more than {LARGEST} characters"
+            )
     return {key for key in sizes.texts if sizes.of(key, ()).secret}
 
 
@@ -140,6 +148,7 @@ class _Sizes:
                 found.append(_absolute(name.strip(), key))
             return _FOUND
 
+        text = _ESCAPED.sub(r"\1", text)
         while (shorter := _INNERMOST.sub(replaced, text)) != text:
             text = shorter
         self.references[key] = [name for name in found if name in self.texts or name in self.inside]
@@ -158,7 +167,7 @@ def _absolute(name: str, key: str) -> str:
 
 def _refused(key: str, place_of: Callable[[str], str], why: str) -> ConfigError:
     return ConfigError(
-        f"{key} refers to too much.",
+        f"The references in {key} cannot be followed.",
         where=place_of(key),
         why=why,
         fix="write the value itself, or refer to a key that has one: ${section.key}",

@@ -141,7 +141,7 @@ def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], 
         for end in (index for index, letter in enumerate(key) if letter == "."):
             by_key.setdefault(key[:end], by_key[key])  # a section that the file does not have
     places = Places(path, by_key)
-    refuse(places.locate(_told(measure(OmegaConf.to_container(tree, resolve=False), places.of))))
+    refuse(places.locate(_secrets_in_public_keys(measure(OmegaConf.to_container(tree, resolve=False), places.of))))
     try:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -158,8 +158,8 @@ def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], 
     return values, places
 
 
-def _told(secret: Iterable[str]) -> Iterator[Diagnostic]:
-    """Keys whose values go into files that others can read, and that come from the environment, where secrets are."""
+def _secrets_in_public_keys(secret: Iterable[str]) -> Iterator[Diagnostic]:
+    """Report keys that hold the value of an environment variable and are written to files that others can read."""
     for key in sorted(secret):
         if PUBLIC.search(key):
             message = "it has the value of an environment variable, and stands in files of the run that others can read"

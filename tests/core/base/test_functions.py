@@ -245,6 +245,7 @@ FAULTS = {
     "returns an async generator": ("", "", "return generated()"),
 }
 """By their names: one more argument, what stands before ``def``, and what is done; None = what is right."""
+LEFT_OUT = "is left out"
 KINDS = kinds()
 
 
@@ -272,6 +273,7 @@ def written(kind: Kind, one: Called, fault: str) -> tuple[str, int]:
     methods = [("__init__", kind.made or kind.call), *((method.method, method) for method in kind.methods)]
     in_class = is_constructor(kind, one) or one in kind.methods
     indent, lines, at = "", HEAD.splitlines(), 0
+    methods = [(name, called) for name, called in methods if fault != LEFT_OUT or called is not one]
     if in_class:
         lines.append("class Mine(MetricSink):" if kind.key == "tracking.sinks[].sink" else "class Mine:")
         indent = "    "
@@ -310,6 +312,16 @@ def complain(folder, key: str, name: str, fault: str) -> None:
 @pytest.mark.parametrize(("key", "name", "fault"), trials())
 def test_what_is_wrong_is_said_with_the_file_and_line_of_the_user(tmp_path, key, name, fault):
     complain(tmp_path, key, name, fault)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"), [(key, one.name) for key, kind in KINDS.items() for one in kind.methods if not one.optional]
+)
+def test_a_class_without_a_method_that_it_must_have_is_refused(tmp_path, key, name):
+    method = next(one for one in KINDS[key].methods if one.name == name)
+    (file := tmp_path / "mine.py").write_text(written(KINDS[key], method, LEFT_OUT)[0])
+    with pytest.raises(AnytronError, match="is missing"):
+        USE[key](f"{file}:Mine", tmp_path)
 
 
 @pytest.mark.parametrize(("key", "name"), [(key, one.name) for key, kind in KINDS.items() for one in called_of(kind)])

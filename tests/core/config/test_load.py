@@ -283,10 +283,16 @@ def test_references_of_every_kind_are_resolved(write, monkeypatch):
     assert config.data.options == {"a": "task:prompts", "b": "plain", "c": "seed"}
 
 
+def test_an_escaped_reference_is_text(good):
+    overrides = ["data.options={system: '\\${oc.env:HOME}', loop: '\\${data.options.loop}'}"]
+    assert load_config(good, overrides).data.options == {"system": "${oc.env:HOME}", "loop": "${data.options.loop}"}
+
+
 @pytest.mark.parametrize(
     "override",
     [
         "rewards[0].name=${oc.env:MYTOKEN}",
+        "rewards[0].name='\\\\${oc.env:MYTOKEN}'",
         "rewards[0].name=x-${oc.env:MYTOKEN}-y",
         "rewards[0].name=${rewards[1].options.key}",
         "rewards[0].name=${rewards[1].options.${rewards[1].options.which}}",

@@ -128,14 +128,14 @@ class Manifest:
 
 def _problems(directory: Path, name: str, record: FileRecord) -> Iterator[str]:
     try:
-        sizes = list(_size_problems(directory, name, record))
-        if not sizes and FileRecord.of(directory / name) != record:
-            sizes = [f"{name} has another checksum: its content has changed"]
+        found = list(_size_problems(directory, name, record))
+        if not found and FileRecord.of(directory / name) != record:
+            found = [f"{name} has another checksum: its content has changed"]
     except FileNotFoundError:  # deleted meanwhile
-        sizes = [f"{name} is missing"]
+        found = [f"{name} is missing"]
     except OSError as error:
         raise _unreadable(directory / name, error) from error
-    yield from sizes
+    yield from found
 
 
 def _unreadable(path: Path, error: OSError) -> ResourceError:

@@ -97,7 +97,7 @@ class SinkThread:
             return self._waiting.popleft() if self._waiting else None
 
     def _did(self, called: Called, function: Callable[..., Any], gave: list[Any], *given: object) -> bool:
-        """Call the sink, whatever it does; say whether it did it. What went wrong is told by who reads `failure`."""
+        """Call the sink, whatever it does; say whether it did it. :attr:`failure` keeps the first fault."""
         fault: Fault | None
         try:
             gave.append(found := function(*given))

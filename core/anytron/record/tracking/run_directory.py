@@ -181,14 +181,12 @@ class RunDirectory:
 
     def log(self, text: str) -> None:
         """Append a line to the driver's log, with the time."""
+        if self.lost() is not None:  # the run ends after the step; at its path may be the directory of another one
+            return
         path = self.path / "logs" / "driver.log"
-        try:
-            path.parent.mkdir(exist_ok=True)
-            with os.fdopen(open_to_append(path), "a", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S %z')} {text}\n")
-        except OSError:
-            if self.lost() is None:  # otherwise the run ends after the step, and can be continued from there
-                raise
+        path.parent.mkdir(exist_ok=True)
+        with os.fdopen(open_to_append(path), "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S %z')} {text}\n")
 
     def last_metrics(self) -> dict[str, float]:
         """The metrics of the last step that was recorded; empty if none was."""
@@ -240,13 +238,16 @@ class RunDirectory:
         if (found := self.lost()) is not None:
             raise found
 
-    def rescue(self) -> None:
+    def rescue(self) -> list[str]:
         """Go on in a fresh directory beside the lost one, with the metrics and samples so far.
 
         Its configuration and its record are those of a run in that directory, with its checkpoints inside.
 
+        Returns:
+            Which files could not be carried over, and why.
+
         Raises:
-            OSError: It cannot be written, or the files cannot be read any more.
+            OSError: It cannot be written.
         """
         beside = next(folder for folder in self.path.parents if folder.is_dir())
         path = beside / f"{self.path.name}.rescued-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -257,9 +258,12 @@ class RunDirectory:
         self._record = self._record.model_copy(update={"config": self._config.model_dump(mode="json")})
         self._record.write(path)
         write_durably(path / "config.yaml", to_yaml(self._config), PRIVATE)
-        self._metrics, self._samples = _taken(self._metrics, path), _taken(self._samples, path)
-        self._validation = None if self._validation is None else _taken(self._validation, path)
         self.path, self._claimed = path, None
+        failures: list[str] = []
+        self._metrics = _taken(self._metrics, path, failures)
+        self._samples = _taken(self._samples, path, failures)
+        self._validation = None if self._validation is None else _taken(self._validation, path, failures)
+        return failures
 
     def sync(self) -> None:
         """Wait until metrics and samples are on disk, so that they are not behind a checkpoint after a power cut."""
@@ -295,10 +299,13 @@ class RunDirectory:
         self._record.write(self.path)
 
 
-def _taken(sink: JsonlSink, directory: Path) -> JsonlSink:
-    """Go on with a file of the same name in another directory."""
+def _taken(sink: JsonlSink, directory: Path, failures: list[str]) -> JsonlSink:
+    """Go on with a file of the same name in another directory; a failure to read the lost one is added."""
     taken = JsonlSink(directory / sink.path.name)
-    taken.take(sink)
+    try:
+        taken.take(sink)
+    except OSError as error:  # the weights are worth more than the record: they are saved all the same
+        failures.append(f"{sink.path.name}: {error}")
     sink.close()
     return taken
 

@@ -38,7 +38,7 @@ def require_earnable(
         examined: Its validation sets.
         running: The processes that score training's responses.
         logs: Where the processes of the user's functions write what they print, as long as they are tried.
-        progress: Is told the line.
+        progress: Prints the line.
 
     Raises:
         DataError: A function fails for every right answer that was tried, or cannot be called.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from anytron.run.preflight.prepare import PreparedRun
     from anytron.task.data.prompts import TokenizedPrompt
 
-PROMPT, OTHER = COPIED = ("the prompt itself", "another answer")
+PROMPT, OTHER = COPIED = ("the prompt itself", "another prompt's answer")
 FORMATS = ("format", "regex")
 """Rewards whose pattern may ask for any form."""
 
@@ -81,7 +81,7 @@ def wrong_forms(section: RewardSection, other: str | None, prompt: TokenizedProm
         other: The right answer of another prompt, which differs from that of this one; None = there is none.
         prompt: The prompt.
     """
-    wrong = {"nothing": "", "None": "None", PROMPT: prompt.text}
+    wrong = {"an empty response": "", "the word None": "None", PROMPT: prompt.text}
     if other is not None and section.function not in FORMATS:
         wrong[OTHER] = other
     return wrong

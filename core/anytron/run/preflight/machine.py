@@ -60,7 +60,8 @@ def _components(config: RunConfig) -> Iterator[Diagnostic]:
         (ROLLOUT_ENGINES, config.rollout.engine, "rollout.engine"),
     ):
         try:
-            find_component(group, name, key)
+            # The executor is imported in this process anyway; engines are not.
+            (load_component if group == EXECUTORS else find_component)(group, name, key)
         except ConfigError as error:  # noqa: PERF203 - collected with the others
             yield Diagnostic("error", key, f"{error.what.removesuffix('.')}; {error.why}", error.fix)
 
@@ -270,7 +271,7 @@ def runs_here(config: RunConfig) -> bool:
     try:
         return bool(load_component(EXECUTORS, config.executor.kind, "executor.kind").on_this_machine)
     except ConfigError:
-        return True  # there is no such executor, which is reported by itself
+        return True  # it is not installed, or fails to import: _components reports both
 
 
 def _references(config: RunConfig) -> Iterator[Diagnostic]:

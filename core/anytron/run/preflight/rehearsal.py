@@ -44,7 +44,7 @@ ROWS, OWN_ROWS = 32, 8
 in each call, or all."""
 BEGIN_S, GIVE_UP_S = 4.0, 6.0
 """Seconds after which nothing more is tried before a worker starts, and after which no answer is waited for. They begin
-with the start of the processes; ``math`` needs a second or two."""
+with the call of :func:`rehearse`: a reward whose making takes long has less time; ``math`` needs a second or two."""
 NOT_TRIED = frozenset({"judge", "reward_model", "environment"})
 """Rewards that ask a model or an environment."""
 

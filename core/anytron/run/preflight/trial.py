@@ -265,7 +265,8 @@ class Trial:
 
 def no_answer(section: RewardSection) -> str:
     """Say why a reward is tried on no prompt."""
-    return f"prompts have no entry {reference_key(section)!r}"
+    own = "" if section.function in REWARDS else ", and the reward's right_answer(data), if it has one, gave None"
+    return f"prompts have no entry {reference_key(section)!r}{own}"
 
 
 def _chance(section: RewardSection) -> tuple[str, ...]:
@@ -285,7 +286,9 @@ def _kinds(name: str, section: RewardSection, prepared: PreparedRun) -> tuple[Fi
         Finding(f"The reward {name} is earned without the right answer.", free),
         Finding(
             f"The reward {name} fails for right answers.",
-            "correct the function; let it give 0 to a response that it cannot read" if own else "see its log",
+            "correct the function; let it give 0 to a response that it cannot read"
+            if own
+            else "see the example: it says why the process cannot be called",
         ),
         Finding(
             f"The reward {name} fails for a wrong answer, and a failure ends the run.",

@@ -18,6 +18,7 @@ from anytron.record.checkpoint.state import DriverState, SourceState
 from anytron.record.validation.standing import is_better
 from anytron.run.preflight.capabilities import can_save_checkpoints, saves_checkpoints
 from anytron.run.trainer.signals import StopRequested, StopSignals
+from anytron.run.trainer.trained_models import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -263,7 +264,8 @@ class Checkpointing:
         """Save what is in memory into a directory beside a lost one; return the error, which names it."""
         new_run = "start a new run"
         try:
-            self._run.rescue()
+            if unread := self._run.rescue():
+                lost.why += f"\nnot all of the record could be carried over: {'; '.join(unread)}"
             path, boundary = self._run.path, self._boundary
             lost.fix = f"metrics and samples lie in {path}, and nothing else could be saved: {new_run}"
             if self._trainer.group.ended:
@@ -275,8 +277,8 @@ class Checkpointing:
                 lost.fix = f"go on after step {boundary.step}: anytron train {shlex.quote(str(path / 'config.yaml'))}"
                 lost.fix += " resume=auto"
             else:  # in the middle of an update, or no engine with checkpoints
-                publish_directory(path / "hf", lambda part: self._trainer.save_hf(str(part)))
-                lost.fix = f"the weights lie in {path / 'hf'}, metrics and samples beside them: {new_run}"
+                publish_directory(path / MODEL, lambda part: self._trainer.save_hf(str(part)))
+                lost.fix = f"the weights lie in {path / MODEL}, metrics and samples beside them: {new_run}"
         except (AnytronError, OSError) as second:
             said = second.headline if isinstance(second, AnytronError) else str(second)
             lost.why += f"\nwhat was in memory could not all be saved: {said}"
@@ -298,7 +300,7 @@ class Checkpointing:
         """Commit the checkpoint that is being written once all of it is on disk."""
         if self._pending is None:
             return
-        self._run.require_place()  # ranks that cannot write where they were told to end
+        self._run.require_place()  # a rank that cannot write its files fails, and with it the group
         files = self._trainer.written_files(wait=wait)
         if files is None:
             return

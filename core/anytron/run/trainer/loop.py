@@ -141,11 +141,11 @@ def _in_directory(
         for remark in one.prepared.sampler.remarks:
             progress.note(f"{one.section.title}: {remark}")
     with ClaimedDirectory(config, progress.note) as claimed:
-        if restarts.any and claimed.record is None:  # between two attempts nobody holds it
+        if restarts.has_lost and claimed.record is None:  # it is not locked between two attempts
             raise LostDirectoryError(
                 "The output directory was removed or replaced.",
                 where=f"trainer.output_dir = {claimed.path}",
-                why="it was empty when all processes were started again after a process was lost",
+                why="it had no run.json when all processes were started again after a process was lost",
                 fix="start the run again",
             )
         start = choose_start(config, claimed, progress.note)

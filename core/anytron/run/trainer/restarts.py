@@ -27,10 +27,10 @@ class Restarts:
     Args:
         limit: Losses in a row after which the run goes on (``trainer.max_restarts``).
         output_dir: The run's directory.
-        tell: Is told of each loss.
+        tell: Called with each loss.
 
     Attributes:
-        any: Something was lost: the run's directory has its record.
+        has_lost: A process was lost in this run, so that the run's directory holds ``run.json``.
     """
 
     def __init__(self, limit: int, output_dir: Path, tell: Callable[[str], None]) -> None:
@@ -38,7 +38,7 @@ class Restarts:
         self._file = output_dir / LOSSES
         self._in_a_row = 0
         self._furthest = 0
-        self.any = False
+        self.has_lost = False
 
     def finished(self, step: int) -> None:
         """Note that a step is done."""
@@ -58,7 +58,7 @@ class Restarts:
         """
         goes_on = self._in_a_row < self._limit
         self._in_a_row += 1
-        self.any = True
+        self.has_lost = True
         record = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "after_step": self._furthest,

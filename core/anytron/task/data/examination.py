@@ -76,17 +76,18 @@ def examine(model: ModelSection, asked: Mapping[str, Path]) -> None:
             _use(tokenizer, note)
         return iter(())
 
+    if places:
+        _import_once()
     reader = ConfinedReader(service)
     try:
         for key, place in places.items():
-            _import_once()
             list(reader.ask(key, Errand(ConfigError, "A model directory cannot be loaded.", place, fix)))
     finally:
         reader.close()
 
 
 def _import_once() -> None:
-    """Import what loading a model directory imports, or the confined process would do so, and then the driver again.
+    """Import what loading a model directory imports: otherwise the confined process would, and the driver once more.
 
     Configs import the library's computation of rotary embeddings and all that belongs to it, whichever model's they
     are: accelerate among it, and with it a vendor's package, which may print where only results are expected.

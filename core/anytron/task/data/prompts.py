@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from anytron.task.data.images import ImagePatches
     from anytron.task.data.vision import Picture, VisionProcessor
 
-TEMPLATE_SECONDS = 10.0
-"""Processor time of a chat template for one prompt; it takes milliseconds unless it loops."""
+TEMPLATE_SECONDS = 4.0
+"""Processor time of a chat template for one prompt; it takes milliseconds unless it loops. Less than
+:data:`anytron.task.isolation.reader.COMPUTE_S`, or the error would not name the prompt."""
 AT_ONCE = 1024
 """Prompts that are tokenised in one call, or fewer."""
 LETTERS_AT_ONCE = 2**24
-"""Letters and bytes of them, by which fewer are: pictures come in rows of megabytes."""
+"""Letters of texts and bytes of pictures after which a call takes no more prompts: a row of pictures has megabytes."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,18 @@ def batched(prompts: Iterable[Prompt], most: int = AT_ONCE, size: int = LETTERS_
 
 
 def size_of(prompt: Prompt | TokenizedPrompt) -> int:
-    """Count the letters of a prompt's text and data, and the bytes of its pictures, but for what is nested."""
-    parts = (prompt.text, *prompt.images, *prompt.data.values())
-    return sum(len(part) for part in parts if isinstance(part, (str, bytes)))
+    """Count the letters and bytes of a prompt's text, messages, data and pictures in memory, at any depth."""
+    held: list[Any] = [prompt.text, getattr(prompt, "messages", None), *prompt.images, *prompt.data.values()]
+    size = 0
+    while held:
+        part = held.pop()
+        if isinstance(part, (str, bytes)):
+            size += len(part)
+        elif isinstance(part, dict):
+            held.extend(part.values())
+        elif isinstance(part, (list, tuple)):
+            held.extend(part)
+    return size
 
 
 def tokenize(

@@ -35,7 +35,7 @@ AT_ONCE = 256
 MEMORY = 7 << 27
 """Bytes that the process may allocate: less than 1 GiB, with what it loads meanwhile."""
 CHARACTERS = 1 << 20
-"""Of the texts that are tokenised between two signs of life, and of those in a message, or one text."""
+"""Letters that are tokenised between two signs of life, and letters in a message; one longer text is not divided."""
 
 
 def read_prompts(
@@ -65,7 +65,9 @@ def read_prompts(
     where = f"{key}.source = {source.source}"
     if path := source.options.get("path"):
         where += f" ({path})"
-    fix = "make the file smaller or write it again; if it is sound, the tokenizer or the chat template is at fault"
+    own = source.source not in SOURCE_OPTIONS
+    fix = "give shorter prompts or smaller pictures" if own else "make the file smaller or write it again"
+    fix += "; if they are sound, the tokenizer or the chat template is at fault"
     errand = Errand(DataError, "The prompts cannot be read.", where, fix)
     reader = ConfinedReader(service, MEMORY)
     try:
@@ -132,6 +134,8 @@ def _prompts(records: Any, errand: Errand) -> Iterator[TokenizedPrompt]:
         begin = 0
         columns = [records[name] for name in ("ids", "texts", "lengths", "data", "images", "masks")]
         for name, text, length, data, images, mask in zip(*columns, strict=True):
+            if type(length) is not int or length < 0:
+                raise ValueError("a length is no number of tokens")  # noqa: TRY301 - one way to say it
             one = tuple(tokens[begin : begin + length])
             begin += length
             learnt = None if mask is None else tuple(map(bool, mask))

@@ -65,7 +65,7 @@ def answer(call: Call, environments: dict[int, Environment], make: Callable[[], 
     """Make a call. Whatever the environment does is an answer, ``exit()`` too.
 
     Args:
-        call: It.
+        call: The call to answer.
         environments: Those of this process by their conversations' numbers; changed.
         make: Makes another one.
 

@@ -67,8 +67,8 @@ _FILES = (
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020080
 """A thread; namespaces (``CLONE_NEW*``)."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_SHARED, _ANONYMOUS = 0x01, 0x20
-"""Flags of ``mmap``. Both together are memory that ``RLIMIT_DATA`` does not count."""
+_SHARED, _ANONYMOUS, _GROWS_DOWN = 0x01, 0x20, 0x100
+"""Flags of ``mmap``. ``RLIMIT_DATA`` counts neither memory with the first two nor, as it is stack, with the third."""
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 _FCNTL = (0, 1, 2, 3, 4, 1030, 1032, 1034)
 """``F_DUPFD``, ``F_GETFD``, ``F_SETFD``, ``F_GETFL``, ``F_SETFL``, ``F_DUPFD_CLOEXEC``, ``F_GETPIPE_SZ``,
@@ -92,7 +92,7 @@ def verifier() -> Rules:
     return {
         **dict.fromkeys(_FREE.split(), ()),
         **reading,
-        "mmap": (Where(3, _SHARED | _ANONYMOUS, (0, _SHARED, _ANONYMOUS)),),
+        "mmap": (Where(3, _SHARED | _ANONYMOUS | _GROWS_DOWN, (0, _SHARED, _ANONYMOUS)),),
         "clone": (Where(0, _CLONE_THREAD | _CLONE_NEW, (_CLONE_THREAD,)),),
         "fcntl": (Where(1, _ALL, _FCNTL),),
         "ioctl": (Where(1, _ALL, _IOCTL),),

@@ -1,8 +1,8 @@
 """Confine a process to computing: for libraries that evaluate what a model wrote.
 
 Libraries that check answers are not written against hostile ones: scorers of reasoning-gym call ``eval`` on them, and
-so does ``sympy.parse_expr``. What runs there then opens no connection, starts no program, signals nobody and changes no
-file; it can read files, and has nobody to tell.
+so does ``sympy.parse_expr``. What runs there then opens no connection, starts no program, signals no other process and
+changes no file; it can read files, and has no channel but the one to the driver.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +13,18 @@ if TYPE_CHECKING:
     from anytron.base.functions import Called
 
 Read = TypeVar("Read")
+
+
+def ending(status: int) -> str:
+    """Say how a process ended.
+
+    Args:
+        status: Its exit status; minus the number of the signal that ended it.
+    """
+    if status >= 0:
+        return f"exited with status {status}"
+    names = {one.value: one.name for one in signal.Signals}
+    return f"was killed by {names.get(-status, f'signal {-status}')}"
 
 
 @dataclass(frozen=True)
@@ -37,7 +50,7 @@ class Failure:
         Args:
             error: What it raised.
             called: How it was called.
-            function: It.
+            function: The user's function.
             section: Of the configuration, which has ``memory_gib``.
         """
         what, why, fix = called.raised(error, function)

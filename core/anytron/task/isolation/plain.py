@@ -71,6 +71,8 @@ def unpacked(data: bytes) -> Any:
     try:
         header, rest = _cut(memoryview(data))
         mark, *lengths = json.loads(bytes(header))
+        if any(type(length) is not int or length < 0 for length in lengths):
+            raise ValueError("a length is no number of bytes")  # noqa: TRY301 - one way to say it
         body, rest = _cut(rest)
         if not mark:
             return json.loads(str(body, "utf-8", "surrogatepass"))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import DataError
 from anytron.base.files import exhausted, open_to_append
+from anytron.task.isolation.failure import ending
 from anytron.task.isolation.progress import Progress
 from anytron.task.isolation.worker import STACK_SIGNAL
 
@@ -288,10 +289,8 @@ class IsolatedProcess:
         status = self._process.poll()
         if status is None:
             fate = "it closed its channel, or wrote no whole message to it, and still runs"
-        elif status < 0:
-            fate = f"it was killed by {signal.Signals(-status).name}"
         else:
-            fate = f"it exited with status {status}"
+            fate = f"it {ending(status)}"
         tail, at = self._tail(), self.progress.position(self._steps)
         self.end()
         if not self._ready:

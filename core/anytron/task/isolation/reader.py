@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from anytron.base.errors import AnytronError, ConfigError, DataError, ResourceError
 from anytron.base.files import exhausted
 from anytron.task.isolation.confined import confine
+from anytron.task.isolation.failure import ending
 from anytron.task.isolation.plain import packed, unpacked
 from anytron.task.isolation.progress import Progress
 from anytron.task.isolation.worker import end_with_driver
@@ -52,7 +53,7 @@ COMPUTE_S = 6.0
 WAIT_S = 300.0
 """Seconds in which it must come further if it waits for a disk."""
 MESSAGE_S = 5.0
-"""Seconds in which it must write the next part of a message, or end when it has closed its channel."""
+"""Seconds in which it must write or take the next part of a message, or end when it has closed its channel."""
 LARGEST_FRAME = 1 << 28
 """Bytes of the longest message that the driver reads."""
 SAID = 1 << 20
@@ -61,6 +62,7 @@ _TICK_S = 0.1
 _ANY_FILE = 1 << 20
 """Above the number of any open file."""
 _TOO_MUCH = "it takes more memory than the process that reads it may have"
+_LESS = "let what is read at a time be smaller: shorter rows, fewer or smaller pictures"
 _KINDS: dict[str, type[AnytronError]] = {kind.__name__: kind for kind in (ConfigError, DataError, ResourceError)}
 
 
@@ -145,11 +147,15 @@ class _Child:
         self._progress = Progress(descriptor := Progress.made())
         os.close(descriptor)
         ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(MESSAGE_S), 0))
+        for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, limit, struct.pack("ll", int(MESSAGE_S), 0))
         lifeline, self._lifeline = os.pipe()
         try:
             self.pid = _forked()
         except OSError as error:
+            for descriptor in (lifeline, self._lifeline, self._said):
+                os.close(descriptor)
+            self._progress.close()
             raise errand.failed(f"no process could be started to read it: {error}") from error
         if self.pid == 0:
             _become(service, memory, (theirs.detach(), lifeline, self._said), self._progress)
@@ -164,8 +170,12 @@ class _Child:
         except Exception as error:  # an object may refuse to be pickled in any way
             raise errand.failed(f"it cannot be sent to the process that reads it: {error}") from error
         self._progress.begin()
-        with suppress(BrokenPipeError, ConnectionResetError):  # receive() finds what became of it
+        try:
             self._connection.send_bytes(frame)
+        except BlockingIOError as error:
+            raise errand.failed(f"the process that reads it has taken no data for {MESSAGE_S:g} s") from error
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # receive() finds how it ended
 
     def receive(self, errand: Errand) -> Any:
         """Wait for the next value; None = that was all."""
@@ -179,7 +189,9 @@ class _Child:
             if kind == "error":
                 name, what, where, why, fix = map(str, value)
                 raise _Told(_KINDS[name](what, where=where or errand.where, why=why, fix=fix))
-            raise _Told(errand.failed(str(value)))
+            if kind == "failed":
+                raise _Told(errand.failed(str(value)))
+            raise ValueError(f"a message of the kind {str(kind)[:60]!r}")  # noqa: TRY301 - one way to say it
         except (EOFError, OSError) as error:
             raise errand.failed(self._fate()) from error
         except (ValueError, TypeError, KeyError) as error:
@@ -199,17 +211,17 @@ class _Child:
     def _fate(self) -> str:
         """Say how the child came to its end."""
         end = monotonic() + MESSAGE_S
-        while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+        # Without reaping: the number stays the child's until _end() has used it.
+        while (ended := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
             if monotonic() > end:
                 return "the process that reads it has written no whole answer, and was ended"
             sleep(0.01)
-        status = os.waitstatus_to_exitcode(ended[1])
-        fate = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         last = os.pread(self._said, SAID, 0).rstrip(b"\0").decode(errors="replace").strip().splitlines()[-1:]
         limit = f"it may take {self._memory / 2**30:g} GiB of memory"
         if status == -signal.SIGKILL:
             limit = "the kernel does so where the machine's memory is full"
-        return f"the process that reads it {fate}{''.join(f' ({line})' for line in last)}; {limit}"
+        return f"the process that reads it {ending(status)}{''.join(f' ({line})' for line in last)}; {limit}"
 
     def end(self) -> None:
         self._connection.close()
@@ -287,14 +299,9 @@ def _alone(channel: int, lifeline: int, said: int) -> tuple[int, int]:
 
 def _limit(memory: int) -> None:
     """Limit what is allocated from now on."""
-    pages = int(Path("/proc/self/statm").read_bytes().split()[5])
-    for kind, limit in (
-        (
-            resource.RLIMIT_DATA,
-            pages * resource.getpagesize() + memory,
-        ),  # not RLIMIT_AS: see anytron.task.isolation.worker
-        (resource.RLIMIT_CORE, 0),
-    ):
+    data = int(Path("/proc/self/statm").read_bytes().split()[5]) * resource.getpagesize() + memory
+    # Not RLIMIT_AS: see anytron.task.isolation.worker.
+    for kind, limit in ((resource.RLIMIT_DATA, data), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(kind)[1]
         least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (least, least))
@@ -341,5 +348,6 @@ def _known(error: BaseException) -> AnytronError | None:
     if lacking := next(filter(None, map(exhausted, causes)), None):
         return lacking
     if isinstance(error, AnytronError) and any(isinstance(cause, MemoryError) for cause in causes):
-        return type(error)(error.what, where=error.where, why=_TOO_MUCH, fix=error.fix)
+        fix = error.fix if "memory" in error.why else _LESS  # whoever has noticed it knows what would help
+        return type(error)(error.what, where=error.where, why=_TOO_MUCH, fix=fix)
     return error if isinstance(error, AnytronError) else None

@@ -7,6 +7,7 @@ and that one with the caller.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -104,7 +105,12 @@ class Sandbox:
                 self._enter(source, stdin, stdout, report, caller)
             os.close(report)
             report = -1
-            late, refused = _wait(child, said, self.timeout_s)
+            try:
+                late, refused = _wait(child, said, self.timeout_s)
+            except BaseException:  # Ctrl-C, or no descriptor left
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                raise
             if late:
                 os.kill(child, signal.SIGKILL)
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -210,13 +216,13 @@ def _wait(child: int, said: int, seconds: float) -> tuple[bool, Counter[str]]:
     try:
         while (rest := end - monotonic()) > 0:
             ready = dict(waited.poll(1000 * rest))
-            if process in ready:
-                break
-            if said in ready:
+            if said in ready:  # first: the byte that stays unread would be taken for an obstacle
                 waited.unregister(said)
                 listener = _listener(said)
                 if listener >= 0:
                     waited.register(listener, select.POLLIN)
+            elif process in ready:
+                break
             elif listener in ready and (ready[listener] != select.POLLIN or not answer(listener, counted)):
                 waited.unregister(listener)
                 os.close(listener)
@@ -233,7 +239,10 @@ def _listener(said: int) -> int:
     with socket.socket(fileno=os.dup(said)) as from_child:
         if from_child.recv(1, socket.MSG_PEEK) != _LISTENER:
             return -1
-        return socket.recv_fds(from_child, 1, 1)[1][0]
+        received = socket.recv_fds(from_child, 1, 1, socket.MSG_CMSG_CLOEXEC)[1]
+    if not received:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return received[0]
 
 
 def _end_with(parent: int) -> None:

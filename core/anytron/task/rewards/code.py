@@ -103,7 +103,11 @@ class Code(Section):
             elif outcome is None or not self.partial:
                 break
         if refused and passed < len(tests):
-            logger.warning("prompt %s: a program failed that was refused: %s", sample.prompt_id, in_words(refused))
+            logger.warning(
+                "prompt %s: a program failed, and the sandbox had refused it system calls: %s",
+                sample.prompt_id,
+                in_words(refused),
+            )
         return passed / len(tests) if self.partial else float(passed == len(tests))
 
     def _passes(self, program: str, given: str, wanted: str | None, refused: Counter[str]) -> bool | None:

@@ -11,11 +11,14 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 from typing_extensions import Self
 
 from anytron.base.errors import ConfigError, DataError
+from anytron.config.diagnostics import refuse
 from anytron.config.imports import resolve
+from anytron.config.options import model_diagnostics
 from anytron.config.scoring import REWARD_MODEL
 from anytron.task.rewards.answer import LARGEST
 from anytron.task.rewards.called import CHECK_MACHINE, CHECK_PROMPT, REWARDS_FUNCTION
@@ -74,6 +77,9 @@ class RewardSum:
         named: dict[str, RewardSection] = {}
         for index, section in enumerate(sections):
             key = f"rewards[{index}].function"
+            registered = REWARDS.get(section.function)
+            if isinstance(registered, type) and issubclass(registered, BaseModel):
+                refuse(model_diagnostics(registered, section.options, f"rewards[{index}].options"))
             resolve(section.function, REWARDS_FUNCTION, key=key, registered=REWARDS, options=section.options)
             name = section.name or section.function.rpartition(":")[2]
             if name in named:
@@ -283,7 +289,7 @@ def side_by_side(
                 wait([one for pool in busy for one in pool.connections], max(0.0, left))
     finally:
         for _, one in work:
-            one.close()  # one may have raised: nobody waits for the others any more
+            one.close()  # if one has raised, the others are not waited for
     return [found.get(index) for index in range(len(work))]
 
 

@@ -160,15 +160,15 @@ class CheckpointEngine(TrainingEngine, Protocol):
     """A training engine that can be stopped and continued: capability ``checkpoints``.
 
     A checkpoint holds what the next steps depend on: weights, optimizers, schedules, update counters and random
-    states, of the policy and of the critic. The driver begins no save before the last one is over, unless it has given
-    that one up: because the directory is lost that it goes to.
+    states, of the policy and of the critic. The driver begins no save before the last one is over, unless the directory
+    of that one was lost.
     """
 
     def save_checkpoint(self, path: str, *, asynchronous: bool) -> None:
         """Begin to write the engine's state. A collective.
 
-        A save whose files nobody has asked for is given up, whether it is over, has failed or goes on; this may wait
-        for its end.
+        If the driver has not asked for the files of the save before, that save is dropped, also if it has failed; the
+        call may wait until its writing ends.
 
         Args:
             path: An existing, empty directory that every rank can write to.

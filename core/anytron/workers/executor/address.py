@@ -40,6 +40,7 @@ class Stores:
 
         Raises:
             WorkerError: This machine does not have the address.
+            ResourceError: No file can be opened any more.
         """
         if address is None:
             self._descriptors.append(os.memfd_create("anytron-store"))

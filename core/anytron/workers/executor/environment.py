@@ -43,7 +43,7 @@ def loopback_interface() -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """Name of this machine's interface whose first IPv4 address this is; None if there is none."""
+    """Name of this machine's interface whose first IPv4 address is ``address``; None if there is none."""
     return next(
         (name for name, found in _interfaces(_GET_ADDRESS, "4x4s") if socket.inet_ntoa(*found) == address), None
     )

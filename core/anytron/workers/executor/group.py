@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Generic
 
 from anytron.base.errors import ProcessLost, WorkerError
+from anytron.base.files import exhausted
 from anytron.workers.executor.channel import Call, Failure, Rebuild, Stop, decode, encode
 from anytron.workers.executor.pending import Awaited, PendingCall
 from anytron.workers.executor.rank import AnyRank
@@ -33,10 +34,6 @@ STACKS_S = 0.5
 """How long a rank that does not answer gets to write its stacks."""
 CLOSE_S = 10.0
 """How long an engine may take to close."""
-REMEDIES = {
-    "Too many open files": "raise the limit of open files: ulimit -n 65536",
-}
-"""By what the C library, and all that is built on it, says of an error."""
 
 
 class RankGroup(abc.ABC, Generic[AnyRank]):
@@ -237,7 +234,8 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
                 why=(f"the last lines it wrote:\n{tail}" if tail else "it wrote nothing") + also,
                 fix=_remedy(fate),
             )
-        fix = next((remedy for words, remedy in REMEDIES.items() if words in failure.traceback), "")
+        known = exhausted(RuntimeError(failure.traceback))
+        fix = "" if known is None else known.fix
         error = WorkerError(_sentence(f"{rank.name} {doing}"), where=rank.where, why=failure.traceback + also, fix=fix)
         if failure.error is None:
             return error

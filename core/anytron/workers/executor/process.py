@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from anytron.base.errors import WorkerError
 from anytron.base.files import exhausted, open_to_append
+from anytron.task.isolation.failure import ending
 from anytron.workers.executor.channel import encode_json
 from anytron.workers.executor.heartbeat import BEAT_S, Heartbeat, shared_memory
 from anytron.workers.executor.standing import Standing
@@ -193,9 +194,7 @@ class WorkerProcess:
             if silence_s < self._heartbeat_timeout_s:
                 return "it runs, but does not use its channel"
             return f"it has given no sign of life for {silence_s:.0f} s{_standing(self.pid)}"
-        if status < 0:
-            return f"it was killed by {signal.Signals(-status).name}"
-        return f"it exited with status {status}"
+        return f"it {ending(status)}"
 
     def log_tail(self) -> str:
         """The last lines that the process wrote; empty if there are none."""

@@ -213,7 +213,7 @@ def test_each_form_stands_in_a_matrix_with_its_scores(tmp_path):
     shown = {line[:18].strip(): line.split()[-2:] for line in printed.splitlines()[head + 1 :]}
     assert shown.pop("<answer>") == shown.pop("</think>, <answer>") == ["1", "1"]
     assert len(shown) == 11
-    assert {"bare", "boxed", "behind </think>", "in a sentence", "nothing", "None"} < shown.keys()
+    assert {"bare", "boxed", "behind </think>", "in a sentence", "an empty response", "the word None"} < shown.keys()
     assert all(scores == ["0", "0"] for scores in shown.values())
     (found,) = json.loads(check(SORT, *keys, "--json").stdout).values()
     assert found["example"] == {"tagged": "line 1"}

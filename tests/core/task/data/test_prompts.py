@@ -12,7 +12,7 @@ from anytron.config.imports import resolve
 from anytron.config.schema import DataSection
 from anytron.task.data import Prompt
 from anytron.task.data.pretrained import TOKENIZER
-from anytron.task.data.prompts import AT_ONCE, tokenize
+from anytron.task.data.prompts import AT_ONCE, batched, size_of, tokenize
 from anytron.task.data.sources import load_prompts
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
@@ -193,3 +193,10 @@ def test_whatever_a_chat_template_does_is_an_error_of_its_prompt(tokenizer, temp
     tokenizer.chat_template = template
     with pytest.raises(DataError, match=f"(?s)chat template refuses.*p7.*({why})"):
         list(tokenize([Prompt("p7", messages=[{"role": "user", "content": "1>"}])], tokenizer, vocab_size=VOCABULARY))
+
+
+def test_prompts_are_as_large_as_their_messages_and_what_is_nested_in_their_data():
+    said = [{"role": "user", "content": [{"type": "text", "text": "a" * 100}]}]
+    prompts = [Prompt("a", messages=said, data={"tests": [{"input": "b" * 1000}, ("c" * 10, b"d")], "n": 1})] * 5
+    assert 1111 <= size_of(prompts[0]) < 1200
+    assert [len(some) for some in batched(prompts, size=2000)] == [2, 2, 1]

@@ -89,6 +89,10 @@ NOT_WITH_OWN_FILES = {
 NOT_VERIFIERS = {
     "a program": (lambda: os.execv("/bin/true", ["true"]), ["execve"]),
     "memory that is not counted": (lambda: mmap.mmap(-1, 4096), ["mmap"]),
+    "memory that is counted as stack": (
+        lambda: mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100),  # MAP_GROWSDOWN
+        ["mmap"],
+    ),
 }
 PROFILES = {
     "full": (lambda: allowed.program(own_files=True, report=64), ATTEMPTS),

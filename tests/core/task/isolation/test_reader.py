@@ -2,9 +2,11 @@
 
 import ctypes
 import errno
+import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -82,6 +84,8 @@ DEEDS = {
         lambda: (write_frame(packed(["error", ["Exit", "", "", "", ""]])), time.sleep(9)),
         "no ans",
     ),
+    "writes another message": (lambda: (write_frame(packed(["nonsense", 1])), time.sleep(9)), "has written no answer"),
+    "is ended by a signal without a name": (lambda: os.kill(os.getpid(), 40), "killed by signal 40"),
     "writes an endless answer": (lambda: (os.write(3, b"\x7f\xff\xff\xff"), time.sleep(9)), "no whole answer"),
 }
 DRIVER = os.getpid()
@@ -232,6 +236,14 @@ def test_halves_of_letters_paths_and_marks_come_back():
     ]
     assert unpacked(packed(value)) == value
     assert unpacked(packed(datetime(2020, 1, 1))) == datetime(2020, 1, 1)
+
+
+@pytest.mark.parametrize("lengths", [[10, -10] * 5, [True], [1.5]])
+def test_lengths_that_are_none_make_nothing_larger(lengths):
+    header, body = json.dumps(["m", *lengths]).encode(), b"{}"
+    frame = b"".join(part for one in (header, body) for part in (struct.pack("<Q", len(one)), one)) + bytes(10)
+    with pytest.raises(ValueError, match="a length is no number of bytes"):
+        unpacked(frame)
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=64).map(lambda tail: packed(["value", b"abc"])[:-5] + tail))

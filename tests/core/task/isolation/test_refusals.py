@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from anytron.task.isolation import sandbox
+from anytron.task.isolation.sandbox import Sandbox
 from tests.core.task.isolation.test_sandbox import package, run  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.timeout(900)
@@ -77,3 +79,18 @@ print(libc.socket(2, 1, 0), ctypes.get_errno())
 def test_calls_are_refused_where_nobody_can_be_asked(who, refusal):
     done = subprocess.run([sys.executable, "-c", ASKED, who], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.strip() == refusal, done.stderr
+
+
+@pytest.mark.parametrize("level", ["full", "reduced"])
+def test_a_program_that_has_ended_before_anyone_waits_for_it_has_ended_well(monkeypatch, level):
+    """A busy machine lets the caller wait; a sandbox that could not be built is another thing."""
+    wait = sandbox._wait
+    monkeypatch.setattr(sandbox, "_wait", lambda *given: (time.sleep(1.0), wait(*given))[1])
+    allowance = Sandbox(level, timeout_s=30.0, memory_gib=0.5, output_mib=1.0, site_packages=False)
+    try:
+        ending = allowance.run("print('done')", "")
+    except sandbox.Unavailable as error:
+        assert "\0" not in str(error), "what the kernel was asked for is no obstacle"
+        assert level == "reduced", error  # a stranger may not read the interpreter's folder
+    else:
+        assert ending.output == b"done\n"

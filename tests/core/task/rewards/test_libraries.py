@@ -100,7 +100,7 @@ def test_what_a_program_that_fails_was_refused_is_in_the_log(caplog):
     assert caplog.messages == []
     assert code([sample(f"{trying}print(int(input()) * 2)", tests=tests)]) == [0.0]
     (said,) = caplog.messages
-    assert said.endswith(": a program failed that was refused: socket (3)")
+    assert said.endswith(": a program failed, and the sandbox had refused it system calls: socket (3)")
 
 
 def test_some_tests_that_pass_can_count(score):

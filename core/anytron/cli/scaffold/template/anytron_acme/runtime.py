@@ -16,8 +16,9 @@ class AcmeRuntime(CpuRuntime):
             communication_backend = "acmeccl"  # as in torch.distributed.init_process_group
 
     Otherwise inherit from ``anytron.device.runtime.DeviceRuntime`` and write its methods: devices, synchronisation,
-    memory, random numbers. Their docstrings are the contract (``python -m pydoc
-    anytron.device.runtime.DeviceRuntime``), and ``anytron conformance acme --level device`` checks them.
+    memory, random numbers. Their docstrings are the contract
+    (``python -m pydoc anytron.device.runtime.DeviceRuntime``), and ``anytron conformance acme --level device`` checks
+    them.
     """
 
     # Delete these two methods together with CpuRuntime.
