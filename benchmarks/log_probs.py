@@ -93,7 +93,7 @@ class Problem:
 
 
 def work(name, arguments, connection):
-    """A side's process: computes when it is told to, and at last says how exactly."""
+    """A side's process: computes when it is told to, then says how much memory that took, and how exact it is."""
     session = open_session()
     runtime = session.platform.runtime()
     problem = Problem(arguments, session)
@@ -105,7 +105,10 @@ def work(name, arguments, connection):
     while connection.recv() == "compute":
         connection.send(timed(lambda: problem.compute(score(arguments.tokens), arguments.tokens), runtime)[0])
     peak = peak_bytes(runtime)
-    connection.send({"peak_bytes": peak, **problem.errors(score)})
+    runtime.empty_cache()  # what this side keeps, the other one may need
+    connection.send(peak)
+    connection.recv()
+    connection.send(problem.errors(score))
 
 
 def peak_bytes(runtime):
@@ -127,11 +130,15 @@ class Side:
     def seconds(self):
         return self._ask("compute")
 
-    def finish(self):
-        """Give the peak and the errors; the process ends."""
-        facts = self._ask("finish")
+    def peak(self):
+        """Give the peak of memory, and free what the process keeps."""
+        return self._ask("peak")
+
+    def errors(self):
+        """Give the errors; the process ends."""
+        errors = self._ask("errors")
         self._process.join()
-        return facts
+        return errors
 
     def _ask(self, what):
         try:
@@ -145,11 +152,13 @@ def measure(arguments):
     sides = {name: Side(name, arguments) for name in ("ours", "plain")}
     progress("one turn that does not count, and those that do")
     times = in_turn({name: side.seconds for name, side in sides.items()}, arguments.turns)
+    peaks = {name: side.peak() for name, side in sides.items()}
     rows = {}
     for name, side in sides.items():
         progress(f"how exact {name} is")
-        facts = side.finish()
-        rows[name] = {"time_s": statistics.median(times[name]), **facts} if facts else {"time_s": None}
+        errors = side.errors()
+        found = {"time_s": statistics.median(times[name]), "peak_bytes": peaks[name], **errors} if errors else None
+        rows[name] = found or {"time_s": None}
     figures = {name: getattr(arguments, name) for name in ("tokens", "vocabulary", "hidden", "chunk")}
     ours, theirs = rows.values()
     if ours["time_s"] and theirs["time_s"]:

@@ -44,6 +44,14 @@ def checks(folder: Path, output: str) -> dict[str, Any]:
             for row in printed(folder, output)}  # fmt: skip
 
 
+def rules(folder: Path, output: str) -> dict[str, Any]:
+    """What ``anytron conformance --json`` counts, the seconds of each level, and every rule that is broken."""
+    report = printed(folder, output)
+    seconds = {one["level"]: round(sum(rule["seconds"] for rule in one["rules"]), 1) for one in report["levels"]}
+    broken = [rule for one in report["levels"] for rule in one["rules"] if rule["status"] == "failed"]
+    return {**report["counts"], "seconds": seconds, "failures": broken}
+
+
 def tests(folder: Path, output: str) -> dict[str, Any]:  # noqa: ARG001
     """How many tests passed, failed and were skipped, and which failed, from JUnit's file."""
     cases = list(ET.parse(folder / "junit.xml").iter("testcase"))  # noqa: S314 - our own file

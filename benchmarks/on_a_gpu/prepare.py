@@ -1,7 +1,7 @@
 """Collect wheels for a machine without network: those of wheels.txt, and our own.
 
 Nothing of torch or of CUDA: that is the image's. The wheels are divided into folders ``1``, ``2``, ... of at most
-58 MB, so that they can be carried one after the other; the first holds what images usually lack.
+55.5 MB, so that they can be carried one after the other; the first holds what images usually lack.
 
     benchmarks/on_a_gpu/prepare.sh --python 3.12 --platform manylinux_2_28_x86_64 [--into DIR]
     benchmarks/on_a_gpu/prepare.sh --own     # only our own again, after a change of the source

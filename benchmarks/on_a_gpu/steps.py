@@ -72,6 +72,15 @@ STEPS = (
         read=figures.run,
     ),
     Step(
+        "conformance",
+        "anytron conformance: every rule of the kit",
+        200,
+        ("-m", "anytron", "conformance"),
+        on_gpu=("cuda", "--json"),
+        on_cpu=("cpu", "--json", "--level", "device"),
+        read=figures.rules,
+    ),
+    Step(
         "attention",
         "every attention kernel that is there",
         90,

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
-PIECE_BYTES = 58_000_000
-"""Of a piece, at most: it travels through channels that take 64 MiB at a time, and beside it the source tree."""
+PIECE_BYTES = 55_500_000
+"""Of a piece, at most: channels take 64 MiB at a time, and the source tree (11 MB) travels beside it."""
 OWN = ("anytron", "anytron-cuda")
 """Distributions of this tree, carried as wheels for the sake of their metadata and entry points."""
 SOURCES = ("core", "backends", "plugins/cpu", "plugins/cuda")

@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel
 from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
 from anytron import hookimpl
 from anytron.device.patches import Installed, Patch, Phase
@@ -81,6 +82,22 @@ class SilentFallback(Mutant):
 class NoFloat32(Mutant):
     rule, says = "dtypes-compute", "float32"
     runtime = with_runtime(supports_dtype=lambda self, dtype: dtype is torch.bfloat16)
+
+
+def of_ten_bits(number):
+    """Round float32 as TF32 does: ten bits after the point."""
+    return ((number.view(torch.int32) + (1 << 12)) & ~((1 << 13) - 1)).view(torch.float32)
+
+
+class RoundsConvolutions(Mutant):
+    rule, says = "dtypes-compute", "The convolution is wrong"
+    runtime = replacing(
+        functional,
+        "conv3d",
+        lambda original, *operands: original(
+            *(of_ten_bits(one) if one.dtype is torch.float32 else one for one in operands)
+        ),
+    )
 
 
 class RestoresNothing(Mutant):

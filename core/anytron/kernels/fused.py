@@ -51,7 +51,7 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         gate, up = x.chunk(2, dim=-1)
-        return functional.silu(gate).mul_(up)
+        return functional.silu(gate) * up
 
     @staticmethod
     @torch.autograd.function.once_differentiable

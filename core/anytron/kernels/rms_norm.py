@@ -45,7 +45,7 @@ class _RMSNorm(torch.autograd.Function):
         reciprocal = torch.rsqrt(x.square().mean(-1, keepdim=True).add_(eps))
         ctx.save_for_backward(x, weight, reciprocal)
         normed = x * reciprocal
-        return normed if weight is None else normed.mul_(weight)
+        return normed if weight is None else normed * weight
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -34,7 +34,7 @@ def test_the_table_can_be_carried_out(load):
     assert len({step.name for step in steps.STEPS}) == len(steps.STEPS)
     assert [step.name for step in steps.STEPS][:3] == ["tests", "train_step", "grpo_sort"]
     for step in steps.STEPS:
-        assert step.limit_s <= 150
+        assert step.limit_s <= 200
         assert step.what
         for dry_run in (False, True):
             words = run.command_of(step, ROOT / "x", dry_run=dry_run)
@@ -199,3 +199,12 @@ def test_tests_are_counted(load, tmp_path):
     )
     found = load("figures").tests(tmp_path, "")
     assert found == {"passed": 1, "failed": 1, "skipped": 1, "failures": ["a::three"]}
+
+
+def test_rules_are_counted(load):
+    ran, broken = (
+        {"rule": rule, "status": status, "seconds": 0.25} for rule, status in (("a", "passed"), ("b", "failed"))
+    )
+    report = {"levels": [{"level": "device", "rules": [ran, broken]}], "counts": {"passed": 1, "failed": 1}}
+    found = load("figures").rules(None, json.dumps(report, indent=2))
+    assert found == {"passed": 1, "failed": 1, "seconds": {"device": 0.5}, "failures": [broken]}

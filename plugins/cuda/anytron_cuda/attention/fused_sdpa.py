@@ -12,8 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from anytron.base.errors import PlatformError
 from anytron.kernels.attention import make_attention as make_neutral
+from anytron.kernels.no_rows import zeros_from
 from anytron_cuda.attention.packed import HALF, padded_heads
 
 if TYPE_CHECKING:
@@ -54,7 +57,10 @@ def attend(
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         enable_gqa = False
     size = value.shape[-1]
-    query, key, value = padded_heads(query, key, value)
+    if 0 in (query.shape[2], key.shape[2]):
+        return zeros_from((*query.shape[:-1], size), query, key, value)
+    query, key, value = map(_with_adjacent_numbers, padded_heads(query, key, value))
+    attn_mask = None if attn_mask is None else _with_adjacent_numbers(attn_mask)
     try:
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
             output = scaled_dot_product_attention(
@@ -71,3 +77,12 @@ def attend(
             fix="platform.options.attention=neutral, whose memory grows with the square of the length",
         ) from error
     return output[..., :size]
+
+
+def _with_adjacent_numbers(operand: Tensor) -> Tensor:
+    """Give operands any strides but in the last dimension, where the kernels want 1.
+
+    Source: aten/src/ATen/native/transformers/sdp_utils_cpp.h, ``check_last_dim_stride_equals_1_dense``.
+    ``contiguous()`` would leave a last dimension of one number as it is.
+    """
+    return operand if operand.stride(-1) == 1 else operand.clone(memory_format=torch.contiguous_format)

@@ -88,9 +88,8 @@ def test_a_program_that_has_ended_before_anyone_waits_for_it_has_ended_well(monk
     monkeypatch.setattr(sandbox, "_wait", lambda *given: (time.sleep(1.0), wait(*given))[1])
     allowance = Sandbox(level, timeout_s=30.0, memory_gib=0.5, output_mib=1.0, site_packages=False)
     try:
-        ending = allowance.run("print('done')", "")
+        said = allowance.run("print('done')", "").output
     except sandbox.Unavailable as error:
-        assert "\0" not in str(error), "what the kernel was asked for is no obstacle"
-        assert level == "reduced", error  # a stranger may not read the interpreter's folder
-    else:
-        assert ending.output == b"done\n"
+        said = str(error).encode()
+    # A stranger may not read the interpreter's folder, on some machines; what the kernel was asked for is no obstacle.
+    assert said == b"done\n" or (level == "reduced" and b"\0" not in said), said

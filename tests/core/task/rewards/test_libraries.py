@@ -285,5 +285,5 @@ def test_a_class_of_the_user_is_as_good_as_ours(tmp_path):
         found = score([sample("abcd"), sample("")])
     assert found.total[0] == 2.0
     assert found.failures["Length"][1].why == "ValueError: nothing to see"
-    with pytest.raises(ConfigError, match=r"rewards\[0\]\.options"):
+    with pytest.raises(ConfigError, match=r"rewards\[0\]\.function, with its options"):
         RewardSum.from_config([RewardSection(function=f"{tmp_path}/r.py:Length", options={"pre": 2})])

@@ -78,7 +78,9 @@ def test_the_largest_rewards_have_finite_statistics_and_weights_cannot_make_them
 @pytest.mark.parametrize(("options", "says"), [({"per": 1, "limit": 3}, "'limit'"), ({}, "'per'")])
 def test_options_that_the_function_does_not_take_are_found_before_a_run(tmp_path, options, says):
     (tmp_path / "r.py").write_text("def size(samples, per):\n    return [0.0] * len(samples)\n")
-    with pytest.raises(ConfigError, match=rf"(?s)rewards\[0\]\.options.*{says}.*it takes \(samples, per\)"):
+    with pytest.raises(
+        ConfigError, match=rf"(?s)rewards\[0\]\.function, with its options.*{says}.*it takes \(samples, per\)"
+    ):
         RewardSum.from_config([RewardSection(function=f"{tmp_path}/r.py:size", options=options)])
 
 

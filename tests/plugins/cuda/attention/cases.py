@@ -120,6 +120,23 @@ def assert_computes_masks(kernel, layer, device):
     assert_as_good_as_plain(called(kernel), called(plain), called(make_attention(layer)), inputs)
 
 
+def assert_computes_strided_rows(kernel, layer, device, dtype=torch.bfloat16):
+    """The same of padded rows whose numbers do not lie side by side, with a mask that is turned, and of no query."""
+    call = AttentionCall("bshd", PADDED[layer.traits.causal])
+    inputs = operands(30, 30, layer, leading=(2,), dtype=dtype, device=device)
+    apart = [torch.stack([one, one], -1)[..., 0] for one in inputs]
+    mask = torch.rand(2, 1, 30, 30, generator=torch.Generator().manual_seed(1)).transpose(2, 3) > 0.5
+    masked = AttentionCall("bshd", "arbitrary", mask=mask.to(device))
+    assert (apart[0].stride(-1), masked.mask.stride(-1)) == (2, 30)
+    for one in (call, masked):
+        assert torch.equal(kernel(*apart, one), kernel(*inputs, one))
+    none = [inputs[0][:, :0], *inputs[1:]]
+    leaves = [tensor.detach().requires_grad_() for tensor in none]
+    output = kernel(*leaves, call)
+    assert output.shape == (2, 0, layer.num_heads, layer.v_dim)
+    assert not any(gradient.any() for gradient in torch.autograd.grad(output.sum(), leaves))
+
+
 def assert_as_good_as_plain(kernel, plain, reference, inputs):
     """Values and gradients are as near to the definition in float64 as those of plain operations in the same type.
 

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.nn import functional
 
-from tests.plugins.cuda.stand_ins import flash_attn, flash_attn_interface, torch_flash
+from tests.plugins.cuda.stand_ins import flash_attn, flash_attn_interface, torch_flash, torch_sdpa
 
 PLUGIN = Path(__file__).parents[4] / "plugins" / "cuda"
 
@@ -24,8 +25,9 @@ def plugin():
 
 @pytest.fixture(scope="module")
 def stand_ins(plugin):
-    """FlashAttention 3 and 2, and torch's, as they are documented."""
+    """FlashAttention 3 and 2, and torch's operators, as they are documented."""
     with pytest.MonkeyPatch.context() as patches, torch_flash.installed():
         patches.setitem(sys.modules, "flash_attn", flash_attn)
         patches.setitem(sys.modules, "flash_attn_interface", flash_attn_interface)
+        patches.setattr(functional, "scaled_dot_product_attention", torch_sdpa.scaled_dot_product_attention)
         yield

@@ -17,6 +17,7 @@ from tests.plugins.cuda.attention.cases import (
     PADDED,
     assert_computes,
     assert_computes_masks,
+    assert_computes_strided_rows,
     assert_same,
     cumulative,
     defined,
@@ -152,6 +153,11 @@ def test_masks_are_the_fused_operators(heads, causal):
     fused, neutral = make("sdpa", layer), make_attention(layer)
     inputs = operands(7, 7, layer, leading=(2,))
     assert_same(lambda q, k, v: fused(q, k, v, call), lambda q, k, v: neutral(q, k, v, call), inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_strided_rows_and_no_query_are_the_fused_operators_too(dtype):
+    assert_computes_strided_rows(make("sdpa", layer := spec()), layer, "cpu", dtype)
 
 
 def test_values_of_latent_attention_stay_smaller_where_the_library_takes_them():

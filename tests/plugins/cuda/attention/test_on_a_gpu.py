@@ -10,6 +10,7 @@ from tests.plugins.cuda.attention.cases import (
     LAYERS,
     assert_computes,
     assert_computes_masks,
+    assert_computes_strided_rows,
     cumulative,
     operands,
     spec,
@@ -57,3 +58,9 @@ def test_no_kernel_keeps_the_scores(name, dtype):
 def test_masks_are_no_reason_for_plain_operations(heads):
     layer = spec(True, None, 64, 32, *heads)
     assert_computes_masks(kernel_of("sdpa", layer), layer, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_strided_rows_and_no_query(dtype):
+    layer = spec()
+    assert_computes_strided_rows(kernel_of("sdpa", layer), layer, "cuda", dtype)

@@ -1,4 +1,4 @@
-"""The kernels that are chosen on this GPU, as they are, against the reference kernels. Never run by us so far."""
+"""The kernels that are chosen on this GPU, as they are, against the reference kernels."""
 
 from __future__ import annotations
 

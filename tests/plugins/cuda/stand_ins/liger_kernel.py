@@ -54,8 +54,10 @@ class LigerRMSNormFunction(torch.autograd.Function):
 class LigerFusedGateUpSiLUMulFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, in_place=False):
-        if y.shape[-1] % 2 != 0:
-            raise ValueError(f"fused gate-up input must have an even trailing dim; got {y.shape[-1]}.")
+        shape = y.shape
+        if shape[-1] % 2 != 0:
+            raise ValueError(f"fused gate-up input must have an even trailing dim; got {shape[-1]}.")
+        y = y.contiguous().view(-1, shape[-1])  # what is saved, and so the gradient, is a matrix
         refuse_what_triton_cannot(y, y.shape[-1] // 2)
 
         def gated(x: Tensor) -> Tensor:
@@ -64,10 +66,10 @@ class LigerFusedGateUpSiLUMulFunction(torch.autograd.Function):
 
         ctx.gated, ctx.in_place = gated, in_place
         ctx.save_for_backward(y)
-        return gated(y.double()).to(y.dtype)
+        return gated(y.double()).to(y.dtype).view(*shape[:-1], shape[-1] // 2)
 
     @staticmethod
     def backward(ctx, dc):
         (y,) = ctx.saved_tensors
-        (dy,) = gradients(ctx.gated, [y], dc)
+        (dy,) = gradients(ctx.gated, [y], dc.reshape(-1, y.shape[-1] // 2))
         return y.copy_(dy) if ctx.in_place else dy, None
