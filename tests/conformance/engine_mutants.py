@@ -363,6 +363,17 @@ class LeftInTheAccumulator(Mutant):
         return multiply if name is KernelName.GROUPED_MM else None
 
 
+class LeavesTheBackwardPass(AttentionMutant):
+    """Answers no rows with new zeros: the rank does not join the collectives of the backward pass."""
+
+    rule, says = "empty-shares", "in a collective that"
+
+    def attend(self, attention, query, key, value, call):
+        nothing = call.cu_seqlens_q is not None and call.cu_seqlens_q[-1] == 0
+        shape = (*query.shape[:-1], value.shape[-1])
+        return query.new_zeros(shape) if nothing else attention(query, key, value, call)
+
+
 def multiply(x, weights, splits):
     pairs = zip(weights, splits, strict=True)
     return grouped_mm(x, [weight if rows else Unswept.apply(weight) for weight, rows in pairs], splits)
