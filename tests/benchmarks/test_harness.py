@@ -19,6 +19,7 @@ from tests.warm_python import StartedCold
 
 SMALL = {
     "code_reward.py": ["--turns", "1", "--programs", "1"],
+    "planning.py": ["--counts", "4", "200", "--repeats", "1"],
     "sequences.py": ["--counts", "4", "8", "--repeats", "1"],
     "weight_sync.py": ["--layers", "1", "--hidden", "64", "--turns", "1"],
 }

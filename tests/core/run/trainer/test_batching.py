@@ -3,70 +3,87 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from anytron.run.trainer.batching import karmarkar_karp, micro_batches
+from anytron.run.trainer.batching import micro_batches
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.sequences.batch import RaggedBatch
+from tests.core.run.trainer import differencing
 
-lengths = st.lists(st.integers(1, 60), min_size=4, max_size=30)
-
-
-@settings(deadline=None)
-@given(lengths, st.integers(1, 8))
-def test_a_partition_has_every_index_once_and_descending_sums(sizes, parts):
-    partition = karmarkar_karp(sizes, parts)
-    assert len(partition) == parts
-    assert sorted(index for part in partition for index in part) == list(range(len(sizes)))
-    sums = [sum(sizes[index] for index in part) for part in partition]
-    assert parts == 1 or sums == sorted(sums, reverse=True)
+lengths = st.lists(st.integers(1, 60), min_size=1, max_size=30)
 
 
-def test_a_partition_is_near_the_best_one():
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        sizes = torch.randint(1, 50, (9,), generator=generator).tolist()
-        best = min(
-            max(sum(size for size, part in zip(sizes, parts, strict=True) if part == which) for which in range(2))
-            for parts in product(range(2), repeat=9)
-        )
-        largest = max(sum(sizes[index] for index in part) for part in karmarkar_karp(sizes, 2))
-        assert largest <= 1.07 * best
+def tokens_of(part, sizes, padded=False):
+    found = [sizes[index] for index in part]
+    return len(found) * max(found, default=0) if padded else sum(found)
 
 
 @settings(deadline=None)
-@given(lengths, st.integers(1, 100), st.integers(1, 4))
-def test_micro_batches_keep_the_limit_and_are_equally_many(sizes, max_tokens, dp_size):
-    shares = micro_batches(sizes, max_tokens, dp_size)
+@given(lengths, st.integers(1, 100), st.integers(1, 4), st.booleans(), st.integers(1, 3))
+def test_micro_batches_keep_the_limit_and_are_equally_many(sizes, max_tokens, dp_size, padded, multiple):
+    shares = micro_batches(sizes, max_tokens, dp_size, padded=padded, multiple=multiple)
     assert len(shares) == dp_size
-    assert len({len(share) for share in shares}) == 1
+    (count,) = {len(share) for share in shares}
+    assert count % multiple == 0
     parts = [part for share in shares for part in share]
     assert sorted(index for part in parts for index in part) == list(range(len(sizes)))
-    assert all(len(part) <= 1 or sum(sizes[index] for index in part) <= max_tokens for part in parts)
-    assert micro_batches(sizes, max_tokens, dp_size) == shares
+    assert all(len(part) <= 1 or tokens_of(part, sizes, padded) <= max_tokens for part in parts)
+    assert micro_batches(sizes, max_tokens, dp_size, padded=padded, multiple=multiple) == shares
 
 
-def test_the_work_of_copies_is_balanced():
+@settings(deadline=None)
+@given(lengths, st.integers(30, 200), st.integers(1, 4), st.booleans(), st.integers(1, 3))
+@example([57, 52, 50, 45, 34, 33, 33, 30, 30, 29, 28, 28, 25, 20, 17], 128, 1, False, 2)
+def test_differencing_needs_at_most_one_micro_batch_less(sizes, max_tokens, dp_size, padded, multiple):
+    shares = micro_batches(sizes, max_tokens, dp_size, padded=padded, multiple=multiple)
+    slow = differencing.micro_batches(sizes, max_tokens, dp_size, padded=padded, multiple=multiple)
+    assert len(shares[0]) <= len(slow[0]) + multiple
+
+
+def test_replicas_are_as_balanced_as_by_differencing():
     generator = torch.Generator().manual_seed(1)
-    sizes = torch.randint(10, 500, (256,), generator=generator).tolist()
-    shares = micro_batches(sizes, 4096, 4)
-    work = [sum(sizes[index] for part in share for index in part) for share in shares]
-    assert max(work) <= 1.01 * sum(work) / 4
+    for dp_size, count, most, near in (
+        (4, 256, 4096, 1.01),
+        (8, 64, 4096, 1.01),
+        (4, 24, 700, 1.01),
+        (2, 8, 4096, 1.02),
+    ):
+        for _ in range(10):
+            sizes = torch.randint(10, 500, (count,), generator=generator).tolist()
+            found, slow = (
+                max(sum(tokens_of(part, sizes) for part in share) for share in plan(sizes, most, dp_size))
+                for plan in (micro_batches, differencing.micro_batches)
+            )
+            assert found <= max(slow, near * sum(sizes) / dp_size)
 
 
-def test_as_few_micro_batches_as_balanced_parts_fit_into_the_limit():
+def test_the_time_of_a_plan_grows_with_the_sequences():
+    """16,384 sequences on 64 replicas by differencing: more than eight minutes."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = torch.empty(16384).log_normal_(7.0, 0.8, generator=generator).long().clamp(1, 8192).tolist()
+    for padded in (False, True):
+        shares = micro_batches(sizes, 16384, 64, padded=padded)
+        work = [sum(tokens_of(part, sizes, padded) for part in share) for share in shares]
+        assert max(work) <= 1.01 * sum(work) / 64
+        assert len(shares[0]) * 64 <= 1.12 * sum(work) / 16384
+
+
+def test_as_few_micro_batches_as_fit_into_the_limit():
     assert [len(share) for share in micro_batches([8] * 8, 32, 1)] == [2]
     assert [len(share) for share in micro_batches([8] * 8, 64, 1)] == [1]
     assert [len(share) for share in micro_batches([8] * 8, 16, 2)] == [2, 2]
-    # Two would do, 2 + 2 + 2 and 3 + 3; but differencing divides 12 into 7 and 5, and three parts are the next try.
-    sizes = [2, 2, 2, 3, 3]
-    assert [sum(sizes[index] for index in part) for part in karmarkar_karp(sizes, 2)] == [7, 5]
-    assert [len(share) for share in micro_batches(sizes, 6, 1)] == [3]
+    # Longest first into the emptiest gives 7 and 5; two parts of 6 there are.
+    assert micro_batches([2, 2, 2, 3, 3], 6, 1) == [[[3, 4], [0, 1, 2]]]
+
+
+def test_a_sequence_over_the_limit_stays_alone_and_the_others_are_balanced():
+    ((alone, *others),) = micro_batches([900, 60, 40, 35, 25, 20, 20], 100, 1)
+    assert alone == [0]
+    assert sorted(tokens_of(part, [900, 60, 40, 35, 25, 20, 20]) for part in others) == [100, 100]
 
 
 def batch_of(sizes, groups=None):
