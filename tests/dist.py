@@ -15,7 +15,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -89,7 +88,7 @@ def install(dist: Path, scratch: Path) -> None:
     extras = ("--find-links", dist, "anytron[cuda,ascend]", *names[1:])
     step("a fresh environment", sys.executable, "-m", "venv", scratch / ".venv", cwd=scratch)
     step(f"install {', '.join(names)} from the folder alone", *ours, cwd=scratch)
-    # They are there already, so that pip takes none of them from an index; it still resolves what they ask of each other.
+    # Ours are there already, so that pip takes none from an index; it still resolves what they ask of each other.
     step("install what they need", *pip, "install", "-c", ROOT / "constraints" / "cpu.txt", *extras, cwd=scratch)
     step("pip check", *pip, "check", cwd=scratch)
     where = "import anytron, pathlib, sys; sys.exit(not pathlib.Path(anytron.__file__).is_relative_to(sys.prefix))"
@@ -99,8 +98,7 @@ def install(dist: Path, scratch: Path) -> None:
 def train(dist: Path, scratch: Path) -> None:
     """Run the README's training in ``scratch``, with the examples of the sdist."""
     (sdist,) = dist.glob("anytron-*.tar.gz")
-    with tarfile.open(sdist) as files:
-        files.extractall(scratch, filter="data")
+    shutil.unpack_archive(sdist, scratch)
     (scratch / "examples").symlink_to(next(scratch.glob("anytron-*")) / "examples")
     command = readme_command()
     step(command, "bash", "-euc", command, cwd=scratch, quiet=False)
@@ -115,12 +113,17 @@ def train(dist: Path, scratch: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Do all of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, help="where sdists and wheels are kept; made anew")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, help="where sdists and wheels are kept: a new one, or an empty one"
+    )
     given = parser.parse_args(arguments).folder
+    if given and given.exists() and any(given.iterdir()):
+        parser.error(
+            f"{given} is not empty, and all that is in it would be published: remove it, or name another folder"
+        )
     with tempfile.TemporaryDirectory(prefix="anytron-dist-") as name:
         dist, scratch = (given or Path(name, "dist")).resolve(), Path(name, "elsewhere")
-        shutil.rmtree(dist, ignore_errors=True)
-        dist.mkdir(parents=True)
+        dist.mkdir(parents=True, exist_ok=True)
         scratch.mkdir()
         build(dist)
         install(dist, scratch)

@@ -14,4 +14,5 @@ def install_command(python: str, version: str) -> str:
     if ".dev" not in version:
         return f"{command} anytron=={version}"
     commit = version.partition("+g")[2].partition(".")[0]
-    return f"{command} CLONE, where CLONE is Anytron's sources {f'at commit {commit}' if commit else 'as the driver has them'}"
+    state = f"at commit {commit}" if commit else "as the driver has them"
+    return f"{command} CLONE, where CLONE is Anytron's sources {state}"
