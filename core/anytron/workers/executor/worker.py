@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from anytron import __version__
 from anytron.base.errors import ConfigError
-from anytron.base.installing import install_command
+from anytron.base.installing import installable
 from anytron.base.terminal import make_output_visible
 from anytron.workers.executor.address import register
 from anytron.workers.executor.bootstrap import Bootstrap
@@ -197,7 +197,7 @@ def _other_version(told: dict[str, Any]) -> Failure:
         "A worker process has another version of Anytron than the driver.",
         where=f"{told['role']} rank {told['rank']} on {socket.gethostname()}{chosen}",
         why=f"the driver has {told['version']}, and {sys.executable} has {__version__}",
-        fix=install_command(sys.executable, told["version"]),
+        fix=f"{sys.executable} -m pip install {installable(told['version'])}",
     )
     return Failure(str(error), error)
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from anytron import __version__
-from anytron.base.installing import install_command
+from anytron.base.installing import installable
 from anytron.run.preflight.interpreter import interpreter_diagnostics
 from tests.core.other_environment import make_environment
 
@@ -24,7 +24,7 @@ def test_one_without_it_or_with_another_version_is_refused(tmp_path, anytron, me
     (found,) = interpreter_diagnostics("rollout.python", str(python))
     assert (found.severity, found.key) == ("error", "rollout.python")
     assert message in found.message
-    assert found.fix == install_command(str(python), __version__)
+    assert found.fix == f"{python} -m pip install {installable(__version__)}"
 
 
 def test_what_is_no_interpreter_is_refused(tmp_path):

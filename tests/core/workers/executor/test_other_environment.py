@@ -9,7 +9,7 @@ import pytest
 
 from anytron import __version__
 from anytron.base.errors import ConfigError
-from anytron.base.installing import install_command
+from anytron.base.installing import installable
 from anytron.device.loading import open_session
 from anytron.workers.executor import base
 from anytron.workers.executor.local import LocalExecutor
@@ -59,7 +59,7 @@ def test_one_with_another_version_of_anytron_is_refused_as_the_two_meet(executor
         rollout.call("describe")
     assert caught.value.where == f"rollout rank 0 on {socket.gethostname()}, rollout.python = {python}"
     assert caught.value.why == f"the driver has {__version__}, and {python} has 0.0.9"
-    assert caught.value.fix == install_command(str(python), __version__)
+    assert caught.value.fix == f"{python} -m pip install {installable(__version__)}"
 
 
 COMMITS = ("0.1.dev7+g0123abcde", "0.1.dev7+gfedcba987", "0.1.dev7+g0123abcde.d20260102")
@@ -76,11 +76,9 @@ def test_a_training_rank_of_another_commit_is_refused(executor_with, monkeypatch
     assert caught.value.why == f"the driver has {commit}, and {sys.executable} has {__version__}"
 
 
-def test_how_a_version_is_installed():
-    release, commit, changed, unknown = (
-        install_command("py", one) for one in ("0.1.0", COMMITS[0], COMMITS[2], "0.1.dev0")
-    )
-    assert release == "py -m pip install anytron==0.1.0"
+def test_what_pip_takes_to_install_a_version():
+    release, commit, changed, unknown = (installable(one) for one in ("0.1.0", COMMITS[0], COMMITS[2], "0.1.dev0"))
+    assert release == "anytron==0.1.0"
     assert commit == changed
-    assert commit == "py -m pip install CLONE, where CLONE is Anytron's sources at commit 0123abcde"
-    assert unknown == "py -m pip install CLONE, where CLONE is Anytron's sources as the driver has them"
+    assert commit == "CLONE, where CLONE is Anytron's sources at commit 0123abcde"
+    assert unknown == "CLONE, where CLONE is Anytron's sources as the driver has them"
