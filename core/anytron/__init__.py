@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from anytron.device.hooks.markers import hookimpl
     from anytron.device.platform import Platform
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = ["Platform", "__version__", "hookimpl"]
 
@@ -34,4 +34,16 @@ def __getattr__(name: str) -> object:
         from anytron.device.hooks.markers import hookimpl
 
         return hookimpl
+    if name == "__version__":
+        return _version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _version() -> str:
+    """Give the version of the installed distribution: it names the commit from which it was installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("anytron")
+    except PackageNotFoundError:  # its sources are on the path, and nobody has installed them
+        return "0+not.installed"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 TORCH = ("torch", "2.11.0+cu130")
 WHEELS = {
-    "anytron": ("0.1.0", ["transformers>=5.0,<6", "typer>=0.16", "torch>=2.6", "tidy; extra == 'dev'"]),
-    "anytron-cuda": ("0.1.0", ["anytron>=0.1,<0.2"]),
+    "anytron": ("0.1.dev7+g0123abcde", ["transformers>=5.0,<6", "typer>=0.16", "torch>=2.6", "tidy; extra == 'dev'"]),
+    "anytron-cuda": ("0.1.dev7+g0123abcde", ["anytron>=0.1.dev0,<0.2"]),
     "transformers": ("5.23.0", ["huggingface-hub>=2,<3", "old; python_version < '3'"]),
     "huggingface-hub": ("2.4.0", []),
     "peft": ("0.20.0", ["huggingface-hub>=2"]),

@@ -6,7 +6,6 @@ import platform as machine
 import sys
 from typing import TYPE_CHECKING
 
-import anytron
 from anytron.base.components import Component
 from anytron.base.entries import Entry
 from anytron.proof.doctor.modules import installed, origin
@@ -49,6 +48,8 @@ def examine(subject: Subject) -> Iterator[Entry]:
         elif found is None:
             yield Entry(name, "ok", f"version unknown (no distribution of that name), loaded from {place}")
         else:
-            version = anytron.__version__ if one.distribution == "anytron" else found.version
+            version = found.version
+            if one.distribution == "anytron" and version.endswith(".dev0"):
+                version += ", of an unknown commit (it was built from a tree without git)"
             known_as = "" if found.name.lower().replace("_", "-") == one.distribution else f" of {found.name}"
             yield Entry(name, "ok", f"{version}{known_as}, loaded from {place}")

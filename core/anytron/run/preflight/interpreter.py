@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from anytron import __version__
 from anytron.base.files import exhausted
+from anytron.base.installing import installable
 from anytron.config.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def interpreter_diagnostics(key: str, python: str) -> Iterator[Diagnostic]:
         return
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        fix = f"{python} -m pip install anytron=={__version__}"
+        fix = f"{python} -m pip install {installable(__version__)}"
         yield Diagnostic("error", key, f"Anytron cannot be imported with {python}: {last}", fix)
     elif (found := done.stdout.strip()) != __version__:
         message = f"{python} has Anytron {found}, and this is {__version__}: what crosses between them has one version"
-        yield Diagnostic("error", key, message, f"{python} -m pip install anytron=={__version__}")
+        yield Diagnostic("error", key, message, f"{python} -m pip install {installable(__version__)}")

@@ -14,6 +14,7 @@ import logging
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from anytron import __version__
 from anytron.base.errors import ConfigError
+from anytron.base.installing import installable
 from anytron.base.terminal import make_output_visible
 from anytron.workers.executor.address import register
 from anytron.workers.executor.bootstrap import Bootstrap
@@ -190,11 +192,12 @@ def _failure(error: Exception, memory: MemoryExplainer | None, doing: str) -> Fa
 
 def _other_version(told: dict[str, Any]) -> Failure:
     """Refuse to work with a driver of another version: what crosses between the two are pickled classes of Anytron."""
+    chosen = f", rollout.python = {told['python']}" if told["python"] else ""
     error = ConfigError(
-        "The environment of the rollout engine has another version of Anytron.",
-        where=f"rollout.python = {told['python']}",
-        why=f"the driver is {told['version']}, and there is {__version__}",
-        fix=f"{told['python']} -m pip install anytron=={told['version']}",
+        "A worker process has another version of Anytron than the driver.",
+        where=f"{told['role']} rank {told['rank']} on {socket.gethostname()}{chosen}",
+        why=f"the driver has {told['version']}, and {sys.executable} has {__version__}",
+        fix=f"{sys.executable} -m pip install {installable(told['version'])}",
     )
     return Failure(str(error), error)
 

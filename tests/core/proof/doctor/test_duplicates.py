@@ -28,6 +28,14 @@ def test_one_installation_is_in_order(subject, site, lib):
     assert (entry.status, entry.detail) == ("ok", f"1.0, loaded from {site.path}/acmelib/core/__init__.py")
 
 
+def test_an_anytron_whose_commit_nobody_knows_is_named(subject, site):
+    site.distribution("anytron", "0.1.dev0")
+    (entry,) = (one for one in versions.examine(subject) if one.name == "versions.anytron")
+    assert entry.detail.startswith(
+        "0.1.dev0, of an unknown commit (it was built from a tree without git), loaded from "
+    )
+
+
 def test_a_distribution_that_is_installed_twice_fails_with_both_places(subject, make_site, lib):
     for name, version in (("old", "1.0"), ("new", "2.0")):
         folder = make_site(name)
