@@ -87,7 +87,7 @@ def test_sequences_whose_positions_have_no_number_are_refused(hooks):
 
 @pytest.mark.parametrize(("role", "given"), [("trainer", {"BASALT_TILE": "4"}), ("rollout", {})])
 def test_training_ranks_get_their_tile(hooks, role, given):
-    assert hooks.runtime_env(ProcessInfo(role)) == given
+    assert hooks.runtime_env(ProcessInfo(role), config()) == given
 
 
 # ---- the library --------------------------------------------------------------------------------------

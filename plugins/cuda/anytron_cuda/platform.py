@@ -26,7 +26,7 @@ from anytron_cuda.probe import judge, look, visible_gpus
 from anytron_megatron.names import ENGINE as MEGATRON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pydantic import BaseModel
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         LogProbKernel,
         LogProbSpec,
     )
+    from anytron_cuda.nvml import Gpu
 
 VLLM_OPTIONS: dict[str, Any] = {
     # To start the kernels of a step one by one takes longer than they do: graphs, as vLLM by itself does. An update of
@@ -67,7 +68,6 @@ class CudaPlatform(Platform):
 
     def __init__(self) -> None:
         self._options = CudaOptions()
-        self._needs = Needs()
         self._imports = False  # metadata say enough, until somebody wants the reasons
         self._trains = False  # this process is a training rank
         self._against = ""  # why this run needs the portable modules
@@ -127,23 +127,15 @@ class CudaPlatform(Platform):
         by_metadata = modules.choose_modules(self._options.modules, modules.transformer_engine(imported=False))
         if chosen.value != by_metadata.value:  # which is all that ranks look at
             yield ConfigEdit(modules.OPTION, chosen.value, chosen.reason)
-        gpus = visible_gpus(self._options.visible_devices or os.environ.get(VISIBLE_DEVICES))
-        capability = min((gpu.compute_capability for gpu in gpus), default=None)
-        sizes = config.parallel.sizes()
-        self._needs = Needs(
-            deterministic=config.engine.deterministic,
-            in_order=needs_order(sizes.tensor, sizes.context, capability),
-            compiler=has_compiler(os.environ),
-            ranks=config.parallel.world_size,
-        )
-        yield from contradictions(self._options, self._needs, os.environ)
+        gpus = self._visible_gpus()
+        yield from contradictions(self._options, _needs(config, gpus), os.environ)
         if not self.portable_modules:
             yield from precision_diagnostics(config, gpus)
 
     @hookimpl
-    def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
+    def runtime_env(self, process: ProcessInfo, config: RunConfig) -> dict[str, str]:
         """Set the variables of CUDA, NCCL and torch."""
-        return worker_environment(self._options, self._needs, process.role, os.environ)
+        return worker_environment(self._options, _needs(config, self._visible_gpus()), process.role, os.environ)
 
     @hookimpl
     def rollout_options(self, engine: str) -> dict[str, Any]:
@@ -174,9 +166,24 @@ class CudaPlatform(Platform):
 
         return log_prob_kernel(spec)
 
+    def _visible_gpus(self) -> tuple[Gpu, ...]:
+        return visible_gpus(self._options.visible_devices or os.environ.get(VISIBLE_DEVICES))
+
     def _modules(self) -> Decision:
         library = modules.transformer_engine(imported=self._imports)
         return modules.choose_modules(self._options.modules, library, against=self._against)
+
+
+def _needs(config: RunConfig, gpus: Iterable[Gpu]) -> Needs:
+    """What the environment of a run depends on."""
+    sizes = config.parallel.sizes()
+    capability = min((gpu.compute_capability for gpu in gpus), default=None)
+    return Needs(
+        deterministic=config.engine.deterministic,
+        in_order=needs_order(sizes.tensor, sizes.context, capability),
+        compiler=has_compiler(os.environ),
+        ranks=config.parallel.world_size,
+    )
 
 
 def _against_transformer_engine(config: RunConfig) -> str:

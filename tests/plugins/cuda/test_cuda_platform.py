@@ -11,7 +11,7 @@ import torch
 from packaging.version import Version
 
 from anytron.base.errors import ConfigError
-from anytron.config.schema import RunConfig
+from anytron.config.schema import default_run
 from anytron.device.hooks.types import ProcessInfo
 from anytron.device.patches import Ledger
 from anytron.device.platform import Availability, EngineFacts, decisions_of
@@ -32,8 +32,7 @@ def configured(platform):
 
     def configured(options=None, **sections):
         platform.configure_options(platform.options_model.model_validate(options or {}))
-        values = {"model": {"path": "x"}, "data": {"source": "jsonl"}, "rewards": [{"function": "exact_match"}]}
-        return list(platform.configure(RunConfig.model_validate({**values, **sections})))
+        return list(platform.configure(default_run(sections)))
 
     return configured
 
@@ -154,17 +153,18 @@ def test_fp8_is_checked_against_the_gpu_where_transformer_engine_computes(config
     assert configured({"visible_devices": "0"}, **fp8) == [], "the other one is hidden"
 
 
-def test_the_environment_follows_from_the_run_and_the_gpu(platform, configured, gpus):
+def test_the_environment_follows_from_the_run_and_the_gpu(platform, gpus):
     trainer, rollout = ProcessInfo("trainer"), ProcessInfo("rollout")
+    split = {"parallel": {"tensor_model_parallel_size": 2}}
+    deterministic = default_run({**split, "engine": {"deterministic": True}})
     gpus((9, 0))
-    assert configured(parallel={"tensor_model_parallel_size": 2}, engine={"deterministic": True}) == []
-    environment = platform.runtime_env(trainer)
+    environment = platform.runtime_env(trainer, deterministic)
     assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert platform.runtime_env(rollout).keys() == {"CUDA_DEVICE_ORDER", "TORCH_CUDNN_SDPA_DEPRIORITIZED"}
+    of_rollout = platform.runtime_env(rollout, deterministic).keys()
+    assert of_rollout == {"CUDA_DEVICE_ORDER", "TORCH_CUDNN_SDPA_DEPRIORITIZED"}
     gpus((10, 0))
-    configured(parallel={"tensor_model_parallel_size": 2})
-    assert platform.runtime_env(trainer).keys() == {*platform.runtime_env(rollout), "PYTORCH_CUDA_ALLOC_CONF"}
+    assert platform.runtime_env(trainer, default_run(split)).keys() == {*of_rollout, "PYTORCH_CUDA_ALLOC_CONF"}
 
 
 def test_a_contradiction_of_the_users_environment_is_found(configured, monkeypatch):
@@ -213,7 +213,7 @@ def test_what_says_that_a_gpu_has_no_memory_left(platform, error, expected):
 
 NOT_INITIALISED = """
 import torch
-from anytron.config.schema import RunConfig
+from anytron.config.schema import default_run
 from anytron_cuda import CudaPlatform
 
 platform = CudaPlatform()

@@ -137,22 +137,25 @@ class Hooks:
         ]
         return edits, diagnostics
 
-    def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
+    def runtime_env(self, process: ProcessInfo, config: RunConfig) -> dict[str, str]:
         """Environment variables for a process about to start.
 
-        A variable that the user has set already keeps the user's value; if a plugin wanted another
-        one, that is logged as a warning.
+        A variable that is set already keeps its value; if a plugin wanted another one, that is logged as a warning.
+
+        Args:
+            process: The process.
+            config: The run's configuration with all edits, or :func:`anytron.config.schema.default_run`.
 
         Raises:
             PluginError: Two plugins give one variable different values.
         """
-        merged = self._ask["runtime_env"](process)
+        merged = self._ask["runtime_env"](process, config)
         for name, (plugin, value) in merged.items():
             if not isinstance(value, str):
                 raise broken("runtime_env", plugin, "values are strings", f"{name} is {value!r}")
             present = os.environ.get(name, value)
             if present != value:
-                logger.warning("%s=%s is kept as you set it; plugin '%s' wanted %s", name, present, plugin, value)
+                logger.warning("%s=%s is kept as it was set; plugin '%s' wanted %s", name, present, plugin, value)
         return {name: os.environ.get(name, value) for name, (_, value) in merged.items()}
 
     # ---- building -------------------------------------------------------------------------------

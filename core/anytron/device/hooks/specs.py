@@ -76,10 +76,15 @@ def configure(config: RunConfig) -> Iterable[ConfigEdit | Diagnostic] | None:
 
 
 @hookspec("merge")
-def runtime_env(process: ProcessInfo) -> Mapping[str, str] | None:
+def runtime_env(process: ProcessInfo, config: RunConfig) -> Mapping[str, str] | None:
     """Give environment variables to a process that is about to start.
 
-    Called: in the driver, once for each worker process.
+    Called: in the driver, once for each worker process; in the process itself, before it loads the device's
+    libraries, where the answer must be the same; and by ``anytron doctor`` and the conformance kit in processes
+    of theirs.
+
+    Arguments: ``config``, complete, with the edits of all plugins. Where there is no run, it is
+    ``anytron.config.schema.default_run()``: each key has its default, except those that the caller knows.
 
     Returns: variables. A variable that the user has set already keeps the user's value; a different
     wish is reported as a warning.

@@ -11,7 +11,7 @@ from anytron import Platform, hookimpl
 from anytron.base.errors import ConfigError, HookContractError, PluginError
 from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.diagnostics import Diagnostic
-from anytron.config.schema import RunConfig
+from anytron.config.schema import RunConfig, default_run
 from anytron.device.hooks.facade import Hooks
 from anytron.device.hooks.types import ConfigEdit, LayoutRequest, PatchContext, ProcessInfo, Requirement
 from anytron.device.loading import hooks_of
@@ -28,6 +28,7 @@ CONFIG = {
     "rewards": [{"function": "exact"}],
     "trainer": {"seed": 7},
 }
+RUN = default_run({"engine": {"deterministic": True}})
 
 
 def answering(**answers):
@@ -156,11 +157,13 @@ def test_configure_lets_two_plugins_agree():
 # ---- runtime_env and rollout_options --------------------------------------------------------------
 
 
-def test_runtime_env_merges_and_passes_the_process():
-    plugin = answering(runtime_env=lambda process: {"ACME_RANK": str(process.rank)})
+def test_runtime_env_merges_and_passes_the_process_and_the_run():
+    plugin = answering(
+        runtime_env=lambda process, config: {"ACME_RANK": f"{process.rank}, {config.engine.deterministic}"}
+    )
     other = answering(runtime_env={"OTHER": "1"})
-    assert hooks_with(acme=plugin, other=other).runtime_env(ProcessInfo("trainer", rank=3)) == {
-        "ACME_RANK": "3",
+    assert hooks_with(acme=plugin, other=other).runtime_env(ProcessInfo("trainer", rank=3), RUN) == {
+        "ACME_RANK": "3, True",
         "OTHER": "1",
     }
 
@@ -168,19 +171,19 @@ def test_runtime_env_merges_and_passes_the_process():
 def test_runtime_env_keeps_what_the_user_set_and_says_so(monkeypatch, caplog):
     monkeypatch.setenv("ACME_MODE", "mine")
     hooks = hooks_with(acme=answering(runtime_env={"ACME_MODE": "yours"}))
-    assert hooks.runtime_env(ProcessInfo("trainer")) == {"ACME_MODE": "mine"}
-    assert "ACME_MODE=mine is kept as you set it; plugin 'acme' wanted yours" in caplog.text
+    assert hooks.runtime_env(ProcessInfo("trainer"), RUN) == {"ACME_MODE": "mine"}
+    assert "ACME_MODE=mine is kept as it was set; plugin 'acme' wanted yours" in caplog.text
 
 
 def test_runtime_env_conflict_names_both_plugins():
     hooks = hooks_with(one=answering(runtime_env={"X": "1"}), two=answering(runtime_env={"X": "2"}))
     with pytest.raises(PluginError, match="'one' gives '1', 'two' gives '2'"):
-        hooks.runtime_env(ProcessInfo("rollout"))
+        hooks.runtime_env(ProcessInfo("rollout"), RUN)
 
 
 def test_runtime_env_values_are_strings():
     with pytest.raises(HookContractError, match="'acme'"):
-        hooks_with(acme=answering(runtime_env={"X": 1})).runtime_env(ProcessInfo("driver"))
+        hooks_with(acme=answering(runtime_env={"X": 1})).runtime_env(ProcessInfo("driver"), RUN)
 
 
 def test_rollout_options_merge_and_conflict():

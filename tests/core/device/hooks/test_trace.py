@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from anytron import hookimpl
+from anytron.config.schema import default_run
 from anytron.device.hooks.trace import brief
 from anytron.device.hooks.types import ProcessInfo, Requirement
 from anytron.device.loading import hooks_of
@@ -31,7 +32,7 @@ class Chatty:
 def test_each_implementation_that_was_asked_is_a_line(monkeypatch, capsys):
     monkeypatch.setenv("ANYTRON_TRACE_HOOKS", "1")
     hooks = hooks_of(extensions={"chatty": Chatty()})
-    hooks.runtime_env(ProcessInfo("trainer", rank=2))
+    hooks.runtime_env(ProcessInfo("trainer", rank=2), default_run())
     hooks.log_prob_kernel(LogProbSpec(16, 1, 64))
     printed = capsys.readouterr()
     assert printed.out == "", "standard output stays for results"
@@ -76,7 +77,7 @@ def test_otherwise_nothing_is_printed(monkeypatch, capsys, value):
     monkeypatch.delenv("ANYTRON_TRACE_HOOKS", raising=False)
     if value is not None:
         monkeypatch.setenv("ANYTRON_TRACE_HOOKS", value)
-    hooks_of(extensions={"chatty": Chatty()}).runtime_env(ProcessInfo("trainer"))
+    hooks_of(extensions={"chatty": Chatty()}).runtime_env(ProcessInfo("trainer"), default_run())
     assert capsys.readouterr().err == ""
 
 
