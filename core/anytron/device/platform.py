@@ -142,7 +142,11 @@ class Platform(abc.ABC):
         """Load the device's libraries and return the runtime; the same object at each call."""
 
     def configure_options(self, options: BaseModel | None) -> None:  # noqa: B027 - optional to override
-        """Receive the validated ``platform.options`` before any hook is called."""
+        """Receive the validated ``platform.options`` before any hook is called; in the driver again, with all edits.
+
+        The options are what a platform keeps. What it decides for a run, the hook ``configure`` answers as an edit of
+        them, with its reason; hooks of a run are given its configuration, and keep nothing of it for each other.
+        """
 
     def decisions(self) -> Iterable[Decision]:
         """Say what the platform has chosen by itself, such as whose modules a model is built from.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from anytron import Platform, hookimpl
@@ -68,14 +69,11 @@ class CudaPlatform(Platform):
 
     def __init__(self) -> None:
         self._options = CudaOptions()
-        self._imports = False  # metadata say enough, until somebody wants the reasons
-        self._trains = False  # this process is a training rank
-        self._against = ""  # why this run needs the portable modules
 
     @property
     def portable_modules(self) -> bool:  # type: ignore[override]
-        """What :mod:`anytron_cuda.modules` decides."""
-        return self._modules().value == modules.PORTABLE
+        """What the options say, or metadata: what else matters for a run, :meth:`configure` puts in the options."""
+        return self._modules(imported=False).value == modules.PORTABLE
 
     def configure_options(self, options: BaseModel | None) -> None:
         """Keep the options."""
@@ -84,9 +82,10 @@ class CudaPlatform(Platform):
 
     def decisions(self) -> list[Decision]:
         """Whose modules there are; in the driver, which tries imports, also which libraries are of no use."""
-        self._imports = self._options.modules != modules.PORTABLE
-        broken = {} if self._trains else broken_libraries()
-        return [self._modules(), *(Decision(name, "not used", why) for name, why in broken.items())]
+        if _is_rank():
+            return [self._modules(imported=False)]
+        broken = broken_libraries().items()
+        return [self._modules(imported=True), *(Decision(name, "not used", why) for name, why in broken)]
 
     def probe(self) -> Probe:
         """Tell apart: no GPU, another vendor's, a driver or a torch that does not fit it, usable."""
@@ -105,7 +104,6 @@ class CudaPlatform(Platform):
         del ledger
         import torch
 
-        self._trains = True
         if not self.portable_modules:
             modules.import_transformer_engine()
         torch.use_deterministic_algorithms(facts.deterministic)
@@ -122,14 +120,12 @@ class CudaPlatform(Platform):
     @hookimpl
     def configure(self, config: RunConfig) -> Iterator[ConfigEdit | Diagnostic]:
         """Settle the choice of modules for all ranks; check the environment, and FP8 against the GPU."""
-        self._against = _against_transformer_engine(config)
-        chosen, *_ = self.decisions()
-        by_metadata = modules.choose_modules(self._options.modules, modules.transformer_engine(imported=False))
-        if chosen.value != by_metadata.value:  # which is all that ranks look at
+        chosen = self._modules(imported=True, against=_against_transformer_engine(config))
+        if (chosen.value == modules.PORTABLE) != self.portable_modules:  # which is all that ranks look at
             yield ConfigEdit(modules.OPTION, chosen.value, chosen.reason)
         gpus = self._visible_gpus()
         yield from contradictions(self._options, _needs(config, gpus), os.environ)
-        if not self.portable_modules:
+        if chosen.value != modules.PORTABLE:
             yield from precision_diagnostics(config, gpus)
 
     @hookimpl
@@ -169,9 +165,10 @@ class CudaPlatform(Platform):
     def _visible_gpus(self) -> tuple[Gpu, ...]:
         return visible_gpus(self._options.visible_devices or os.environ.get(VISIBLE_DEVICES))
 
-    def _modules(self) -> Decision:
-        library = modules.transformer_engine(imported=self._imports)
-        return modules.choose_modules(self._options.modules, library, against=self._against)
+    def _modules(self, *, imported: bool, against: str = "") -> Decision:
+        wanted = self._options.modules
+        library = modules.transformer_engine(imported=imported and wanted != modules.PORTABLE)
+        return modules.choose_modules(wanted, library, against=against)
 
 
 def _needs(config: RunConfig, gpus: Iterable[Gpu]) -> Needs:
@@ -194,6 +191,12 @@ def _against_transformer_engine(config: RunConfig) -> str:
         # cublaslt_gemm.cu; dot_product_attention/utils.py of 2.0 to 2.9: no backend for float32 and thd.
         return "Transformer Engine multiplies float32 in TF32, and has no attention for packed sequences of it"
     return ""
+
+
+def _is_rank() -> bool:
+    """Whether this process has met others: a training rank, which finds out for itself what it can import."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 @functools.cache

@@ -49,6 +49,20 @@ class Session:
     hidden: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    def use_options(self, options: Mapping[str, Any]) -> None:
+        """Give the platform its options.
+
+        Called when the session is opened, and by the driver when the plugins' edits have changed them: with those of
+        the ranks it decides as they do.
+
+        Args:
+            options: ``platform.options``; empty = ``ANYTRON_PLATFORM_OPTIONS``.
+
+        Raises:
+            ConfigError: They do not fit the platform, or are others than the variable's.
+        """
+        self.platform.configure_options(validated_options(self.platform, options))
+
 
 @dataclass(frozen=True)
 class Survey:
@@ -83,10 +97,11 @@ def open_session(
     _refuse_broken_extensions(found)
     hidden = hide_foreign_devices([one.platform for one in found if one.platform], choice.platform)
     hooks = _facade(found, choice)
-    choice.platform.engine = engine
-    choice.platform.configure_options(validated_options(choice.platform, options or {}))
     reports = settled_reports(found, probes, choice)
-    return Session(hooks, choice.platform, choice.probe, choice.reason, tuple(reports), hidden)
+    session = Session(hooks, choice.platform, choice.probe, choice.reason, tuple(reports), hidden)
+    session.platform.engine = engine
+    session.use_options(options or {})
+    return session
 
 
 def open_process(process: ProcessInfo, config: RunConfig, *, platform: str | None, engine: str | None) -> Session:

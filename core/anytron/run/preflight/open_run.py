@@ -93,14 +93,16 @@ def _session(config: RunConfig) -> Session:
 def _opened(config: RunConfig, places: Places, session: Session, path: Path) -> OpenRun:
     unmet = check_requirements(session.hooks, config.engine.name)
     useless = list(supervised_diagnostics(config))  # plugins set what they would for any run
+    session.use_options(config.platform.options)  # a stage before may have edited its own
     edits, found = session.hooks.remarks(config)
     found += useless
+    config = apply_edits(config, edits)
+    session.use_options(config.platform.options)
     remarks = [f"platform: {session.platform.name} ({session.choice_reason})"]
     remarks += [str(decision) for decision in decisions_of(session.platform)]
     remarks += [f"optional: {one.reason} - {one.remedy}" for one in unmet]
     if session.hidden:
         remarks.append(f"hidden, because it belongs to another device: {', '.join(session.hidden)}")
-    config = apply_edits(config, edits)
     remarks += [f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in edits]
     config = _with_rollout_options(config, session)
     places = replace(places, by_key={**places.by_key, **{edit.key: f"plugin '{plugin}'" for plugin, edit in edits}})

@@ -1,10 +1,13 @@
 """From a file to a run that may start: everything that is wrong is found together, each with its place."""
 
 import pytest
+from pydantic import BaseModel, ConfigDict
 
 from anytron import hookimpl
 from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic, refuse
+from anytron.device.hooks.types import ConfigEdit
+from anytron.device.platform import Decision
 from anytron.run.preflight.open_run import open_run
 
 RUN = """\
@@ -76,6 +79,32 @@ def test_options_of_the_platform_complete_those_that_the_user_has_set(opened, mo
     completed = {"layout": {"nz": 1, "of": "vllm"}, "graphs": False, "fast": True}
     assert options["engine_args"] == {"additional_config": completed}
     assert (options["enforce_eager"], options["gpu_memory_utilization"]) == (True, 0.7)
+
+
+def test_in_the_driver_the_platform_has_the_options_of_the_ranks(opened, monkeypatch):
+    import testchip
+
+    @hookimpl
+    def configure(self, config):
+        wanted = "fast" if config.trainer.seed == 3 else "slow"
+        return [ConfigEdit("platform.options.clock", wanted, f"the seed is {config.trainer.seed}")]
+
+    def configure_options(self, options):
+        self.options = options
+
+    monkeypatch.setattr(testchip.TestChip, "configure", configure)
+    monkeypatch.setattr(testchip.TestChip, "options_model", Options)
+    monkeypatch.setattr(testchip.TestChip, "configure_options", configure_options)
+    monkeypatch.setattr(testchip.TestChip, "decisions", lambda self: [Decision("clock", self.options.clock, "as set")])
+    run = opened()
+    assert run.config.platform.options == {"clock": "fast"}
+    assert run.lines[1] == "clock: fast (as set)"
+    assert "testchip sets platform.options.clock to 'fast': the seed is 3" in run.lines
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    clock: str = "unknown"
 
 
 def test_one_error_is_shown_in_four_parts_and_warnings_refuse_nothing():
