@@ -88,13 +88,16 @@ class BasaltPlatform(Platform):
 
     @hookimpl
     def configure(self, config: RunConfig) -> Iterator[ConfigEdit | Diagnostic]:
-        """Fit micro-batches into the memory, and refuse sequences that the device cannot number."""
+        """Fit micro-batches into the memory, generate with plain attention, refuse sequences with too many numbers."""
         from basalt_sdk import LONGEST_SEQUENCE
 
         if config.engine.max_tokens_per_micro_batch > self.options.memory_tokens:
             yield ConfigEdit(
                 "engine.max_tokens_per_micro_batch", self.options.memory_tokens, "Basalt's memory holds no more tokens"
             )
+        if config.rollout.engine == "transformers" and not config.supervised:
+            reason = "Basalt's compiler knows no fused attention"
+            yield ConfigEdit("rollout.options.attn_implementation", "eager", reason, default=True)
         if config.rollout.max_new_tokens >= LONGEST_SEQUENCE:
             yield Diagnostic(
                 "error",
@@ -176,11 +179,6 @@ class BasaltPlatform(Platform):
         from anytron_basalt.log_probs import make_log_probs
 
         return make_log_probs(spec)
-
-    @hookimpl
-    def rollout_options(self, engine: str) -> dict[str, Any]:
-        """Generate with the attention that transformers writes out: Basalt's compiler knows no fused one."""
-        return {"attn_implementation": "eager"} if engine == "transformers" else {}
 
 
 @functools.cache

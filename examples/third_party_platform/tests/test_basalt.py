@@ -76,7 +76,13 @@ def test_a_device_without_its_library_is_broken_and_never_ignored(basalt, monkey
 def test_micro_batches_are_made_to_fit_into_the_memory(hooks):
     edited, edits, _ = hooks.configure(config())
     assert edited.engine.max_tokens_per_micro_batch == 4096
-    assert [plugin for plugin, _ in edits] == ["basalt"]
+    assert [plugin for plugin, edit in edits if edit.key.startswith("engine.")] == ["basalt"]
+
+
+def test_responses_are_generated_with_the_attention_that_the_compiler_knows(hooks):
+    assert hooks.configure(config())[0].rollout.options == {"attn_implementation": "eager"}
+    own = config(rollout={"options": {"attn_implementation": "sdpa"}})
+    assert hooks.configure(own)[0].rollout.options == {"attn_implementation": "sdpa"}, "the user's word is the last"
 
 
 def test_sequences_whose_positions_have_no_number_are_refused(hooks):

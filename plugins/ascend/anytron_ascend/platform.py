@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import PatchContext
+    from anytron.device.hooks.types import ConfigEdit, PatchContext
     from anytron.device.patches import Ledger, Patch, Phase
     from anytron.device.platform import EngineFacts
     from anytron.device.runtime import DeviceRuntime
@@ -155,10 +155,11 @@ class AscendPlatform(Platform):
         return [own, *self._adaptor.requirements(), *vllm_ascend.requirements()]
 
     @hookimpl
-    def configure(self, config: RunConfig) -> list[Diagnostic]:
-        """Check the options against torch_npu and vLLM's environment, and ask the adaptor."""
+    def configure(self, config: RunConfig) -> list[ConfigEdit | Diagnostic]:
+        """Check the options against torch_npu and vLLM's environment, ask the adaptor, and set vLLM's options."""
         own = _option_diagnostics(self._options, config.engine.name)
-        return [*own, *self._adaptor.configure(config), *vllm_ascend.diagnostics(config)]
+        checked = [*own, *self._adaptor.configure(config), *vllm_ascend.diagnostics(config)]
+        return [*checked, *vllm_ascend.rollout_edits(config)]
 
     @hookimpl
     def runtime_env(self, config: RunConfig) -> dict[str, str]:
@@ -192,11 +193,6 @@ class AscendPlatform(Platform):
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
         """Return the adaptor's fused kernel."""
         return self._adaptor.fused_kernel(name)
-
-    @hookimpl
-    def rollout_options(self, engine: str) -> dict[str, Any]:
-        """Return the settings under which vLLM's weights may be replaced."""
-        return vllm_ascend.rollout_options(engine)
 
 
 def make_adaptor(options: AscendOptions, engine: str | None) -> Adaptor:

@@ -47,13 +47,23 @@ if TYPE_CHECKING:
     )
     from anytron_cuda.nvml import Gpu
 
-VLLM_OPTIONS: dict[str, Any] = {
-    # To start the kernels of a step one by one takes longer than they do: graphs, as vLLM by itself does. An update of
-    # weights copies into the tensors that graphs have recorded (vllm/model_executor/model_loader/reload/layerwise.py).
-    "enforce_eager": False,
-    # vLLM would take 0.9 of a device, on which a training rank lives too. verl's default (its rollout.yaml).
-    "gpu_memory_utilization": 0.5,
-}
+VLLM_OPTIONS = (
+    # As vLLM by itself does. An update of weights copies into the tensors that graphs have recorded
+    # (vllm/model_executor/model_loader/reload/layerwise.py).
+    ConfigEdit(
+        "rollout.options.enforce_eager",
+        False,
+        "to start the kernels of a step one by one takes longer than they do, and graphs start them together",
+        default=True,
+    ),
+    # verl's default (its rollout.yaml).
+    ConfigEdit(
+        "rollout.options.gpu_memory_utilization",
+        0.5,
+        "vLLM would take 0.9 of a GPU, on which a training rank lives too",
+        default=True,
+    ),
+)
 
 
 class CudaPlatform(Platform):
@@ -123,6 +133,8 @@ class CudaPlatform(Platform):
         chosen = self._modules(imported=True, against=_against_transformer_engine(config))
         if (chosen.value == modules.PORTABLE) != self.portable_modules:  # which is all that ranks look at
             yield ConfigEdit(modules.OPTION, chosen.value, chosen.reason)
+        if config.rollout.engine == "vllm" and not config.supervised:
+            yield from VLLM_OPTIONS
         gpus = self._visible_gpus()
         yield from contradictions(self._options, _needs(config, gpus), os.environ)
         if chosen.value != modules.PORTABLE:
@@ -132,11 +144,6 @@ class CudaPlatform(Platform):
     def runtime_env(self, process: ProcessInfo, config: RunConfig) -> dict[str, str]:
         """Set the variables of CUDA, NCCL and torch."""
         return worker_environment(self._options, _needs(config, self._visible_gpus()), process.role, os.environ)
-
-    @hookimpl
-    def rollout_options(self, engine: str) -> dict[str, Any]:
-        """Let vLLM record graphs, and leave memory to a training rank."""
-        return dict(VLLM_OPTIONS) if engine == "vllm" else {}
 
     @hookimpl
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:

@@ -12,7 +12,8 @@ from packaging.version import Version
 
 from anytron.base.errors import ConfigError
 from anytron.config.schema import default_run
-from anytron.device.hooks.types import ProcessInfo
+from anytron.device.hooks.types import ConfigEdit, ProcessInfo
+from anytron.device.loading import hooks_of
 from anytron.device.patches import Ledger
 from anytron.device.platform import Availability, EngineFacts, decisions_of
 from anytron.run.preflight.limits import limit_diagnostics
@@ -177,7 +178,8 @@ def test_a_recipe_for_gpus_is_accepted(recipe, platform, gpus):
     gpus(*[(9, 0)] * 8)
     run = recipe.run()
     platform.configure_options(platform.options_model.model_validate(run.platform.options))
-    assert [*platform.configure(run), *limit_diagnostics(run, platform)] == []
+    needed = [one for one in platform.configure(run) if not (isinstance(one, ConfigEdit) and one.default)]
+    assert [*needed, *limit_diagnostics(run, platform)] == []
 
 
 def test_torch_refuses_what_is_not_deterministic_in_a_deterministic_run(platform):
@@ -191,10 +193,11 @@ def test_torch_refuses_what_is_not_deterministic_in_a_deterministic_run(platform
 def test_vllm_records_graphs_and_leaves_memory_to_a_training_rank(platform):
     from anytron_vllm.options import VllmOptions
 
-    options = platform.rollout_options("vllm")
+    hooks = hooks_of(platform)
+    options = hooks.configure(default_run({"rollout": {"engine": "vllm"}}))[0].rollout.options
     assert VllmOptions.model_validate(options).enforce_eager is False
     assert options["gpu_memory_utilization"] == 0.5
-    assert platform.rollout_options("transformers") == {}
+    assert hooks.configure(default_run())[0].rollout.options == {}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.base.errors import PluginError
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.device.hooks.dispatch import WAYS, Implementation, broken, check_class, in_order
-from anytron.device.hooks.edits import apply_edits
+from anytron.device.hooks.edits import apply_edits, is_set
 from anytron.device.hooks.micro_batches import InputChecks
 from anytron.device.hooks.registry import Call, HookSpec, Member, Standing, specifications
 from anytron.device.hooks.trace import traced, tracing
@@ -126,10 +126,15 @@ class Hooks:
         Each of them sees the configuration as it was read, without the others' edits.
 
         Returns:
-            The edits, each with the plugin it comes from; the diagnostics, whose messages name their plugin.
+            The edits, each with the plugin it comes from, without defaults of keys that the user has set; the
+            diagnostics, whose messages name their plugin.
         """
         answers = self._items("configure", (ConfigEdit, Diagnostic), config)
-        edits = [(plugin, answer) for plugin, answer in answers if isinstance(answer, ConfigEdit)]
+        edits = [
+            (plugin, answer)
+            for plugin, answer in answers
+            if isinstance(answer, ConfigEdit) and not (answer.default and is_set(config, answer.key))
+        ]
         diagnostics = [
             replace(answer, message=f"{answer.message} (plugin '{plugin}')")
             for plugin, answer in answers
@@ -239,14 +244,6 @@ class Hooks:
             why = f"{flat.shape[0]} values for {layout.num_tokens} tokens"
             raise broken("postprocess_output", plugin, "the answer has one entry per real token", why)
         return flat
-
-    def rollout_options(self, engine: str) -> dict[str, Any]:
-        """Options for the engine that generates, by name.
-
-        Raises:
-            PluginError: Two plugins give one option different values.
-        """
-        return {name: value for name, (_, value) in self._ask["rollout_options"](engine).items()}
 
     # ---- checks of several hooks ----------------------------------------------------------------
 

@@ -71,7 +71,8 @@ def configure(config: RunConfig) -> Iterable[ConfigEdit | Diagnostic] | None:
 
     Returns: edits, applied and shown with their reasons, and diagnostics. Two plugins that set one
     key to different values, an edit of a key that does not exist, and a diagnostic of severity
-    ``error`` stop the run.
+    ``error`` stop the run. An edit with ``default=True`` leaves a key alone that the user has set, such as an
+    option of the engine that generates (``rollout.options.enforce_eager``).
     """
 
 
@@ -190,17 +191,4 @@ def log_prob_kernel(spec: LogProbSpec) -> LogProbKernel | None:
     Called: once per model when the engine is built.
 
     Returns: a callable as :class:`anytron.kernels.contract.LogProbKernel` describes it, or None.
-    """
-
-
-@hookspec("merge")
-def rollout_options(engine: str) -> Mapping[str, Any] | None:
-    """Give options to the engine that generates.
-
-    Called: once, in the driver, before the rollout process starts.
-
-    Arguments: ``engine``, the name in ``rollout.engine``.
-
-    Returns: options of that engine. An option that the user has set keeps the user's value; options
-    that are mappings are completed.
     """

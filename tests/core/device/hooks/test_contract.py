@@ -154,7 +154,31 @@ def test_configure_lets_two_plugins_agree():
     assert hooks_with(**plugins).configure(RunConfig.model_validate(CONFIG))[0].trainer.seed == 3
 
 
-# ---- runtime_env and rollout_options --------------------------------------------------------------
+def test_configure_sets_a_default_where_the_user_has_set_nothing():
+    def preferred(key, value):
+        return ConfigEdit(key, value, "it is better", default=True)
+
+    options = "rollout.options.engine_args"
+    plugin = answering(
+        configure=[
+            preferred("trainer.seed", 3),
+            preferred("rollout.options.attn_implementation", "eager"),
+            preferred(f"{options}.inner.enabled", True),
+            preferred(f"{options}.mode.fast", True),
+        ]
+    )
+    other = answering(configure=[preferred("trainer.seed", 4)])
+    user = {**CONFIG, "rollout": {"options": {"engine_args": {"inner": {"nz": 1}, "mode": "mine"}}}}
+    config, edits, _ = hooks_with(acme=plugin, other=other).configure(RunConfig.model_validate(user))
+    assert config.trainer.seed == 7, "nor do plugins disagree on what the user has set"
+    assert config.rollout.options == {
+        "attn_implementation": "eager",
+        "engine_args": {"inner": {"nz": 1, "enabled": True}, "mode": "mine"},
+    }
+    assert [edit.key for _, edit in edits] == ["rollout.options.attn_implementation", f"{options}.inner.enabled"]
+
+
+# ---- runtime_env ----------------------------------------------------------------------------------
 
 
 def test_runtime_env_merges_and_passes_the_process_and_the_run():
@@ -184,19 +208,6 @@ def test_runtime_env_conflict_names_both_plugins():
 def test_runtime_env_values_are_strings():
     with pytest.raises(HookContractError, match="'acme'"):
         hooks_with(acme=answering(runtime_env={"X": 1})).runtime_env(ProcessInfo("driver"), RUN)
-
-
-def test_rollout_options_merge_and_conflict():
-    hooks = hooks_with(one=answering(rollout_options={"a": 1}), two=answering(rollout_options={"b": 2}))
-    assert hooks.rollout_options("transformers") == {"a": 1, "b": 2}
-    clash = hooks_with(one=answering(rollout_options={"a": 1}), two=answering(rollout_options={"a": 2}))
-    with pytest.raises(PluginError, match="disagree on a"):
-        clash.rollout_options("transformers")
-
-
-def test_rollout_options_are_a_mapping():
-    with pytest.raises(HookContractError, match="mapping"):
-        hooks_with(acme=answering(rollout_options=[1])).rollout_options("transformers")
 
 
 # ---- patch_model ----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ class Chatty:
         return {"A": "1"}
 
     @hookimpl
-    def rollout_options(self, engine):
+    def requirements(self, engine):
         raise OSError("no disk")
 
     @hookimpl
@@ -47,8 +47,8 @@ def test_each_implementation_that_was_asked_is_a_line(monkeypatch, capsys):
 def test_an_implementation_that_raises_is_a_line_too(monkeypatch, capsys):
     monkeypatch.setenv("ANYTRON_TRACE_HOOKS", "1")
     with pytest.raises(OSError, match="no disk"):
-        hooks_of(extensions={"chatty": Chatty()}).rollout_options("x")
-    assert "rollout_options <- chatty: ('x') raised OSError: no disk" in capsys.readouterr().err
+        hooks_of(extensions={"chatty": Chatty()}).requirements("x")
+    assert "requirements <- chatty: ('x') raised OSError: no disk" in capsys.readouterr().err
 
 
 class Yielding:

@@ -64,21 +64,29 @@ def test_errors_of_plugins_and_of_the_machine_come_together_with_their_places(op
     assert f"model.tokenizer ({tmp_path / 'run.yaml'}:3): there is no file" in message
 
 
-def test_options_of_the_platform_complete_those_that_the_user_has_set(opened, monkeypatch):
+def test_options_of_the_rollout_complete_those_that_the_user_has_set(opened, monkeypatch):
     import testchip
 
-    @hookimpl
-    def rollout_options(self, engine):
-        wanted = {"layout": {"nz": 0, "of": engine}, "graphs": False}
-        return {"enforce_eager": True, "gpu_memory_utilization": 0.5, "engine_args": {"additional_config": wanted}}
-
-    monkeypatch.setattr(testchip.TestChip, "rollout_options", rollout_options, raising=False)
     key = "rollout.options.engine_args.additional_config"
+    wanted = {
+        f"{key}.layout.nz": 0,
+        f"{key}.graphs": False,
+        "rollout.options.enforce_eager": True,
+        "rollout.options.gpu_memory_utilization": 0.5,
+    }
+
+    @hookimpl
+    def configure(self, config):
+        return [ConfigEdit(key, value, "the chip likes it", default=True) for key, value in wanted.items()]
+
+    monkeypatch.setattr(testchip.TestChip, "configure", configure)
     set_here = ["rollout.options.gpu_memory_utilization=0.7", f"{key}.layout.nz=1", f"{key}.fast=true"]
-    options = opened("rollout.engine=vllm", *set_here).config.rollout.options
-    completed = {"layout": {"nz": 1, "of": "vllm"}, "graphs": False, "fast": True}
-    assert options["engine_args"] == {"additional_config": completed}
+    run = opened("rollout.engine=vllm", *set_here)
+    options = run.config.rollout.options
+    assert options["engine_args"] == {"additional_config": {"layout": {"nz": 1}, "graphs": False, "fast": True}}
     assert (options["enforce_eager"], options["gpu_memory_utilization"]) == (True, 0.7)
+    assert "testchip sets rollout.options.enforce_eager to True: the chip likes it" in run.lines
+    assert not any("gpu_memory_utilization" in line for line in run.lines)
 
 
 def test_in_the_driver_the_platform_has_the_options_of_the_ranks(opened, monkeypatch):

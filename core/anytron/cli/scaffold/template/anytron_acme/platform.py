@@ -71,7 +71,6 @@ class AcmePlatform(Platform):
     #   preprocess_sequences   what the device's libraries are told of a micro-batch, in its scope
     #   postprocess_output     a faster way from the model's output to one value per token
     #   patch_model            changes of third-party code, each with its reason and version range
-    #   rollout_options        options of the engine that generates
     #
     # docs/how-to/write-a-platform.md has an example of each kind, docs/how-to/check-your-kernels.md what kernels must
     # satisfy, and examples/third_party_platform is a complete package.
