@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import ProcessInfo
+    from anytron.device.hooks.types import LayoutRequest, ProcessInfo
     from anytron.device.patches import Patch, Phase
     from anytron.device.runtime import DeviceRuntime
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName, LogProbKernel, LogProbSpec
@@ -81,6 +81,13 @@ class BasaltPlatform(Platform):
         """The simulator has no memory and no arithmetic of its own; a real device does not declare this."""
         return [Limit(Feature.OWN_DEVICE, "the simulator computes on the host's processor")]
 
+    def layout_constraints(self, request: LayoutRequest) -> LayoutConstraints:
+        """Whole tiles."""
+        from anytron.sequences.layout import LayoutConstraints
+
+        del request
+        return LayoutConstraints(align=self.options.tile)
+
     @hookimpl
     def requirements(self) -> list[Requirement]:
         """The vendor's library."""
@@ -117,13 +124,6 @@ class BasaltPlatform(Platform):
         from anytron_basalt.patches import PATCHES
 
         return [patch for patch in PATCHES if patch.phase is phase]
-
-    @hookimpl
-    def layout_constraints(self) -> LayoutConstraints:
-        """Whole tiles."""
-        from anytron.sequences.layout import LayoutConstraints
-
-        return LayoutConstraints(align=self.options.tile)
 
     @hookimpl
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:

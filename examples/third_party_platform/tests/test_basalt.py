@@ -19,6 +19,7 @@ from anytron.device.platform import Availability
 from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron.sequences import scopes
 from anytron.sequences.inputs import ModelInputs
+from anytron.sequences.layout import LayoutConstraints
 from anytron.sequences.masks import MaskKind, MaskRequest
 from anytron.sequences.planning import plan_layout
 from anytron_basalt import BasaltPlatform, platform
@@ -125,8 +126,12 @@ def test_a_library_without_the_fault_is_not_patched(basalt, hooks, monkeypatch, 
     assert basalt_sdk.TILE == 16
 
 
+def test_sequences_are_whole_tiles(basalt):
+    assert basalt.layout_constraints(LayoutRequest("thd", TRAITS, SIZES)) == LayoutConstraints(align=4)
+
+
 def micro_batch(hooks, lengths):
-    layout = plan_layout(lengths, constraints=hooks.layout_constraints(LayoutRequest("thd", TRAITS, SIZES)))
+    layout = plan_layout(lengths, constraints=LayoutConstraints(align=4))
     tokens = torch.arange(sum(lengths))
     inputs = ModelInputs(layout, layout.pack(tokens), layout.position_ids, layout.next_tokens(tokens))
     return layout, hooks.preprocess_sequences(inputs)

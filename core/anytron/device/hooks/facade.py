@@ -11,12 +11,11 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import PluginError
 from anytron.config.diagnostics import Diagnostic, refuse
-from anytron.device.hooks.dispatch import WAYS, Implementation, broken, check_class, in_order
+from anytron.device.hooks.dispatch import WAYS, Implementation, broken, in_order
 from anytron.device.hooks.edits import apply_edits, is_set
 from anytron.device.hooks.micro_batches import InputChecks
 from anytron.device.hooks.registry import Call, HookSpec, Member, Standing, specifications
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import LayoutRequest, PatchContext, ProcessInfo
+    from anytron.device.hooks.types import PatchContext, ProcessInfo
     from anytron.device.patches import Patch, Phase
     from anytron.kernels.contract import (
         AttentionKernel,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
         LogProbSpec,
     )
     from anytron.sequences.inputs import ModelInputs
-    from anytron.sequences.layout import LayoutConstraints, SequenceLayout
+    from anytron.sequences.layout import SequenceLayout
     from anytron.sequences.masks import AttnMask, MaskRequest
 
 logger = logging.getLogger(__name__)
@@ -179,15 +178,6 @@ class Hooks:
                 why = f"asked for {phase.value}, patch {patch.id} is for {patch.phase.value}"
                 raise broken("patch_model", plugin, "patches belong to the phase that was asked for", why)
         return [patch for _, patch in patches]
-
-    def layout_constraints(self, request: LayoutRequest) -> LayoutConstraints:
-        """What the device asks of every layout; constraints of 1 if nothing is asked."""
-        from anytron.sequences.layout import LayoutConstraints
-
-        answers = self._ask["layout_constraints"](request)
-        for plugin, answer in answers:
-            check_class("layout_constraints", plugin, answer, LayoutConstraints)
-        return reduce(LayoutConstraints.merge, (answer for _, answer in answers), LayoutConstraints())
 
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
         """The attention kernel of a layer."""

@@ -27,6 +27,7 @@ Call = Callable[..., Any]
 
 REMOVED = {
     "rollout_options": "answer ConfigEdit('rollout.options.NAME', value, reason, default=True) from configure instead",
+    "layout_constraints": "it is a method of anytron.Platform: leave out the marker hookimpl; an extension has none",
 }
 """Hooks of earlier versions, and what plugins do instead."""
 

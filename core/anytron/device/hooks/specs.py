@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import ConfigEdit, LayoutRequest, PatchContext, ProcessInfo, Requirement
+    from anytron.device.hooks.types import ConfigEdit, PatchContext, ProcessInfo, Requirement
     from anytron.device.patches import Patch, Phase
     from anytron.kernels.contract import (
         AttentionKernel,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         LogProbSpec,
     )
     from anytron.sequences.inputs import ModelInputs
-    from anytron.sequences.layout import LayoutConstraints, SequenceLayout
+    from anytron.sequences.layout import SequenceLayout
     from anytron.sequences.masks import AttnMask, MaskRequest
 
 
@@ -101,17 +101,6 @@ def patch_model(phase: Phase, context: PatchContext) -> Iterable[Patch] | None:
 
     Returns: patches as data. The ledger orders, applies, verifies and records them; a hook never
     patches anything itself. Two owners of one target is an error that names both.
-    """
-
-
-@hookspec("all")
-def layout_constraints(request: LayoutRequest) -> LayoutConstraints | None:
-    """Say what the device asks of every sequence layout.
-
-    Called: once, when the engine is built, on every training rank.
-
-    Returns: alignment and bucket in tokens. All answers are satisfied together (least common
-    multiples).
     """
 
 

@@ -16,6 +16,7 @@ from anytron.device.hooks.facade import Hooks
 from anytron.device.hooks.types import ConfigEdit, LayoutRequest, PatchContext, ProcessInfo, Requirement
 from anytron.device.loading import hooks_of
 from anytron.device.patches import Patch, Phase
+from anytron.device.platform import layout_constraints_of
 from anytron.kernels.contract import AttentionSpec, KernelName, KernelSpec, LogProbSpec
 from anytron.sequences.inputs import ModelInputs
 from anytron.sequences.layout import LayoutConstraints
@@ -243,15 +244,12 @@ def test_patch_model_refuses_a_patch_of_another_phase():
 # ---- layouts and micro-batches ---------------------------------------------------------------------
 
 
-def test_layout_constraints_are_satisfied_together():
-    hooks = hooks_with(
-        one=answering(layout_constraints=LayoutConstraints(align=4, bucket=10)),
-        two=answering(layout_constraints=LayoutConstraints(align=6)),
-        mute=answering(layout_constraints=None),
-    )
-    request = LayoutRequest("thd", ModelTraits(), ParallelSizes())
-    assert hooks.layout_constraints(request) == LayoutConstraints(align=12, bucket=10)
-    assert hooks_of().layout_constraints(request) == LayoutConstraints()
+def test_a_platform_asks_for_layouts_and_must_answer_in_their_class(monkeypatch):
+    platform, request = _NoDevice(), LayoutRequest("thd", ModelTraits(), ParallelSizes())
+    assert layout_constraints_of(platform, request) == LayoutConstraints()
+    monkeypatch.setattr(_NoDevice, "layout_constraints", lambda self, request: 8)
+    with pytest.raises(HookContractError, match="'none' breaks the contract of layout_constraints"):
+        layout_constraints_of(platform, request)
 
 
 def test_preprocess_sequences_is_a_chain_in_order_of_name_the_platform_last(inputs):

@@ -57,8 +57,8 @@ class Yielding:
         yield Requirement("torch", ">=2")
 
     @hookimpl
-    def layout_constraints(self, request):
-        yield from [0] if request is None else []
+    def configure(self, config):
+        yield from [0] if config is None else []
         raise OSError("no disk")
 
 
@@ -68,8 +68,8 @@ def test_a_hook_written_with_yield_is_shown_by_what_it_yields(monkeypatch, capsy
     assert hooks.requirements() == [("acme", Requirement("torch", ">=2"))]
     assert "requirements <- acme: (None) = [Requirement(...)]" in capsys.readouterr().err
     with pytest.raises(OSError, match="no disk"):
-        hooks.layout_constraints(None)
-    assert "layout_constraints <- acme: (None) raised OSError: no disk" in capsys.readouterr().err
+        hooks.remarks(None)
+    assert "configure <- acme: (None) raised OSError: no disk" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", [None, "0", ""])
