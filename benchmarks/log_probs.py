@@ -16,7 +16,6 @@ product with the vocabulary less. A side that does not fit in memory has no figu
 """
 
 import multiprocessing
-import os
 import re
 import statistics
 from pathlib import Path
@@ -24,8 +23,9 @@ from pathlib import Path
 import torch
 
 from anytron.config.running import EngineSection
+from anytron.config.schema import default_run
 from anytron.device.hooks.types import ProcessInfo
-from anytron.device.loading import open_session
+from anytron.device.loading import open_process, open_session
 from anytron.kernels.contract import LogProbSpec
 from harness import argument_parser, in_turn, progress, report, timed
 
@@ -170,8 +170,8 @@ def measure(arguments):
 
 def main():
     parser = argument_parser(__doc__)
-    session = open_session()
-    os.environ |= session.hooks.runtime_env(ProcessInfo("trainer"))  # both sides' allocators are a training rank's
+    # Both sides' allocators are a training rank's.
+    session = open_process(ProcessInfo("trainer"), default_run(), platform=None, engine=None)
     runtime = session.platform.runtime()
     on_processor = runtime.device_type == "cpu"
     chunk = EngineSection.model_fields["log_prob_chunk_tokens"].default

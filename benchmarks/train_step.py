@@ -281,7 +281,7 @@ def main():
         os.environ |= {
             **loopback_variables(session.platform, loopback_interface()),
             **os.environ,
-            **session.hooks.runtime_env(process),
+            **session.hooks.runtime_env(process, config),
             "RANK": "0",
             "LOCAL_RANK": "0",
             "WORLD_SIZE": "1",

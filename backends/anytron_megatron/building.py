@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.device.platform import EngineFacts, decisions_of
+from anytron.device.hooks.types import LayoutRequest
+from anytron.device.platform import EngineFacts, decisions_of, layout_constraints_of
 from anytron.kernels.contract import LogProbSpec
 from anytron_megatron.critic.critic import Critic
 from anytron_megatron.experts.experts import Experts
@@ -86,6 +87,7 @@ class ModelBuilder:
     def __init__(self, context: EngineContext, sizes: ParallelSizes, runtime: DeviceRuntime) -> None:
         self._config = context.config
         self._hooks = context.layer.hooks
+        self._platform = context.layer.platform
         self._portable = context.layer.platform.portable_modules
         self._sizes = sizes
         self._runtime = runtime
@@ -101,9 +103,11 @@ class ModelBuilder:
         Args:
             source: The model's.
             sequence_format: None = ``engine.sequence_format``.
-            constraints: Of the layout, besides those of the model and the ranks.
+            constraints: Of the layout, besides those of the model, the ranks and the platform.
         """
         sequence_format = sequence_format or self._config.engine.sequence_format
+        request = LayoutRequest(sequence_format, source.traits, self._sizes)
+        own = layout_constraints_of(self._platform, request)
         return BatchPreparer(
             self._hooks,
             sequence_format=sequence_format,
@@ -116,7 +120,7 @@ class ModelBuilder:
             portable=self._portable,
             vision=source.vision,
             fp8=source.fp8,
-            constraints=constraints,
+            constraints=own if constraints is None else own.merge(constraints),
             share_prompts=self._shares_prompts(source.traits, sequence_format),
         )
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
 from anytron.base.traits import ModelTraits, ParallelSizes
+from anytron.device.hooks.types import LayoutRequest
 from anytron.device.limits import Feature
-from anytron.device.platform import EngineFacts, features_asked
+from anytron.device.platform import EngineFacts, features_asked, layout_constraints_of
 from anytron.sequences import scopes
 from anytron.sequences.masks import MaskKind
 from anytron_megatron.training import parallel
@@ -77,6 +78,7 @@ def micro_batches(
     """
     traits, sizes = traits or ModelTraits(), sizes or ParallelSizes()
     layer.require([Feature(sequence_format), *features_asked(traits, sizes), *asked])
+    own = layout_constraints_of(layer.platform, LayoutRequest(sequence_format, traits, sizes))
     return BatchPreparer(
         layer.hooks,
         sequence_format=sequence_format,
@@ -88,7 +90,7 @@ def micro_batches(
         context_length=context_length,
         portable=layer.platform.portable_modules,
         fp8=fp8,
-        constraints=constraints,
+        constraints=own if constraints is None else own.merge(constraints),
     )
 
 

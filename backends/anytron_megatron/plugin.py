@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from anytron.device.hooks.markers import hookimpl
 from anytron.device.hooks.types import Requirement
+from anytron_megatron.checks.deterministic import NO_NONDETERMINISTIC_ALGORITHM
 from anytron_megatron.checks.run import run_diagnostics
 from anytron_megatron.models.release import SUPPORTED
 from anytron_megatron.names import ENGINE
@@ -45,11 +46,12 @@ class MegatronBackend:
         return run_diagnostics(config) if config.engine.name == ENGINE else ()
 
     @hookimpl
-    def runtime_env(self, process: ProcessInfo) -> Mapping[str, str]:
-        """Keep tokenizers, used by data workers of training ranks, from starting threads."""
+    def runtime_env(self, process: ProcessInfo, config: RunConfig) -> Mapping[str, str]:
+        """Keep tokenizers of data workers from starting threads, and say that a deterministic run is one."""
         if process.role != "trainer":
             return {}
-        return {"TOKENIZERS_PARALLELISM": "false"}
+        deterministic = config.engine.name == ENGINE and config.engine.deterministic
+        return {"TOKENIZERS_PARALLELISM": "false", **(NO_NONDETERMINISTIC_ALGORITHM if deterministic else {})}
 
     @hookimpl
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:

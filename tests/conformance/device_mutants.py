@@ -183,6 +183,20 @@ class NumericEnvironment(Mutant):
         return {"QUEUE": 1}
 
 
+class RemembersTheRun(Mutant):
+    rule, says = "environment-is-plain", "after configure was asked about another run"
+    deterministic = False
+
+    @hookimpl
+    def configure(self, config):
+        self.deterministic = config.engine.deterministic
+        return []
+
+    @hookimpl
+    def runtime_env(self, process):
+        return {"QUEUE_DETERMINISTIC": str(self.deterministic)}
+
+
 class Cluster:
     @hookimpl
     def runtime_env(self, process):

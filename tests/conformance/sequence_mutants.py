@@ -25,7 +25,6 @@ class ChangingConstraints(Mutant):
     rule, says = "constraints-are-fixed", "asked for again"
     numbers = itertools.count(1)
 
-    @hookimpl
     def layout_constraints(self, request):
         return LayoutConstraints(align=next(self.numbers))
 
@@ -195,7 +194,6 @@ class MaskNotCausal(WithMask):
 class RoutesPadding(WithMask):
     rule, says = "mask-companions", "padding_mask"
 
-    @hookimpl
     def layout_constraints(self, request):
         return LayoutConstraints(align=4)
 
@@ -234,7 +232,6 @@ class IgnoresBoundaries(WithKernel):
 class ReadsPadding(WithKernel):
     rule, says = "padding-without-influence", "depends on what stands in padding"
 
-    @hookimpl
     def layout_constraints(self, request):
         return LayoutConstraints(align=4)
 
@@ -245,7 +242,6 @@ class ReadsPadding(WithKernel):
 class LiesAboutAlignment(WithKernel):
     rule, says = "alignment-suffices", "lengths must be multiples of 16"
 
-    @hookimpl
     def layout_constraints(self, request):
         return LayoutConstraints(align=8)
 

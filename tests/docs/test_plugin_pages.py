@@ -12,16 +12,14 @@ import torch
 
 from anytron import hookimpl
 from anytron.base.errors import EngineError
-from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.load import load_config
 from anytron.config.schema import RunConfig
-from anytron.device.hooks.types import LayoutRequest, PatchContext
+from anytron.device.hooks.types import PatchContext
 from anytron.device.loading import hooks_of, survey_plugins
 from anytron.device.patches import Ledger, Phase
 from anytron.device.runtime import DeviceRuntime
 from anytron.sequences import scopes
 from anytron.sequences.inputs import ModelInputs
-from anytron.sequences.layout import LayoutConstraints
 from anytron.sequences.planning import plan_layout
 from tests.docs.test_pages import ROOT, blocks
 
@@ -113,16 +111,16 @@ def test_the_example_of_an_error_is_shown_in_four_lines(module):
 
 
 def test_the_example_of_a_test_asks_a_facade(module):
-    test = module("tiles", example(PLATFORM, "test_sequences_are_whole_tiles")).test_sequences_are_whole_tiles
+    test = module("tiles", example(PLATFORM, "test_training_ranks_read_the_tile")).test_training_ranks_read_the_tile
 
     acme = module("acme_of_the_page", example(PLATFORM, "class AcmePlatform"))
 
     class WithTiles(acme.AcmePlatform):
         @hookimpl
-        def layout_constraints(self, request):
-            return LayoutConstraints(align=8)
+        def runtime_env(self, process):
+            return {"ACME_TILE": "8"} if process.role == "trainer" else {}
 
-    test(WithTiles(), LayoutRequest("thd", ModelTraits(), ParallelSizes()))
+    test(WithTiles())
 
 
 # ---- an extension -------------------------------------------------------------------------------------

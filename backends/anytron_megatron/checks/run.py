@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from anytron_megatron.checks.critic import critic_diagnostics
+from anytron_megatron.checks.deterministic import deterministic_diagnostics
 from anytron_megatron.checks.experts import expert_diagnostics, routing_replay_diagnostics
 from anytron_megatron.checks.generation import generation_diagnostics
 from anytron_megatron.checks.linear_attention import linear_attention_diagnostics
@@ -31,6 +32,7 @@ def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
     """Find settings that Megatron would refuse after minutes, or compute wrongly."""
     options, policy = MegatronOptions.of(run), Subject.policy(run)
     critic, teacher = Subject.critic(run), Subject.teacher(run)
+    yield from deterministic_diagnostics(run)
     yield from optimizer_diagnostics(run)
     yield from reduction_diagnostics(policy, run, options)
     yield from transformer_diagnostics(policy, options)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from anytron.device.hooks.types import LayoutRequest
 from anytron.sequences import scopes, shared_prompts
 from anytron.sequences.inputs import ModelInputs
+from anytron.sequences.layout import LayoutConstraints
 from anytron.sequences.masks import AttnMask, MaskKind, MaskRequest, scope_of
 from anytron.sequences.planning import plan_layout
 from anytron.sequences.shared_prompts import Pieces, SharedPrompts, common_prompts
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anytron.base.traits import ModelTraits, ParallelSizes
     from anytron.device.hooks.facade import Hooks
     from anytron.sequences.batch import RaggedBatch
-    from anytron.sequences.layout import ContextShard, Format, LayoutConstraints, SequenceLayout, TakenAs
+    from anytron.sequences.layout import ContextShard, Format, SequenceLayout, TakenAs
     from anytron.sequences.scopes import ScopeFactory
     from anytron_megatron.training.vision import VisionInputs
 
@@ -90,7 +90,7 @@ class BatchPreparer:
             as an argument.
         vision: How the model takes images; None if it takes none.
         fp8: The model computes in FP8, whose kernels take whole blocks of tokens.
-        constraints: Must hold beside those of the plugins.
+        constraints: Of the layout, the platform's included.
         share_prompts: Compute a prompt once for all of its samples in a micro-batch. Only for packed sequences on one
             context-parallel shard, in portable modules whose layers look back by attention alone.
 
@@ -126,9 +126,7 @@ class BatchPreparer:
         self.device = device
         self._context_length = context_length
         self._taken_as = _taken_as(sequence_format, traits, accepted)
-        self._constraints = hooks.layout_constraints(LayoutRequest(sequence_format, traits, sizes))
-        if constraints is not None:
-            self._constraints = self._constraints.merge(constraints)
+        self._constraints = constraints or LayoutConstraints()
         self._request = MaskRequest(sequence_format, traits, sizes, accepted)
         self.mask_kind = hooks.build_attn_mask(self._request)
 

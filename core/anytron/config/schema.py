@@ -10,7 +10,8 @@ generated from them.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -29,6 +30,9 @@ from anytron.config.running import (
 )
 from anytron.config.scoring import REWARD_MODEL, RewardSection, ValidationSection
 from anytron.config.section import Section
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
 
@@ -299,3 +303,20 @@ class RunConfig(Section):
     def policy_steps(self) -> int:
         """Training steps in which the policy is updated: all but the critic's warm-up."""
         return self.trainer.total_steps - (0 if self.critic is None else self.critic.warmup_steps)
+
+
+def default_run(sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> RunConfig:
+    """A configuration for processes that belong to no run, such as those of the conformance kit.
+
+    Every key has its default. A run names its model, its data and its rewards; here they are names of nothing.
+
+    Args:
+        sections: What the caller knows, by section.
+    """
+    needed: dict[str, Any] = {
+        "model": {"path": "model"},
+        "data": {"source": "jsonl"},
+        "rewards": [{"function": "exact_match"}],
+    }
+    known = {name: {**needed.get(name, {}), **section} for name, section in sections.items()}
+    return RunConfig.model_validate({**needed, **known})

@@ -120,7 +120,14 @@ def open_layer(
         ConfigError: ``options`` do not fit the platform, or are others than the variable's.
         PatchError: Megatron, or another package that has to be patched before, is imported already.
     """
-    session = open_session(platform, options, engine)
+    return enter_layer(open_session(platform, options, engine), role, engine)
+
+
+def enter_layer(session: Session, role: Role, engine: str) -> Layer:
+    """Apply the patches that come before Megatron is imported, in a process whose session is open.
+
+    Args and raises: As :func:`open_layer`.
+    """
     ledger = Ledger(context=PatchContext(session.platform, role, session.hooks, engine))
     layer = Layer(session, ledger)
     layer.apply_phase(Phase.BEFORE_IMPORT)

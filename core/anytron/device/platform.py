@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from anytron.device.hooks.types import LayoutRequest
     from anytron.device.patches import Ledger
     from anytron.device.runtime import DeviceRuntime
+    from anytron.sequences.layout import LayoutConstraints
 
 
 class Availability(str, Enum):
@@ -142,7 +144,11 @@ class Platform(abc.ABC):
         """Load the device's libraries and return the runtime; the same object at each call."""
 
     def configure_options(self, options: BaseModel | None) -> None:  # noqa: B027 - optional to override
-        """Receive the validated ``platform.options`` before any hook is called."""
+        """Receive the validated ``platform.options`` before any hook is called; in the driver again, with all edits.
+
+        The options are what a platform keeps. What it decides for a run, the hook ``configure`` answers as an edit of
+        them, with its reason; hooks of a run are given its configuration, and keep nothing of it for each other.
+        """
 
     def decisions(self) -> Iterable[Decision]:
         """Say what the platform has chosen by itself, such as whose modules a model is built from.
@@ -160,6 +166,16 @@ class Platform(abc.ABC):
         for it. What depends on other keys of the configuration, the hook ``configure`` refuses.
         """
         return ()
+
+    def layout_constraints(self, request: LayoutRequest) -> LayoutConstraints:
+        """Say what the device asks of every sequence layout: alignment and bucket, in tokens.
+
+        Asked on every training rank, when its engine is built; the answers of all ranks must be the same.
+        """
+        from anytron.sequences.layout import LayoutConstraints  # imports torch
+
+        del request
+        return LayoutConstraints()
 
     def peak_flops(self, dtype: str) -> PeakFlops:
         """Say what the current device can compute at most, for the metric ``throughput/mfu``.
@@ -220,6 +236,23 @@ def limits_of(platform: Platform) -> dict[Feature, str]:
                 why=f"the answer lists {one!r}, which is no Limit of a Feature with a reason",
             )
         found[one.feature] = one.reason
+    return found
+
+
+def layout_constraints_of(platform: Platform, request: LayoutRequest) -> LayoutConstraints:
+    """Ask a platform for its layout constraints.
+
+    Raises:
+        HookContractError: The answer is something else.
+    """
+    from anytron.sequences.layout import LayoutConstraints
+
+    found: object = platform.layout_constraints(request)
+    if not isinstance(found, LayoutConstraints):
+        raise HookContractError(
+            f"Platform '{platform.name}' breaks the contract of layout_constraints.",
+            why=f"the answer is {found!r}, which is no LayoutConstraints",
+        )
     return found
 
 

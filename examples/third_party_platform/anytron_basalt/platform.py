@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import ProcessInfo
+    from anytron.device.hooks.types import LayoutRequest, ProcessInfo
     from anytron.device.patches import Patch, Phase
     from anytron.device.runtime import DeviceRuntime
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName, LogProbKernel, LogProbSpec
@@ -81,6 +81,13 @@ class BasaltPlatform(Platform):
         """The simulator has no memory and no arithmetic of its own; a real device does not declare this."""
         return [Limit(Feature.OWN_DEVICE, "the simulator computes on the host's processor")]
 
+    def layout_constraints(self, request: LayoutRequest) -> LayoutConstraints:
+        """Whole tiles."""
+        from anytron.sequences.layout import LayoutConstraints
+
+        del request
+        return LayoutConstraints(align=self.options.tile)
+
     @hookimpl
     def requirements(self) -> list[Requirement]:
         """The vendor's library."""
@@ -88,13 +95,16 @@ class BasaltPlatform(Platform):
 
     @hookimpl
     def configure(self, config: RunConfig) -> Iterator[ConfigEdit | Diagnostic]:
-        """Fit micro-batches into the memory, and refuse sequences that the device cannot number."""
+        """Fit micro-batches into the memory, generate with plain attention, refuse sequences with too many numbers."""
         from basalt_sdk import LONGEST_SEQUENCE
 
         if config.engine.max_tokens_per_micro_batch > self.options.memory_tokens:
             yield ConfigEdit(
                 "engine.max_tokens_per_micro_batch", self.options.memory_tokens, "Basalt's memory holds no more tokens"
             )
+        if config.rollout.engine == "transformers" and not config.supervised:
+            reason = "Basalt's compiler knows no fused attention"
+            yield ConfigEdit("rollout.options.attn_implementation", "eager", reason, default=True)
         if config.rollout.max_new_tokens >= LONGEST_SEQUENCE:
             yield Diagnostic(
                 "error",
@@ -114,13 +124,6 @@ class BasaltPlatform(Platform):
         from anytron_basalt.patches import PATCHES
 
         return [patch for patch in PATCHES if patch.phase is phase]
-
-    @hookimpl
-    def layout_constraints(self) -> LayoutConstraints:
-        """Whole tiles."""
-        from anytron.sequences.layout import LayoutConstraints
-
-        return LayoutConstraints(align=self.options.tile)
 
     @hookimpl
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
@@ -176,11 +179,6 @@ class BasaltPlatform(Platform):
         from anytron_basalt.log_probs import make_log_probs
 
         return make_log_probs(spec)
-
-    @hookimpl
-    def rollout_options(self, engine: str) -> dict[str, Any]:
-        """Generate with the attention that transformers writes out: Basalt's compiler knows no fused one."""
-        return {"attn_implementation": "eager"} if engine == "transformers" else {}
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from anytron.device.platform import Availability
 from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron.sequences import scopes
 from anytron.sequences.inputs import ModelInputs
+from anytron.sequences.layout import LayoutConstraints
 from anytron.sequences.masks import MaskKind, MaskRequest
 from anytron.sequences.planning import plan_layout
 from anytron_basalt import BasaltPlatform, platform
@@ -76,7 +77,13 @@ def test_a_device_without_its_library_is_broken_and_never_ignored(basalt, monkey
 def test_micro_batches_are_made_to_fit_into_the_memory(hooks):
     edited, edits, _ = hooks.configure(config())
     assert edited.engine.max_tokens_per_micro_batch == 4096
-    assert [plugin for plugin, _ in edits] == ["basalt"]
+    assert [plugin for plugin, edit in edits if edit.key.startswith("engine.")] == ["basalt"]
+
+
+def test_responses_are_generated_with_the_attention_that_the_compiler_knows(hooks):
+    assert hooks.configure(config())[0].rollout.options == {"attn_implementation": "eager"}
+    own = config(rollout={"options": {"attn_implementation": "sdpa"}})
+    assert hooks.configure(own)[0].rollout.options == {"attn_implementation": "sdpa"}, "the user's word is the last"
 
 
 def test_sequences_whose_positions_have_no_number_are_refused(hooks):
@@ -87,7 +94,7 @@ def test_sequences_whose_positions_have_no_number_are_refused(hooks):
 
 @pytest.mark.parametrize(("role", "given"), [("trainer", {"BASALT_TILE": "4"}), ("rollout", {})])
 def test_training_ranks_get_their_tile(hooks, role, given):
-    assert hooks.runtime_env(ProcessInfo(role)) == given
+    assert hooks.runtime_env(ProcessInfo(role), config()) == given
 
 
 # ---- the library --------------------------------------------------------------------------------------
@@ -119,8 +126,12 @@ def test_a_library_without_the_fault_is_not_patched(basalt, hooks, monkeypatch, 
     assert basalt_sdk.TILE == 16
 
 
+def test_sequences_are_whole_tiles(basalt):
+    assert basalt.layout_constraints(LayoutRequest("thd", TRAITS, SIZES)) == LayoutConstraints(align=4)
+
+
 def micro_batch(hooks, lengths):
-    layout = plan_layout(lengths, constraints=hooks.layout_constraints(LayoutRequest("thd", TRAITS, SIZES)))
+    layout = plan_layout(lengths, constraints=LayoutConstraints(align=4))
     tokens = torch.arange(sum(lengths))
     inputs = ModelInputs(layout, layout.pack(tokens), layout.position_ids, layout.next_tokens(tokens))
     return layout, hooks.preprocess_sequences(inputs)

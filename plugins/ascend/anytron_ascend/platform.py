@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import PatchContext, ProcessInfo
+    from anytron.device.hooks.types import ConfigEdit, PatchContext
     from anytron.device.patches import Ledger, Patch, Phase
     from anytron.device.platform import EngineFacts
     from anytron.device.runtime import DeviceRuntime
@@ -71,7 +71,6 @@ class AscendPlatform(Platform):
     def __init__(self) -> None:
         self._options = AscendOptions()
         self._adaptor: Adaptor = PortableAdaptor()
-        self._deterministic = False
 
     @property
     def portable_modules(self) -> bool:  # type: ignore[override]
@@ -156,17 +155,16 @@ class AscendPlatform(Platform):
         return [own, *self._adaptor.requirements(), *vllm_ascend.requirements()]
 
     @hookimpl
-    def configure(self, config: RunConfig) -> list[Diagnostic]:
-        """Check the options against torch_npu and vLLM's environment, and ask the adaptor."""
-        self._deterministic = config.engine.deterministic
+    def configure(self, config: RunConfig) -> list[ConfigEdit | Diagnostic]:
+        """Check the options against torch_npu and vLLM's environment, ask the adaptor, and set vLLM's options."""
         own = _option_diagnostics(self._options, config.engine.name)
-        return [*own, *self._adaptor.configure(config), *vllm_ascend.diagnostics(config)]
+        checked = [*own, *self._adaptor.configure(config), *vllm_ascend.diagnostics(config)]
+        return [*checked, *vllm_ascend.rollout_edits(config)]
 
     @hookimpl
-    def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
+    def runtime_env(self, config: RunConfig) -> dict[str, str]:
         """Set the variables of HCCL, of the allocator and of torch."""
-        del process
-        own = worker_environment(self._options, deterministic=self._deterministic)
+        own = worker_environment(self._options, deterministic=config.engine.deterministic)
         return {**own, **self._adaptor.runtime_env()}
 
     @hookimpl
@@ -195,11 +193,6 @@ class AscendPlatform(Platform):
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
         """Return the adaptor's fused kernel."""
         return self._adaptor.fused_kernel(name)
-
-    @hookimpl
-    def rollout_options(self, engine: str) -> dict[str, Any]:
-        """Return the settings under which vLLM's weights may be replaced."""
-        return vllm_ascend.rollout_options(engine)
 
 
 def make_adaptor(options: AscendOptions, engine: str | None) -> Adaptor:

@@ -6,13 +6,13 @@ Sources are files of vllm-ascend at 182b75e (August 2026). Nothing of this was r
 from __future__ import annotations
 
 from importlib.metadata import distributions
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement as Dependency
 from packaging.specifiers import SpecifierSet
 
 from anytron.config.diagnostics import Diagnostic
-from anytron.device.hooks.types import Requirement
+from anytron.device.hooks.types import ConfigEdit, Requirement
 from anytron_vllm.installation import find_installation
 
 if TYPE_CHECKING:
@@ -25,20 +25,32 @@ if TYPE_CHECKING:
 PACKAGE = "vllm-ascend"
 PINNED = ("torch", "torch-npu", "triton-ascend")
 """What vllm-ascend's kernels were built for; it pins each by its own metadata."""
-OPTIONS: dict[str, Any] = {
-    # Step by step, as vllm-ascend's own example of RL (examples/rl/rlhf_async_new_apis.py).
-    "enforce_eager": True,
-    # vLLM would take 0.9 of a device, on which a training rank lives too. verl's default (its rollout.yaml).
-    "gpu_memory_utilization": 0.5,
-    # Weights in the layout ND: those in NZ cannot be replaced in place (vllm_ascend/worker/worker.py warns of wrong
-    # numbers). And no expandable segments, which its memory pools do not bear (docs: additional_config, rl_config).
-    "engine_args": {"additional_config": {"rl_config": {"enabled": True}}},
-}
+OPTIONS = (
+    # examples/rl/rlhf_async_new_apis.py
+    ConfigEdit(
+        "rollout.options.enforce_eager", True, "vllm-ascend's own example of RL generates step by step", default=True
+    ),
+    # verl's default (its rollout.yaml).
+    ConfigEdit(
+        "rollout.options.gpu_memory_utilization",
+        0.5,
+        "vLLM would take 0.9 of an NPU, on which a training rank lives too",
+        default=True,
+    ),
+    # vllm_ascend/worker/worker.py warns of wrong numbers. And no expandable segments, which its memory pools do not
+    # bear (docs: additional_config, rl_config).
+    ConfigEdit(
+        "rollout.options.engine_args.additional_config.rl_config.enabled",
+        True,
+        "weights in the layout NZ cannot be replaced in place",
+        default=True,
+    ),
+)
 
 
-def rollout_options(engine: str) -> dict[str, Any]:
-    """Return options of the rollout engine ``vllm``."""
-    return OPTIONS if engine == "vllm" else {}
+def rollout_edits(run: RunConfig) -> tuple[ConfigEdit, ...]:
+    """Return the options under which vLLM's weights may be replaced, if the run generates with vLLM."""
+    return OPTIONS if run.rollout.engine == "vllm" and not run.supervised else ()
 
 
 def requirements() -> Iterator[Requirement]:

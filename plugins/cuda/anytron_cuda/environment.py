@@ -28,8 +28,6 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 DETERMINISTIC = {
     # cuBLAS is deterministic with a workspace of fixed size only (torch.use_deterministic_algorithms refuses others).
     "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
-    # Megatron asserts it (megatron/core/extensions/transformer_engine.py, TEDotProductAttention).
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",),
     # Sums by switches (NVLink SHARP) have no fixed order; what Megatron-LM's --deterministic-mode asserts.
     "NCCL_ALGO": ("^NVLS", "Ring", "Tree", "CollnetDirect", "CollnetChain"),
 }

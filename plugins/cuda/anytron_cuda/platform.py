@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from anytron import Platform, hookimpl
@@ -26,7 +27,7 @@ from anytron_cuda.probe import judge, look, visible_gpus
 from anytron_megatron.names import ENGINE as MEGATRON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pydantic import BaseModel
 
@@ -44,14 +45,25 @@ if TYPE_CHECKING:
         LogProbKernel,
         LogProbSpec,
     )
+    from anytron_cuda.nvml import Gpu
 
-VLLM_OPTIONS: dict[str, Any] = {
-    # To start the kernels of a step one by one takes longer than they do: graphs, as vLLM by itself does. An update of
-    # weights copies into the tensors that graphs have recorded (vllm/model_executor/model_loader/reload/layerwise.py).
-    "enforce_eager": False,
-    # vLLM would take 0.9 of a device, on which a training rank lives too. verl's default (its rollout.yaml).
-    "gpu_memory_utilization": 0.5,
-}
+VLLM_OPTIONS = (
+    # As vLLM by itself does. An update of weights copies into the tensors that graphs have recorded
+    # (vllm/model_executor/model_loader/reload/layerwise.py).
+    ConfigEdit(
+        "rollout.options.enforce_eager",
+        False,
+        "to start the kernels of a step one by one takes longer than they do, and graphs start them together",
+        default=True,
+    ),
+    # verl's default (its rollout.yaml).
+    ConfigEdit(
+        "rollout.options.gpu_memory_utilization",
+        0.5,
+        "vLLM would take 0.9 of a GPU, on which a training rank lives too",
+        default=True,
+    ),
+)
 
 
 class CudaPlatform(Platform):
@@ -67,15 +79,11 @@ class CudaPlatform(Platform):
 
     def __init__(self) -> None:
         self._options = CudaOptions()
-        self._needs = Needs()
-        self._imports = False  # metadata say enough, until somebody wants the reasons
-        self._trains = False  # this process is a training rank
-        self._against = ""  # why this run needs the portable modules
 
     @property
     def portable_modules(self) -> bool:  # type: ignore[override]
-        """What :mod:`anytron_cuda.modules` decides."""
-        return self._modules().value == modules.PORTABLE
+        """What the options say, or metadata: what else matters for a run, :meth:`configure` puts in the options."""
+        return self._modules(imported=False).value == modules.PORTABLE
 
     def configure_options(self, options: BaseModel | None) -> None:
         """Keep the options."""
@@ -84,9 +92,10 @@ class CudaPlatform(Platform):
 
     def decisions(self) -> list[Decision]:
         """Whose modules there are; in the driver, which tries imports, also which libraries are of no use."""
-        self._imports = self._options.modules != modules.PORTABLE
-        broken = {} if self._trains else broken_libraries()
-        return [self._modules(), *(Decision(name, "not used", why) for name, why in broken.items())]
+        if _is_rank():
+            return [self._modules(imported=False)]
+        broken = broken_libraries().items()
+        return [self._modules(imported=True), *(Decision(name, "not used", why) for name, why in broken)]
 
     def probe(self) -> Probe:
         """Tell apart: no GPU, another vendor's, a driver or a torch that does not fit it, usable."""
@@ -105,7 +114,6 @@ class CudaPlatform(Platform):
         del ledger
         import torch
 
-        self._trains = True
         if not self.portable_modules:
             modules.import_transformer_engine()
         torch.use_deterministic_algorithms(facts.deterministic)
@@ -122,33 +130,20 @@ class CudaPlatform(Platform):
     @hookimpl
     def configure(self, config: RunConfig) -> Iterator[ConfigEdit | Diagnostic]:
         """Settle the choice of modules for all ranks; check the environment, and FP8 against the GPU."""
-        self._against = _against_transformer_engine(config)
-        chosen, *_ = self.decisions()
-        by_metadata = modules.choose_modules(self._options.modules, modules.transformer_engine(imported=False))
-        if chosen.value != by_metadata.value:  # which is all that ranks look at
+        chosen = self._modules(imported=True, against=_against_transformer_engine(config))
+        if (chosen.value == modules.PORTABLE) != self.portable_modules:  # which is all that ranks look at
             yield ConfigEdit(modules.OPTION, chosen.value, chosen.reason)
-        gpus = visible_gpus(self._options.visible_devices or os.environ.get(VISIBLE_DEVICES))
-        capability = min((gpu.compute_capability for gpu in gpus), default=None)
-        sizes = config.parallel.sizes()
-        self._needs = Needs(
-            deterministic=config.engine.deterministic,
-            in_order=needs_order(sizes.tensor, sizes.context, capability),
-            compiler=has_compiler(os.environ),
-            ranks=config.parallel.world_size,
-        )
-        yield from contradictions(self._options, self._needs, os.environ)
-        if not self.portable_modules:
+        if config.rollout.engine == "vllm" and not config.supervised:
+            yield from VLLM_OPTIONS
+        gpus = self._visible_gpus()
+        yield from contradictions(self._options, _needs(config, gpus), os.environ)
+        if chosen.value != modules.PORTABLE:
             yield from precision_diagnostics(config, gpus)
 
     @hookimpl
-    def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
+    def runtime_env(self, process: ProcessInfo, config: RunConfig) -> dict[str, str]:
         """Set the variables of CUDA, NCCL and torch."""
-        return worker_environment(self._options, self._needs, process.role, os.environ)
-
-    @hookimpl
-    def rollout_options(self, engine: str) -> dict[str, Any]:
-        """Let vLLM record graphs, and leave memory to a training rank."""
-        return dict(VLLM_OPTIONS) if engine == "vllm" else {}
+        return worker_environment(self._options, _needs(config, self._visible_gpus()), process.role, os.environ)
 
     @hookimpl
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
@@ -174,9 +169,25 @@ class CudaPlatform(Platform):
 
         return log_prob_kernel(spec)
 
-    def _modules(self) -> Decision:
-        library = modules.transformer_engine(imported=self._imports)
-        return modules.choose_modules(self._options.modules, library, against=self._against)
+    def _visible_gpus(self) -> tuple[Gpu, ...]:
+        return visible_gpus(self._options.visible_devices or os.environ.get(VISIBLE_DEVICES))
+
+    def _modules(self, *, imported: bool, against: str = "") -> Decision:
+        wanted = self._options.modules
+        library = modules.transformer_engine(imported=imported and wanted != modules.PORTABLE)
+        return modules.choose_modules(wanted, library, against=against)
+
+
+def _needs(config: RunConfig, gpus: Iterable[Gpu]) -> Needs:
+    """What the environment of a run depends on."""
+    sizes = config.parallel.sizes()
+    capability = min((gpu.compute_capability for gpu in gpus), default=None)
+    return Needs(
+        deterministic=config.engine.deterministic,
+        in_order=needs_order(sizes.tensor, sizes.context, capability),
+        compiler=has_compiler(os.environ),
+        ranks=config.parallel.world_size,
+    )
 
 
 def _against_transformer_engine(config: RunConfig) -> str:
@@ -187,6 +198,12 @@ def _against_transformer_engine(config: RunConfig) -> str:
         # cublaslt_gemm.cu; dot_product_attention/utils.py of 2.0 to 2.9: no backend for float32 and thd.
         return "Transformer Engine multiplies float32 in TF32, and has no attention for packed sequences of it"
     return ""
+
+
+def _is_rank() -> bool:
+    """Whether this process has met others: a training rank, which finds out for itself what it can import."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 @functools.cache

@@ -265,7 +265,21 @@ def test_only_training_ranks_are_patched_and_set_up():
     for role in ("driver", "rollout"):
         context = SimpleNamespace(role=role, platform=platform, hooks=None)
         assert [list(backend.patch_model(phase, context)) for phase in Phase] == [[]] * 4
-        assert backend.runtime_env(ProcessInfo(role=role)) == {}
+        assert backend.runtime_env(ProcessInfo(role=role), config(engine={"deterministic": True})) == {}
+
+
+def test_a_deterministic_run_says_so_to_transformer_engine(monkeypatch):
+    """Megatron asserts the variable on every platform; see checks/deterministic.py."""
+    variable, trainer = "NVTE_ALLOW_NONDETERMINISTIC_ALGO", ProcessInfo("trainer")
+    run, usual = config(engine={"deterministic": True}), config()
+    assert MegatronBackend().runtime_env(trainer, run)[variable] == "0"
+    assert variable not in MegatronBackend().runtime_env(trainer, usual)
+    assert variable not in MegatronBackend().runtime_env(
+        trainer, config(engine={"name": "other", "deterministic": True})
+    )
+    monkeypatch.setenv(variable, "1")
+    assert keys(run) == [("error", "engine.deterministic")]
+    assert keys(usual) == []
 
 
 def test_the_platform_decides_on_redirection_and_portable_modules():

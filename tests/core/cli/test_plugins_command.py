@@ -69,7 +69,7 @@ def test_without_an_active_platform_the_list_is_shown_and_the_reason_goes_to_std
 @pytest.mark.parametrize(
     ("source", "state", "status"),
     [
-        ("def rollout_options(engine): return {}", "broken", 1),
+        ("def runtime_env(process): return {}", "broken", 1),
         ("api_version = 99", "incompatible", 1),
         ("import a_package_that_nobody_has", "broken", 1),
         (NEEDING, "incompatible", 0),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from anytron.config.schema import RunConfig
+from anytron.config.schema import RunConfig, default_run
+from anytron.device.loading import hooks_of
 from tests.core.other_environment import make_environment
 from tests.fake_vllm import install
 
@@ -92,7 +93,8 @@ def test_the_environment_of_rollout_python_counts(site, tmp_path):
 def test_weights_keep_a_layout_that_can_be_replaced(site):
     from anytron_ascend import AscendPlatform
 
-    options = AscendPlatform().rollout_options("vllm")
+    hooks = hooks_of(AscendPlatform())
+    options = hooks.configure(default_run({"rollout": {"engine": "vllm"}}))[0].rollout.options
     assert options["engine_args"] == {"additional_config": {"rl_config": {"enabled": True}}}
     assert options["enforce_eager"]
-    assert AscendPlatform().rollout_options("transformers") == {}
+    assert hooks.configure(default_run())[0].rollout.options == {}

@@ -11,8 +11,9 @@ import torch
 from packaging.version import Version
 
 from anytron.base.errors import ConfigError
-from anytron.config.schema import RunConfig
-from anytron.device.hooks.types import ProcessInfo
+from anytron.config.schema import default_run
+from anytron.device.hooks.types import ConfigEdit, ProcessInfo
+from anytron.device.loading import hooks_of
 from anytron.device.patches import Ledger
 from anytron.device.platform import Availability, EngineFacts, decisions_of
 from anytron.run.preflight.limits import limit_diagnostics
@@ -32,8 +33,7 @@ def configured(platform):
 
     def configured(options=None, **sections):
         platform.configure_options(platform.options_model.model_validate(options or {}))
-        values = {"model": {"path": "x"}, "data": {"source": "jsonl"}, "rewards": [{"function": "exact_match"}]}
-        return list(platform.configure(RunConfig.model_validate({**values, **sections})))
+        return list(platform.configure(default_run(sections)))
 
     return configured
 
@@ -108,7 +108,6 @@ def test_what_the_driver_found_broken_ranks_do_not_try_again(platform, configure
     (edit,) = configured()
     assert (edit.key, edit.value) == ("platform.options.modules", "portable")
     assert "cannot be imported: undefined symbol" in edit.reason
-    assert platform.portable_modules
     assert configured({"modules": "portable"}) == []
 
 
@@ -138,7 +137,7 @@ def test_a_run_that_needs_the_portable_modules_gets_them_unless_others_are_named
     (edit,) = configured(**needing)
     assert (edit.key, edit.value) == ("platform.options.modules", "portable")
     assert reason in edit.reason
-    assert platform.portable_modules
+    assert not platform.portable_modules, "of a run it remembers nothing"
     assert configured({"modules": "transformer_engine"}, **needing) == []
     assert not platform.portable_modules, "which is for the engine's own checks to refuse"
 
@@ -154,17 +153,18 @@ def test_fp8_is_checked_against_the_gpu_where_transformer_engine_computes(config
     assert configured({"visible_devices": "0"}, **fp8) == [], "the other one is hidden"
 
 
-def test_the_environment_follows_from_the_run_and_the_gpu(platform, configured, gpus):
+def test_the_environment_follows_from_the_run_and_the_gpu(platform, gpus):
     trainer, rollout = ProcessInfo("trainer"), ProcessInfo("rollout")
+    split = {"parallel": {"tensor_model_parallel_size": 2}}
+    deterministic = default_run({**split, "engine": {"deterministic": True}})
     gpus((9, 0))
-    assert configured(parallel={"tensor_model_parallel_size": 2}, engine={"deterministic": True}) == []
-    environment = platform.runtime_env(trainer)
+    environment = platform.runtime_env(trainer, deterministic)
     assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert environment["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert platform.runtime_env(rollout).keys() == {"CUDA_DEVICE_ORDER", "TORCH_CUDNN_SDPA_DEPRIORITIZED"}
+    of_rollout = platform.runtime_env(rollout, deterministic).keys()
+    assert of_rollout == {"CUDA_DEVICE_ORDER", "TORCH_CUDNN_SDPA_DEPRIORITIZED"}
     gpus((10, 0))
-    configured(parallel={"tensor_model_parallel_size": 2})
-    assert platform.runtime_env(trainer).keys() == {*platform.runtime_env(rollout), "PYTORCH_CUDA_ALLOC_CONF"}
+    assert platform.runtime_env(trainer, default_run(split)).keys() == {*of_rollout, "PYTORCH_CUDA_ALLOC_CONF"}
 
 
 def test_a_contradiction_of_the_users_environment_is_found(configured, monkeypatch):
@@ -178,7 +178,8 @@ def test_a_recipe_for_gpus_is_accepted(recipe, platform, gpus):
     gpus(*[(9, 0)] * 8)
     run = recipe.run()
     platform.configure_options(platform.options_model.model_validate(run.platform.options))
-    assert [*platform.configure(run), *limit_diagnostics(run, platform)] == []
+    needed = [one for one in platform.configure(run) if not (isinstance(one, ConfigEdit) and one.default)]
+    assert [*needed, *limit_diagnostics(run, platform)] == []
 
 
 def test_torch_refuses_what_is_not_deterministic_in_a_deterministic_run(platform):
@@ -192,10 +193,11 @@ def test_torch_refuses_what_is_not_deterministic_in_a_deterministic_run(platform
 def test_vllm_records_graphs_and_leaves_memory_to_a_training_rank(platform):
     from anytron_vllm.options import VllmOptions
 
-    options = platform.rollout_options("vllm")
+    hooks = hooks_of(platform)
+    options = hooks.configure(default_run({"rollout": {"engine": "vllm"}}))[0].rollout.options
     assert VllmOptions.model_validate(options).enforce_eager is False
     assert options["gpu_memory_utilization"] == 0.5
-    assert platform.rollout_options("transformers") == {}
+    assert hooks.configure(default_run())[0].rollout.options == {}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,7 @@ def test_what_says_that_a_gpu_has_no_memory_left(platform, error, expected):
 
 NOT_INITIALISED = """
 import torch
-from anytron.config.schema import RunConfig
+from anytron.config.schema import default_run
 from anytron_cuda import CudaPlatform
 
 platform = CudaPlatform()

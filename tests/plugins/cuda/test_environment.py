@@ -43,7 +43,6 @@ def test_engines_that_generate_keep_their_own_allocator_and_order():
             {"deterministic": True},
             {
                 "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-                "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
                 "NCCL_ALGO": "^NVLS",
             },
         ),
@@ -96,7 +95,6 @@ def test_an_environment_that_says_nothing_contradicts_nothing():
             ("warning", "parallel.tensor_model_parallel_size"),
         ),
         ({"CUBLAS_WORKSPACE_CONFIG": ":0:0"}, {"deterministic": True}, {}, ("error", "engine.deterministic")),
-        ({"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"}, {"deterministic": True}, {}, ("error", "engine.deterministic")),
         ({"NCCL_ALGO": "NVLS"}, {"deterministic": True}, {}, ("error", "engine.deterministic")),
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, {}, {}, ("warning", "executor.call_timeout_s")),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -38,6 +39,23 @@ def apply_edits(config: RunConfig, edits: Sequence[tuple[str, ConfigEdit]]) -> R
             where=", ".join(f"{edit.key} (plugin '{plugin}')" for plugin, edit in edits),
             why="; ".join(f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors()),
         ) from error
+
+
+def is_set(config: RunConfig, key: str) -> bool:
+    """Whether the user has set a dotted key, or something else where it would stand."""
+    node: Any = config
+    for name in key.split("."):
+        if isinstance(node, BaseModel):
+            if name not in node.model_fields_set:
+                return False
+            node = getattr(node, name)
+        elif isinstance(node, Mapping):
+            if name not in node:
+                return False
+            node = node[name]
+        else:
+            break
+    return True
 
 
 def _refuse_conflicts(edits: Sequence[tuple[str, ConfigEdit]]) -> None:

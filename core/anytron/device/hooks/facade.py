@@ -11,13 +11,12 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import PluginError
 from anytron.config.diagnostics import Diagnostic, refuse
-from anytron.device.hooks.dispatch import WAYS, Implementation, broken, check_class, in_order
-from anytron.device.hooks.edits import apply_edits
+from anytron.device.hooks.dispatch import WAYS, Implementation, broken, in_order
+from anytron.device.hooks.edits import apply_edits, is_set
 from anytron.device.hooks.micro_batches import InputChecks
 from anytron.device.hooks.registry import Call, HookSpec, Member, Standing, specifications
 from anytron.device.hooks.trace import traced, tracing
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import LayoutRequest, PatchContext, ProcessInfo
+    from anytron.device.hooks.types import PatchContext, ProcessInfo
     from anytron.device.patches import Patch, Phase
     from anytron.kernels.contract import (
         AttentionKernel,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
         LogProbSpec,
     )
     from anytron.sequences.inputs import ModelInputs
-    from anytron.sequences.layout import LayoutConstraints, SequenceLayout
+    from anytron.sequences.layout import SequenceLayout
     from anytron.sequences.masks import AttnMask, MaskRequest
 
 logger = logging.getLogger(__name__)
@@ -126,10 +125,15 @@ class Hooks:
         Each of them sees the configuration as it was read, without the others' edits.
 
         Returns:
-            The edits, each with the plugin it comes from; the diagnostics, whose messages name their plugin.
+            The edits, each with the plugin it comes from, without defaults of keys that the user has set; the
+            diagnostics, whose messages name their plugin.
         """
         answers = self._items("configure", (ConfigEdit, Diagnostic), config)
-        edits = [(plugin, answer) for plugin, answer in answers if isinstance(answer, ConfigEdit)]
+        edits = [
+            (plugin, answer)
+            for plugin, answer in answers
+            if isinstance(answer, ConfigEdit) and not (answer.default and is_set(config, answer.key))
+        ]
         diagnostics = [
             replace(answer, message=f"{answer.message} (plugin '{plugin}')")
             for plugin, answer in answers
@@ -137,22 +141,25 @@ class Hooks:
         ]
         return edits, diagnostics
 
-    def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
+    def runtime_env(self, process: ProcessInfo, config: RunConfig) -> dict[str, str]:
         """Environment variables for a process about to start.
 
-        A variable that the user has set already keeps the user's value; if a plugin wanted another
-        one, that is logged as a warning.
+        A variable that is set already keeps its value; if a plugin wanted another one, that is logged as a warning.
+
+        Args:
+            process: The process.
+            config: The run's configuration with all edits, or :func:`anytron.config.schema.default_run`.
 
         Raises:
             PluginError: Two plugins give one variable different values.
         """
-        merged = self._ask["runtime_env"](process)
+        merged = self._ask["runtime_env"](process, config)
         for name, (plugin, value) in merged.items():
             if not isinstance(value, str):
                 raise broken("runtime_env", plugin, "values are strings", f"{name} is {value!r}")
             present = os.environ.get(name, value)
             if present != value:
-                logger.warning("%s=%s is kept as you set it; plugin '%s' wanted %s", name, present, plugin, value)
+                logger.warning("%s=%s is kept as it was set; plugin '%s' wanted %s", name, present, plugin, value)
         return {name: os.environ.get(name, value) for name, (_, value) in merged.items()}
 
     # ---- building -------------------------------------------------------------------------------
@@ -171,15 +178,6 @@ class Hooks:
                 why = f"asked for {phase.value}, patch {patch.id} is for {patch.phase.value}"
                 raise broken("patch_model", plugin, "patches belong to the phase that was asked for", why)
         return [patch for _, patch in patches]
-
-    def layout_constraints(self, request: LayoutRequest) -> LayoutConstraints:
-        """What the device asks of every layout; constraints of 1 if nothing is asked."""
-        from anytron.sequences.layout import LayoutConstraints
-
-        answers = self._ask["layout_constraints"](request)
-        for plugin, answer in answers:
-            check_class("layout_constraints", plugin, answer, LayoutConstraints)
-        return reduce(LayoutConstraints.merge, (answer for _, answer in answers), LayoutConstraints())
 
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
         """The attention kernel of a layer."""
@@ -236,14 +234,6 @@ class Hooks:
             why = f"{flat.shape[0]} values for {layout.num_tokens} tokens"
             raise broken("postprocess_output", plugin, "the answer has one entry per real token", why)
         return flat
-
-    def rollout_options(self, engine: str) -> dict[str, Any]:
-        """Options for the engine that generates, by name.
-
-        Raises:
-            PluginError: Two plugins give one option different values.
-        """
-        return {name: value for name, (_, value) in self._ask["rollout_options"](engine).items()}
 
     # ---- checks of several hooks ----------------------------------------------------------------
 

@@ -25,6 +25,13 @@ Call = Callable[..., Any]
 """A hook implementation that takes the specification's arguments, all of them, by position."""
 
 
+REMOVED = {
+    "rollout_options": "answer ConfigEdit('rollout.options.NAME', value, reason, default=True) from configure instead",
+    "layout_constraints": "it is a method of anytron.Platform: leave out the marker hookimpl; an extension has none",
+}
+"""Hooks of earlier versions, and what plugins do instead."""
+
+
 @dataclass(frozen=True)
 class HookSpec:
     """A hook.
@@ -132,7 +139,7 @@ def _checked_call(hook: str, implementation: pluggy.HookImpl, plugin: str) -> Ca
             f"Plugin '{plugin}' implements a hook that does not exist: {hook}.",
             where=where,
             why="a function marked hookimpl must have the name of a hook",
-            fix=did_you_mean(hook, known) or f"the hooks are {', '.join(known)}",
+            fix=REMOVED.get(hook) or did_you_mean(hook, known) or f"the hooks are {', '.join(known)}",
         )
     arguments = known[hook].arguments
     unknown = [name for name in implementation.argnames if name not in arguments]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import ConfigEdit, LayoutRequest, PatchContext, ProcessInfo, Requirement
+    from anytron.device.hooks.types import ConfigEdit, PatchContext, ProcessInfo, Requirement
     from anytron.device.patches import Patch, Phase
     from anytron.kernels.contract import (
         AttentionKernel,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         LogProbSpec,
     )
     from anytron.sequences.inputs import ModelInputs
-    from anytron.sequences.layout import LayoutConstraints, SequenceLayout
+    from anytron.sequences.layout import SequenceLayout
     from anytron.sequences.masks import AttnMask, MaskRequest
 
 
@@ -71,15 +71,21 @@ def configure(config: RunConfig) -> Iterable[ConfigEdit | Diagnostic] | None:
 
     Returns: edits, applied and shown with their reasons, and diagnostics. Two plugins that set one
     key to different values, an edit of a key that does not exist, and a diagnostic of severity
-    ``error`` stop the run.
+    ``error`` stop the run. An edit with ``default=True`` leaves a key alone that the user has set, such as an
+    option of the engine that generates (``rollout.options.enforce_eager``).
     """
 
 
 @hookspec("merge")
-def runtime_env(process: ProcessInfo) -> Mapping[str, str] | None:
+def runtime_env(process: ProcessInfo, config: RunConfig) -> Mapping[str, str] | None:
     """Give environment variables to a process that is about to start.
 
-    Called: in the driver, once for each worker process.
+    Called: in the driver, once for each worker process; in the process itself, before it loads the device's
+    libraries, where the answer must be the same; and by ``anytron doctor`` and the conformance kit in processes
+    of theirs.
+
+    Arguments: ``config``, complete, with the edits of all plugins. Where there is no run, it is
+    ``anytron.config.schema.default_run()``: each key has its default, except those that the caller knows.
 
     Returns: variables. A variable that the user has set already keeps the user's value; a different
     wish is reported as a warning.
@@ -95,17 +101,6 @@ def patch_model(phase: Phase, context: PatchContext) -> Iterable[Patch] | None:
 
     Returns: patches as data. The ledger orders, applies, verifies and records them; a hook never
     patches anything itself. Two owners of one target is an error that names both.
-    """
-
-
-@hookspec("all")
-def layout_constraints(request: LayoutRequest) -> LayoutConstraints | None:
-    """Say what the device asks of every sequence layout.
-
-    Called: once, when the engine is built, on every training rank.
-
-    Returns: alignment and bucket in tokens. All answers are satisfied together (least common
-    multiples).
     """
 
 
@@ -185,17 +180,4 @@ def log_prob_kernel(spec: LogProbSpec) -> LogProbKernel | None:
     Called: once per model when the engine is built.
 
     Returns: a callable as :class:`anytron.kernels.contract.LogProbKernel` describes it, or None.
-    """
-
-
-@hookspec("merge")
-def rollout_options(engine: str) -> Mapping[str, Any] | None:
-    """Give options to the engine that generates.
-
-    Called: once, in the driver, before the rollout process starts.
-
-    Arguments: ``engine``, the name in ``rollout.engine``.
-
-    Returns: options of that engine. An option that the user has set keeps the user's value; options
-    that are mappings are completed.
     """

@@ -44,11 +44,13 @@ class ConfigEdit:
         key: The dotted key that is set, for example ``engine.sequence_format``.
         value: Its new value.
         reason: Why, for the user, who sees it in the first lines of the run. No full stop.
+        default: The device does better with it and does not need it: a value that the user has set stays.
     """
 
     key: str
     value: Any
     reason: str
+    default: bool = False
 
 
 @dataclass(frozen=True)

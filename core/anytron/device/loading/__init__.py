@@ -7,7 +7,7 @@ There are two entry-point groups: of ``anytron.platforms`` exactly one is active
 from anytron.device.loading.known import disable_device_autoload
 from anytron.device.loading.report import PluginReport, State
 from anytron.device.loading.requirements import Finding, check_requirements, examine_requirements
-from anytron.device.loading.session import Session, Survey, hooks_of, open_session, survey_plugins
+from anytron.device.loading.session import Session, Survey, hooks_of, open_process, open_session, survey_plugins
 
 __all__ = [
     "Finding",
@@ -19,6 +19,7 @@ __all__ = [
     "disable_device_autoload",
     "examine_requirements",
     "hooks_of",
+    "open_process",
     "open_session",
     "survey_plugins",
 ]

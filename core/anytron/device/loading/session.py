@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import os
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import PlatformError, PluginError
@@ -20,6 +21,8 @@ from anytron.device.loading.requirements import examine_requirements
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from anytron.config.schema import RunConfig
+    from anytron.device.hooks.types import ProcessInfo
     from anytron.device.platform import Platform, Probe
 
 
@@ -34,6 +37,8 @@ class Session:
         choice_reason: Why it was chosen, for the first line of output.
         reports: All installed plugins.
         hidden: Installed packages of other devices that cannot be imported in this process.
+        environment: Variables that the plugins have set in this process (:func:`open_process`), without those that
+            were set before.
     """
 
     hooks: Hooks
@@ -42,6 +47,21 @@ class Session:
     choice_reason: str
     reports: tuple[PluginReport, ...]
     hidden: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def use_options(self, options: Mapping[str, Any]) -> None:
+        """Give the platform its options.
+
+        Called when the session is opened, and by the driver when the plugins' edits have changed them: with those of
+        the ranks it decides as they do.
+
+        Args:
+            options: ``platform.options``; empty = ``ANYTRON_PLATFORM_OPTIONS``.
+
+        Raises:
+            ConfigError: They do not fit the platform, or are others than the variable's.
+        """
+        self.platform.configure_options(validated_options(self.platform, options))
 
 
 @dataclass(frozen=True)
@@ -77,10 +97,33 @@ def open_session(
     _refuse_broken_extensions(found)
     hidden = hide_foreign_devices([one.platform for one in found if one.platform], choice.platform)
     hooks = _facade(found, choice)
-    choice.platform.engine = engine
-    choice.platform.configure_options(validated_options(choice.platform, options or {}))
     reports = settled_reports(found, probes, choice)
-    return Session(hooks, choice.platform, choice.probe, choice.reason, tuple(reports), hidden)
+    session = Session(hooks, choice.platform, choice.probe, choice.reason, tuple(reports), hidden)
+    session.platform.engine = engine
+    session.use_options(options or {})
+    return session
+
+
+def open_process(process: ProcessInfo, config: RunConfig, *, platform: str | None, engine: str | None) -> Session:
+    """Open a session as every process of a run does: the environment that its plugins want comes first.
+
+    Called before anything imports the device's libraries. A worker of a run has those variables from the driver
+    already, and keeps them.
+
+    Args:
+        process: Which process this is.
+        config: The run's configuration with all edits, or :func:`anytron.config.schema.default_run`.
+        platform: Name of the platform that the driver has chosen.
+        engine: Name of the engine of this process; None where there is no run.
+
+    Raises:
+        AnytronError: As :func:`open_session` and :meth:`Hooks.runtime_env`.
+    """
+    session = open_session(platform, config.platform.options, engine)
+    wanted = session.hooks.runtime_env(process, config)
+    environment = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(environment)
+    return replace(session, environment=environment)
 
 
 def survey_plugins(configured: str | None = None) -> Survey:

@@ -10,6 +10,7 @@ import torch
 from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.device.hooks.types import LayoutRequest
 from anytron.device.limits import Feature
+from anytron.device.platform import layout_constraints_of
 from anytron.kernels.contract import AttentionCall
 from anytron.proof.conformance.rules import Case
 from anytron.sequences import scopes
@@ -147,7 +148,7 @@ def scenes(
 
 def planned_layout(subject: Subject, scene: Scene, shard: ContextShard | None = None) -> SequenceLayout:
     """Plan the layout of a rank as the platform wants it, on the host."""
-    constraints = subject.hooks.layout_constraints(LayoutRequest(scene.format, scene.traits, scene.sizes))
+    constraints = layout_constraints_of(subject.platform, LayoutRequest(scene.format, scene.traits, scene.sizes))
     return plan_layout(
         scene.lengths,
         format=scene.format,

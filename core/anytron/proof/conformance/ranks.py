@@ -102,7 +102,7 @@ class Ranks:
         method = self._stores.new()
         inherited = loopback_variables(platform, loopback_interface())
         # What the plugins wanted for this process they may not want for a rank.
-        inherited |= {name: value for name, value in os.environ.items() if name not in subject.environment}
+        inherited |= {name: value for name, value in os.environ.items() if name not in subject.session.environment}
         self._processes = [
             IsolatedProcess(
                 ProcessSettings(

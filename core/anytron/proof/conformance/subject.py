@@ -7,6 +7,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from anytron.config.schema import default_run
 from anytron.device.limits import Feature
 from anytron.device.loading import open_session
 from anytron.run.preflight.declared import declared_limits
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from anytron.config.schema import RunConfig
     from anytron.device.hooks.facade import Hooks
     from anytron.device.loading import Session
     from anytron.device.platform import Platform
@@ -45,6 +47,10 @@ class Source:
     platform: str
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
+    def config(self) -> RunConfig:
+        """A run on this platform that nothing else is known of."""
+        return default_run({"platform": {"name": self.platform, "options": self.options}})
+
     def open(self, engine: str | None = None) -> Session:
         """Load the plugins of this process, the platform active.
 
@@ -64,15 +70,12 @@ class Subject:
 
     Attributes:
         source, session, scratch: As given.
-        environment: What the plugins have set in the environment of this process before anything heavy was loaded;
-            without what the user had set.
     """
 
     def __init__(self, source: Source, session: Session, scratch: Path) -> None:
         self.source = source
         self.session = session
         self.scratch = scratch
-        self.environment: Mapping[str, str] = {}
         self._kept: dict[str, Closing] = {}
 
     @property

@@ -5,13 +5,12 @@ Importing this module imports no torch: the platform's environment is set before
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import AnytronError
+from anytron.base.errors import PluginError
 from anytron.device.hooks.types import ProcessInfo
+from anytron.device.loading import open_process
 from anytron.proof.conformance.levels import find_rule
 from anytron.proof.conformance.subject import Source, Subject
 from anytron.task.isolation.worker import calls, enter
@@ -50,14 +49,12 @@ def open_subject(start: Mapping[str, Any], process: ProcessInfo) -> Subject:
         process: What the plugins are told of this process.
     """
     source = Source(start["platform"], start["options"])
-    session = source.open()
-    subject = Subject(source, session, Path(start["scratch"]))
-    with suppress(AnytronError):  # plugins that disagree: a rule of its own says so
-        wanted = session.hooks.runtime_env(process)
-        subject.environment = {name: value for name, value in wanted.items() if name not in os.environ}
-        os.environ.update(subject.environment)
+    try:
+        session = open_process(process, source.config(), platform=source.platform, engine=None)
+    except PluginError:  # of runtime_env: a rule of its own says so
+        session = source.open()
 
     import torch
 
     torch.set_num_threads(start["threads"])
-    return subject
+    return Subject(source, session, Path(start["scratch"]))

@@ -13,6 +13,7 @@ import torch
 
 from anytron.base.traits import AttentionHeads
 from anytron.device.hooks.types import LayoutRequest
+from anytron.device.platform import layout_constraints_of
 from anytron.kernels.contract import AttentionCall
 from anytron.kernels.oracles.attention_numbers import LENGTHS, TOLERANCE, described, drawn_operands, largest_difference
 from anytron.kernels.oracles.influence import influence
@@ -45,7 +46,8 @@ def probe_attention(bench: Bench, sequence_format: Format, *, windowed: bool = F
         ``detail``, ``supplier`` of the kernel and ``mask_from``.
     """
     hooks, spec, device = bench.session.hooks, bench.attention(windowed=windowed), bench.runtime.current_device()
-    constraints = hooks.layout_constraints(LayoutRequest(sequence_format, bench.traits, bench.sizes)).merge(GAPS)
+    wanted = LayoutRequest(sequence_format, bench.traits, bench.sizes)
+    constraints = layout_constraints_of(bench.session.platform, wanted).merge(GAPS)
     layout = plan_layout(LENGTHS, format=sequence_format, constraints=constraints).to(device)
     accepted = {MaskKind.NONE} if sequence_format == "thd" else {MaskKind.NONE, MaskKind.FULL_4D}
     request = MaskRequest(sequence_format, bench.traits, bench.sizes, frozenset(accepted))

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from anytron.base.entries import Entry
+from anytron.config.schema import default_run
 from anytron.device.hooks.types import ProcessInfo
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ def examine(subject: Subject) -> Iterator[Entry]:
     if subject.session is not None:
         platform = subject.session.platform
         prefixes = (*PREFIXES, *platform.environment_prefixes, *filter(None, [platform.visible_devices_variable]))
-        wanted = subject.session.hooks.runtime_env(ProcessInfo("trainer"))
+        run = subject.run or default_run()
+        process = ProcessInfo("trainer", world_size=run.parallel.world_size)
+        wanted = subject.session.hooks.runtime_env(process, run)
     for name, value in sorted(os.environ.items()):
         if name.startswith(prefixes) or name in wanted:
             secret = any(part in name.upper() for part in SECRETS)

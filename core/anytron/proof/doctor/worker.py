@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from anytron.task.isolation.worker import calls, enter
@@ -35,16 +34,15 @@ def main(channel: int, lifeline: int) -> None:
 
 
 def _bench(start: dict[str, Any]) -> Bench:
-    """Open a session as a training rank does: the plugins' environment first."""
-    from anytron.config.schema import RunConfig
+    """Open a session as a training rank does."""
+    from anytron.config.schema import RunConfig, default_run
     from anytron.device.hooks.types import ProcessInfo
-    from anytron.device.loading import open_session
+    from anytron.device.loading import open_process
     from anytron.proof.doctor.bench import Bench
 
     run = None if start["run"] is None else RunConfig.model_validate(start["run"])
-    options = {} if run is None else run.platform.options
-    session = open_session(start["platform"], options, start["engine"])
-    os.environ.update(session.hooks.runtime_env(ProcessInfo("trainer")))
+    process = ProcessInfo("trainer", world_size=1 if run is None else run.parallel.world_size)
+    session = open_process(process, run or default_run(), platform=start["platform"], engine=start["engine"])
     return Bench(session, run)
 
 

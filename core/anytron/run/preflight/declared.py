@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import AnytronError
-from anytron.config.schema import RunConfig
+from anytron.config.schema import default_run
 from anytron.device.platform import limits_of
 from anytron.run.preflight.limits import SIZES, VALUES
 
@@ -30,16 +30,11 @@ def declared_limits(platform: Platform, hooks: Hooks) -> dict[Feature, str]:
 
 def _refusal(hooks: Hooks, key: str, value: Any) -> str:
     section, _, name = key.partition(".")
-    asked: dict[str, Any] = {
-        "model": {"path": "model"},
-        "data": {"source": "jsonl"},
-        "rewards": [{"function": "exact"}],
-    }
-    asked.setdefault(section, {})[name] = value
+    asked = {section: {name: value}}
     if name == "expert_model_parallel_size":
         asked[section]["tensor_model_parallel_size"] = value
     try:
-        edits, diagnostics = hooks.remarks(RunConfig.model_validate(asked))
+        edits, diagnostics = hooks.remarks(default_run(asked))
     except AnytronError:  # a rule of its own says what is wrong with the hook
         return ""
     for _, edit in edits:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.load import read_config, read_stages
@@ -93,16 +92,17 @@ def _session(config: RunConfig) -> Session:
 def _opened(config: RunConfig, places: Places, session: Session, path: Path) -> OpenRun:
     unmet = check_requirements(session.hooks, config.engine.name)
     useless = list(supervised_diagnostics(config))  # plugins set what they would for any run
+    session.use_options(config.platform.options)  # a stage before may have edited its own
     edits, found = session.hooks.remarks(config)
     found += useless
+    config = apply_edits(config, edits)
+    session.use_options(config.platform.options)
     remarks = [f"platform: {session.platform.name} ({session.choice_reason})"]
     remarks += [str(decision) for decision in decisions_of(session.platform)]
     remarks += [f"optional: {one.reason} - {one.remedy}" for one in unmet]
     if session.hidden:
         remarks.append(f"hidden, because it belongs to another device: {', '.join(session.hidden)}")
-    config = apply_edits(config, edits)
     remarks += [f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in edits]
-    config = _with_rollout_options(config, session)
     places = replace(places, by_key={**places.by_key, **{edit.key: f"plugin '{plugin}'" for plugin, edit in edits}})
     found += machine_diagnostics(config, session.platform, session.probe)
     found += output_diagnostics(config, path)
@@ -114,21 +114,3 @@ def _opened(config: RunConfig, places: Places, session: Session, path: Path) -> 
     found += platform_diagnostics(config, session.platform)
     found += limit_diagnostics(config, session.platform)
     return OpenRun(config, session, remarks, places.locate(found))
-
-
-def _with_rollout_options(config: RunConfig, session: Session) -> RunConfig:
-    """Add what the plugins want of the rollout engine, if there is one; what the user set wins."""
-    if config.supervised:
-        return config
-    options = _merged(session.hooks.rollout_options(config.rollout.engine), config.rollout.options)
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"options": options})})
-
-
-def _merged(wanted: Mapping[str, Any], set_by_user: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete options, and those inside of options that are mappings."""
-    merged = {**wanted, **set_by_user}
-    for name in wanted.keys() & set_by_user.keys():
-        inner = wanted[name], set_by_user[name]
-        if all(isinstance(one, Mapping) for one in inner):
-            merged[name] = _merged(*inner)
-    return merged

@@ -103,7 +103,6 @@ class BaseExecutor(abc.ABC):
             init_method=init_method,
             num_threads=spec.num_threads or threads_asked_for() or max(1, processors // (len(here) * spec.replicas)),
             platform=self._session.platform.name,
-            platform_options=self._config.platform.options,
             config=(spec.config or self._config).model_dump(mode="json"),
             engine_group=spec.engine_group,
             engine_name=spec.engine_name,

@@ -29,7 +29,6 @@ class Bootstrap:
         init_method: Where the ranks of the group meet, for ``torch.distributed``.
         num_threads: Processor threads to use.
         platform: Name of the platform that the driver chose; the worker does not choose again.
-        platform_options: ``platform.options`` of the configuration.
         config: The run's configuration, resolved, as JSON values.
         engine_group: Entry-point group of the engine.
         engine_name: Name of the engine in that group.
@@ -48,7 +47,6 @@ class Bootstrap:
     init_method: str
     num_threads: int
     platform: str
-    platform_options: dict[str, Any]
     config: dict[str, Any]
     engine_group: str
     engine_name: str

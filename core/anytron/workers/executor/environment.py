@@ -10,6 +10,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError
+from anytron.config.schema import RunConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -103,7 +104,7 @@ def worker_environment(inherited: Mapping[str, str], bootstrap: Bootstrap, hooks
         "GOMP_SPINCOUNT": SPIN_COUNT,
         **KEPT_MEMORY,
         **inherited,
-        **hooks.runtime_env(bootstrap.process),
+        **hooks.runtime_env(bootstrap.process, RunConfig.model_validate(bootstrap.config)),
         "OMP_NUM_THREADS": str(bootstrap.num_threads),
         "PYTHONUNBUFFERED": "1",  # a process that is killed leaves all it wrote in its log
     }

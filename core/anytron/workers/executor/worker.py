@@ -116,11 +116,12 @@ def start(bootstrap: Bootstrap) -> Parts:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     from anytron.config.schema import RunConfig
-    from anytron.device.layer import open_layer
+    from anytron.device.layer import enter_layer
+    from anytron.device.loading import open_process
 
-    layer = open_layer(
-        bootstrap.platform, bootstrap.platform_options, role=bootstrap.role, engine=bootstrap.engine_name
-    )
+    run, engine_name = RunConfig.model_validate(bootstrap.config), bootstrap.engine_name
+    session = open_process(bootstrap.process, run, platform=bootstrap.platform, engine=engine_name)
+    layer = enter_layer(session, bootstrap.role, engine_name)
 
     import torch
 

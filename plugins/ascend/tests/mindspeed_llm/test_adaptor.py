@@ -7,8 +7,7 @@ import torch
 
 from anytron.base.errors import ConfigError, PlatformError
 from anytron.base.traits import ModelTraits, ParallelSizes
-from anytron.config.schema import RunConfig
-from anytron.device.hooks.types import ProcessInfo
+from anytron.config.schema import RunConfig, default_run
 from anytron.device.loading import check_requirements, hooks_of, open_session
 from anytron.device.platform import decisions_of
 from anytron.sequences.masks import MaskKind, MaskRequest
@@ -171,9 +170,8 @@ def test_it_needs_other_packages_than_the_engine_megatron():
 
 
 def test_every_process_starts_with_what_megatron_requires():
-    process = ProcessInfo("trainer", rank=0, local_rank=0, world_size=2)
-    assert platform_of("mindspeed_llm").runtime_env(process)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in platform_of("megatron").runtime_env(process)
+    assert platform_of("mindspeed_llm").runtime_env(default_run())["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in platform_of("megatron").runtime_env(default_run())
 
 
 def test_no_mask_and_the_mode_of_each_format():

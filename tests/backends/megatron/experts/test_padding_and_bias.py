@@ -31,7 +31,18 @@ PADDED = {
         "options": {"virtual_pipeline_model_parallel_size": 2},
     },
 }
-ALIGN = ("@hookimpl", "def layout_constraints(self):", "    return LayoutConstraints(align=16)")
+ALIGN = (
+    "@hookimpl",
+    "def patch_model(self, phase):",
+    "    if phase is not Phase.BEFORE_BUILD:",
+    "        return []",
+    "    return [Patch('meddler.align', 'anytron.device.platform:Platform.layout_constraints', phase, 'a test',",
+    "                  replacement='meddler:Meddler.align')]",
+    "@staticmethod",
+    "def align(original):",
+    "    return lambda platform, request: LayoutConstraints(align=16)",
+)
+"""The platform asks for padding."""
 FORGET = (
     "@hookimpl",
     "def build_attn_mask(self):",

@@ -37,10 +37,6 @@ class Recorder:
         self.inputs, self.mask_requests, self.device_lengths = [], [], None
 
     @hookimpl
-    def layout_constraints(self, request):
-        return LayoutConstraints(bucket=32)
-
-    @hookimpl
     def preprocess_sequences(self, inputs):
         self.inputs.append(inputs)
         lengths = inputs.layout.cu_seqlens_padded.diff().tolist()
@@ -79,6 +75,7 @@ def text_preparer(recorder, sequence_format):
         device=torch.device("cpu"),
         context_length=4096,
         portable=True,
+        constraints=LayoutConstraints(bucket=32),
     )
 
 
@@ -106,6 +103,7 @@ def vision_preparer(recorder, sequence_format, shard):
         device=torch.device("cpu"),
         context_length=4096,
         portable=True,
+        constraints=LayoutConstraints(bucket=32),
         vision=VisionInputs(image_token=9, video_token=8, merge=2, patch_values=6),
     )
 

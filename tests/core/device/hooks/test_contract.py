@@ -11,11 +11,12 @@ from anytron import Platform, hookimpl
 from anytron.base.errors import ConfigError, HookContractError, PluginError
 from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.diagnostics import Diagnostic
-from anytron.config.schema import RunConfig
+from anytron.config.schema import RunConfig, default_run
 from anytron.device.hooks.facade import Hooks
 from anytron.device.hooks.types import ConfigEdit, LayoutRequest, PatchContext, ProcessInfo, Requirement
 from anytron.device.loading import hooks_of
 from anytron.device.patches import Patch, Phase
+from anytron.device.platform import layout_constraints_of
 from anytron.kernels.contract import AttentionSpec, KernelName, KernelSpec, LogProbSpec
 from anytron.sequences.inputs import ModelInputs
 from anytron.sequences.layout import LayoutConstraints
@@ -28,6 +29,7 @@ CONFIG = {
     "rewards": [{"function": "exact"}],
     "trainer": {"seed": 7},
 }
+RUN = default_run({"engine": {"deterministic": True}})
 
 
 def answering(**answers):
@@ -153,14 +155,40 @@ def test_configure_lets_two_plugins_agree():
     assert hooks_with(**plugins).configure(RunConfig.model_validate(CONFIG))[0].trainer.seed == 3
 
 
-# ---- runtime_env and rollout_options --------------------------------------------------------------
+def test_configure_sets_a_default_where_the_user_has_set_nothing():
+    def preferred(key, value):
+        return ConfigEdit(key, value, "it is better", default=True)
+
+    options = "rollout.options.engine_args"
+    plugin = answering(
+        configure=[
+            preferred("trainer.seed", 3),
+            preferred("rollout.options.attn_implementation", "eager"),
+            preferred(f"{options}.inner.enabled", True),
+            preferred(f"{options}.mode.fast", True),
+        ]
+    )
+    other = answering(configure=[preferred("trainer.seed", 4)])
+    user = {**CONFIG, "rollout": {"options": {"engine_args": {"inner": {"nz": 1}, "mode": "mine"}}}}
+    config, edits, _ = hooks_with(acme=plugin, other=other).configure(RunConfig.model_validate(user))
+    assert config.trainer.seed == 7, "nor do plugins disagree on what the user has set"
+    assert config.rollout.options == {
+        "attn_implementation": "eager",
+        "engine_args": {"inner": {"nz": 1, "enabled": True}, "mode": "mine"},
+    }
+    assert [edit.key for _, edit in edits] == ["rollout.options.attn_implementation", f"{options}.inner.enabled"]
 
 
-def test_runtime_env_merges_and_passes_the_process():
-    plugin = answering(runtime_env=lambda process: {"ACME_RANK": str(process.rank)})
+# ---- runtime_env ----------------------------------------------------------------------------------
+
+
+def test_runtime_env_merges_and_passes_the_process_and_the_run():
+    plugin = answering(
+        runtime_env=lambda process, config: {"ACME_RANK": f"{process.rank}, {config.engine.deterministic}"}
+    )
     other = answering(runtime_env={"OTHER": "1"})
-    assert hooks_with(acme=plugin, other=other).runtime_env(ProcessInfo("trainer", rank=3)) == {
-        "ACME_RANK": "3",
+    assert hooks_with(acme=plugin, other=other).runtime_env(ProcessInfo("trainer", rank=3), RUN) == {
+        "ACME_RANK": "3, True",
         "OTHER": "1",
     }
 
@@ -168,32 +196,19 @@ def test_runtime_env_merges_and_passes_the_process():
 def test_runtime_env_keeps_what_the_user_set_and_says_so(monkeypatch, caplog):
     monkeypatch.setenv("ACME_MODE", "mine")
     hooks = hooks_with(acme=answering(runtime_env={"ACME_MODE": "yours"}))
-    assert hooks.runtime_env(ProcessInfo("trainer")) == {"ACME_MODE": "mine"}
-    assert "ACME_MODE=mine is kept as you set it; plugin 'acme' wanted yours" in caplog.text
+    assert hooks.runtime_env(ProcessInfo("trainer"), RUN) == {"ACME_MODE": "mine"}
+    assert "ACME_MODE=mine is kept as it was set; plugin 'acme' wanted yours" in caplog.text
 
 
 def test_runtime_env_conflict_names_both_plugins():
     hooks = hooks_with(one=answering(runtime_env={"X": "1"}), two=answering(runtime_env={"X": "2"}))
     with pytest.raises(PluginError, match="'one' gives '1', 'two' gives '2'"):
-        hooks.runtime_env(ProcessInfo("rollout"))
+        hooks.runtime_env(ProcessInfo("rollout"), RUN)
 
 
 def test_runtime_env_values_are_strings():
     with pytest.raises(HookContractError, match="'acme'"):
-        hooks_with(acme=answering(runtime_env={"X": 1})).runtime_env(ProcessInfo("driver"))
-
-
-def test_rollout_options_merge_and_conflict():
-    hooks = hooks_with(one=answering(rollout_options={"a": 1}), two=answering(rollout_options={"b": 2}))
-    assert hooks.rollout_options("transformers") == {"a": 1, "b": 2}
-    clash = hooks_with(one=answering(rollout_options={"a": 1}), two=answering(rollout_options={"a": 2}))
-    with pytest.raises(PluginError, match="disagree on a"):
-        clash.rollout_options("transformers")
-
-
-def test_rollout_options_are_a_mapping():
-    with pytest.raises(HookContractError, match="mapping"):
-        hooks_with(acme=answering(rollout_options=[1])).rollout_options("transformers")
+        hooks_with(acme=answering(runtime_env={"X": 1})).runtime_env(ProcessInfo("driver"), RUN)
 
 
 # ---- patch_model ----------------------------------------------------------------------------------
@@ -229,15 +244,12 @@ def test_patch_model_refuses_a_patch_of_another_phase():
 # ---- layouts and micro-batches ---------------------------------------------------------------------
 
 
-def test_layout_constraints_are_satisfied_together():
-    hooks = hooks_with(
-        one=answering(layout_constraints=LayoutConstraints(align=4, bucket=10)),
-        two=answering(layout_constraints=LayoutConstraints(align=6)),
-        mute=answering(layout_constraints=None),
-    )
-    request = LayoutRequest("thd", ModelTraits(), ParallelSizes())
-    assert hooks.layout_constraints(request) == LayoutConstraints(align=12, bucket=10)
-    assert hooks_of().layout_constraints(request) == LayoutConstraints()
+def test_a_platform_asks_for_layouts_and_must_answer_in_their_class(monkeypatch):
+    platform, request = _NoDevice(), LayoutRequest("thd", ModelTraits(), ParallelSizes())
+    assert layout_constraints_of(platform, request) == LayoutConstraints()
+    monkeypatch.setattr(_NoDevice, "layout_constraints", lambda self, request: 8)
+    with pytest.raises(HookContractError, match="'none' breaks the contract of layout_constraints"):
+        layout_constraints_of(platform, request)
 
 
 def test_preprocess_sequences_is_a_chain_in_order_of_name_the_platform_last(inputs):

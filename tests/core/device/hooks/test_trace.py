@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from anytron import hookimpl
+from anytron.config.schema import default_run
 from anytron.device.hooks.trace import brief
 from anytron.device.hooks.types import ProcessInfo, Requirement
 from anytron.device.loading import hooks_of
@@ -20,7 +21,7 @@ class Chatty:
         return {"A": "1"}
 
     @hookimpl
-    def rollout_options(self, engine):
+    def requirements(self, engine):
         raise OSError("no disk")
 
     @hookimpl
@@ -31,7 +32,7 @@ class Chatty:
 def test_each_implementation_that_was_asked_is_a_line(monkeypatch, capsys):
     monkeypatch.setenv("ANYTRON_TRACE_HOOKS", "1")
     hooks = hooks_of(extensions={"chatty": Chatty()})
-    hooks.runtime_env(ProcessInfo("trainer", rank=2))
+    hooks.runtime_env(ProcessInfo("trainer", rank=2), default_run())
     hooks.log_prob_kernel(LogProbSpec(16, 1, 64))
     printed = capsys.readouterr()
     assert printed.out == "", "standard output stays for results"
@@ -46,8 +47,8 @@ def test_each_implementation_that_was_asked_is_a_line(monkeypatch, capsys):
 def test_an_implementation_that_raises_is_a_line_too(monkeypatch, capsys):
     monkeypatch.setenv("ANYTRON_TRACE_HOOKS", "1")
     with pytest.raises(OSError, match="no disk"):
-        hooks_of(extensions={"chatty": Chatty()}).rollout_options("x")
-    assert "rollout_options <- chatty: ('x') raised OSError: no disk" in capsys.readouterr().err
+        hooks_of(extensions={"chatty": Chatty()}).requirements("x")
+    assert "requirements <- chatty: ('x') raised OSError: no disk" in capsys.readouterr().err
 
 
 class Yielding:
@@ -56,8 +57,8 @@ class Yielding:
         yield Requirement("torch", ">=2")
 
     @hookimpl
-    def layout_constraints(self, request):
-        yield from [0] if request is None else []
+    def configure(self, config):
+        yield from [0] if config is None else []
         raise OSError("no disk")
 
 
@@ -67,8 +68,8 @@ def test_a_hook_written_with_yield_is_shown_by_what_it_yields(monkeypatch, capsy
     assert hooks.requirements() == [("acme", Requirement("torch", ">=2"))]
     assert "requirements <- acme: (None) = [Requirement(...)]" in capsys.readouterr().err
     with pytest.raises(OSError, match="no disk"):
-        hooks.layout_constraints(None)
-    assert "layout_constraints <- acme: (None) raised OSError: no disk" in capsys.readouterr().err
+        hooks.remarks(None)
+    assert "configure <- acme: (None) raised OSError: no disk" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", [None, "0", ""])
@@ -76,7 +77,7 @@ def test_otherwise_nothing_is_printed(monkeypatch, capsys, value):
     monkeypatch.delenv("ANYTRON_TRACE_HOOKS", raising=False)
     if value is not None:
         monkeypatch.setenv("ANYTRON_TRACE_HOOKS", value)
-    hooks_of(extensions={"chatty": Chatty()}).runtime_env(ProcessInfo("trainer"))
+    hooks_of(extensions={"chatty": Chatty()}).runtime_env(ProcessInfo("trainer"), default_run())
     assert capsys.readouterr().err == ""
 
 

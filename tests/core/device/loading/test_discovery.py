@@ -20,12 +20,12 @@ def test_the_embedded_platform_is_reported_with_its_distribution(report):
 def test_a_plugin_that_fails_to_import_hides_no_other(site, report):
     """pluggy's own loader stops at the first broken plugin."""
     site.extension("aaa", "import a_package_that_nobody_has")
-    site.extension("zzz", "from anytron import hookimpl\n@hookimpl\ndef rollout_options(engine): return {'x': 1}")
+    site.extension("zzz", "from anytron import hookimpl\n@hookimpl\ndef runtime_env(process): return {'X': '1'}")
     assert report("aaa").state is State.BROKEN
     assert "No module named 'a_package_that_nobody_has'" in report("aaa").reason
     assert "python -c" in report("aaa").remedy
     assert report("zzz").state is State.ACTIVE
-    assert report("zzz").hooks == ("rollout_options",)
+    assert report("zzz").hooks == ("runtime_env",)
 
 
 def test_a_plugin_that_exits_at_import_does_not_end_the_process(site, report):
@@ -100,11 +100,18 @@ def test_an_unmarked_method_that_overrides_a_marked_one_is_broken(site, report):
     assert report("chip").state is State.BROKEN
 
 
+def test_a_hook_of_an_earlier_version_says_what_plugins_do_instead(site, report):
+    site.extension("old", "from anytron import hookimpl\n@hookimpl\ndef rollout_options(engine): return {'x': 1}")
+    assert report("old").state is State.BROKEN
+    assert "rollout_options" in report("old").reason
+    assert "default=True" in report("old").remedy
+
+
 def test_a_run_refuses_a_plugin_with_an_unmarked_function(site):
-    site.extension("acme", "def rollout_options(engine): return {'x': 1}")
+    site.extension("acme", "def runtime_env(process): return {'X': '1'}")
     with pytest.raises(PluginError, match="cannot be used: acme") as caught:
         open_session()
-    assert "rollout_options is the name of a hook" in caught.value.why
+    assert "runtime_env is the name of a hook" in caught.value.why
 
 
 def test_other_things_with_a_hooks_name_are_no_implementations(site, report):
@@ -112,7 +119,7 @@ def test_other_things_with_a_hooks_name_are_no_implementations(site, report):
     site.install("acme-tools", "def configure(): ...\nclass Tool:\n    def requirements(self): ...", entry_points="")
     site.extension("module", "from acme_tools import configure\nrequirements = ['torch']")
     site.platform("chip", body="    requirements = ()\n    configure = property(lambda self: 1)\n")
-    site.extension("tool", "from acme_tools import Tool\nclass Plugin(Tool):\n    rollout_options = None", "Plugin")
+    site.extension("tool", "from acme_tools import Tool\nclass Plugin(Tool):\n    runtime_env = None", "Plugin")
     assert {name: report(name).reason for name in ("module", "tool") if report(name).state is not State.ACTIVE} == {}
     assert (report("chip").state, report("chip").hooks) == (State.ACTIVE, ())
 

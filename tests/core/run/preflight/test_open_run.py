@@ -1,10 +1,13 @@
 """From a file to a run that may start: everything that is wrong is found together, each with its place."""
 
 import pytest
+from pydantic import BaseModel, ConfigDict
 
 from anytron import hookimpl
 from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic, refuse
+from anytron.device.hooks.types import ConfigEdit
+from anytron.device.platform import Decision
 from anytron.run.preflight.open_run import open_run
 
 RUN = """\
@@ -61,21 +64,55 @@ def test_errors_of_plugins_and_of_the_machine_come_together_with_their_places(op
     assert f"model.tokenizer ({tmp_path / 'run.yaml'}:3): there is no file" in message
 
 
-def test_options_of_the_platform_complete_those_that_the_user_has_set(opened, monkeypatch):
+def test_options_of_the_rollout_complete_those_that_the_user_has_set(opened, monkeypatch):
+    import testchip
+
+    key = "rollout.options.engine_args.additional_config"
+    wanted = {
+        f"{key}.layout.nz": 0,
+        f"{key}.graphs": False,
+        "rollout.options.enforce_eager": True,
+        "rollout.options.gpu_memory_utilization": 0.5,
+    }
+
+    @hookimpl
+    def configure(self, config):
+        return [ConfigEdit(key, value, "the chip likes it", default=True) for key, value in wanted.items()]
+
+    monkeypatch.setattr(testchip.TestChip, "configure", configure)
+    set_here = ["rollout.options.gpu_memory_utilization=0.7", f"{key}.layout.nz=1", f"{key}.fast=true"]
+    run = opened("rollout.engine=vllm", *set_here)
+    options = run.config.rollout.options
+    assert options["engine_args"] == {"additional_config": {"layout": {"nz": 1}, "graphs": False, "fast": True}}
+    assert (options["enforce_eager"], options["gpu_memory_utilization"]) == (True, 0.7)
+    assert "testchip sets rollout.options.enforce_eager to True: the chip likes it" in run.lines
+    assert not any("gpu_memory_utilization" in line for line in run.lines)
+
+
+def test_in_the_driver_the_platform_has_the_options_of_the_ranks(opened, monkeypatch):
     import testchip
 
     @hookimpl
-    def rollout_options(self, engine):
-        wanted = {"layout": {"nz": 0, "of": engine}, "graphs": False}
-        return {"enforce_eager": True, "gpu_memory_utilization": 0.5, "engine_args": {"additional_config": wanted}}
+    def configure(self, config):
+        wanted = "fast" if config.trainer.seed == 3 else "slow"
+        return [ConfigEdit("platform.options.clock", wanted, f"the seed is {config.trainer.seed}")]
 
-    monkeypatch.setattr(testchip.TestChip, "rollout_options", rollout_options, raising=False)
-    key = "rollout.options.engine_args.additional_config"
-    set_here = ["rollout.options.gpu_memory_utilization=0.7", f"{key}.layout.nz=1", f"{key}.fast=true"]
-    options = opened("rollout.engine=vllm", *set_here).config.rollout.options
-    completed = {"layout": {"nz": 1, "of": "vllm"}, "graphs": False, "fast": True}
-    assert options["engine_args"] == {"additional_config": completed}
-    assert (options["enforce_eager"], options["gpu_memory_utilization"]) == (True, 0.7)
+    def configure_options(self, options):
+        self.options = options
+
+    monkeypatch.setattr(testchip.TestChip, "configure", configure)
+    monkeypatch.setattr(testchip.TestChip, "options_model", Options)
+    monkeypatch.setattr(testchip.TestChip, "configure_options", configure_options)
+    monkeypatch.setattr(testchip.TestChip, "decisions", lambda self: [Decision("clock", self.options.clock, "as set")])
+    run = opened()
+    assert run.config.platform.options == {"clock": "fast"}
+    assert run.lines[1] == "clock: fast (as set)"
+    assert "testchip sets platform.options.clock to 'fast': the seed is 3" in run.lines
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    clock: str = "unknown"
 
 
 def test_one_error_is_shown_in_four_parts_and_warnings_refuse_nothing():

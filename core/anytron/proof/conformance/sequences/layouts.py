@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.device.hooks.types import LayoutRequest
+from anytron.device.platform import layout_constraints_of
 from anytron.kernels.oracles.attention import reference_attention
 from anytron.proof.conformance.compare import assert_close
 from anytron.proof.conformance.micro_batches import Scene, micro_batch, planned_layout, scenes
@@ -29,7 +30,7 @@ def constraints_are_fixed(subject: Subject, case: Case) -> None:
     """Each rank asks by itself, at engine build: answers that differ give ranks that wait for each other."""
     scene: Scene = case.values
     request = LayoutRequest(scene.format, scene.traits, scene.sizes)
-    first, second = (subject.hooks.layout_constraints(request) for _ in range(2))
+    first, second = (layout_constraints_of(subject.platform, request) for _ in range(2))
     layout = planned_layout(subject, scene)
     if first != second:
         raise Broken("The constraints are others when they are asked for again.", f"{first}, then {second}")
@@ -41,7 +42,7 @@ def _tight(subject: Subject) -> Iterator[Case]:
     """Lengths that end up at odd multiples of the claimed alignment, so that they are multiples of nothing more."""
     for place, sequence_format in enumerate(("thd", "bshd")):
         base = Scene(sequence_format, (1,))  # type: ignore[arg-type]
-        align = subject.hooks.layout_constraints(LayoutRequest(base.format, base.traits, base.sizes)).align
+        align = layout_constraints_of(subject.platform, LayoutRequest(base.format, base.traits, base.sizes)).align
         for lengths in ((1,), (align,), (3 * align,), (align, 3 * align, 1), (2 * align + 1, align, 5 * align)):
             case = Scene(base.format, lengths).case
             yield Case(f"{case.name}, align {align}", case.values, 2 * case.size + place, case.needs)

@@ -66,12 +66,10 @@ class AcmePlatform(Platform):
     #   attention_kernel       the device's attention: most of the speed
     #   fused_kernel           norms, SwiGLU, rotary embedding, grouped products, Adam
     #   log_prob_kernel        log-probs and entropies without whole logits
-    #   layout_constraints     lengths that must be multiples of something
     #   build_attn_mask        a form of mask, or a mode, that the kernels read and the neutral default does not give
     #   preprocess_sequences   what the device's libraries are told of a micro-batch, in its scope
     #   postprocess_output     a faster way from the model's output to one value per token
     #   patch_model            changes of third-party code, each with its reason and version range
-    #   rollout_options        options of the engine that generates
     #
     # docs/how-to/write-a-platform.md has an example of each kind, docs/how-to/check-your-kernels.md what kernels must
     # satisfy, and examples/third_party_platform is a complete package.
