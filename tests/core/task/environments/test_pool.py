@@ -230,7 +230,7 @@ def test_a_class_that_cannot_be_made_again_in_its_process_ends_the_run_with_the_
     [
         ("Nobody", {}, r"has no 'Nobody'.*environment\.path"),
         ("NoStep", {}, r"method step is missing.*NoStep, line \d+ of .*faulty\.py, has no method step\(self, turn\)"),
-        ("Counter", {"sing": "!"}, r"environment\.options.*'sing'.*Counter, line \d+ of .*faulty\.py"),
+        ("Counter", {"sing": "!"}, r"environment\.path, with its options.*'sing'.*Counter, line \d+ of .*faulty\.py"),
     ],
 )
 def test_what_is_no_environment_is_refused_before_anything_starts(name, options, message):
