@@ -25,7 +25,7 @@ PROCESSES = [
 @rule(
     "environment-is-plain",
     "device",
-    "runtime_env of the platform gives text by name, the same each time it is asked for one process and configuration.",
+    "runtime_env of the platform gives text by name, the same each time it is asked for one process.",
     cases=PROCESSES,
 )
 def environment_is_plain(subject: Subject, case: Case) -> None:
