@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.device.hooks.types import LayoutRequest
-from anytron.device.platform import EngineFacts, decisions_of, layout_constraints_of
+from anytron.device.platform import EngineFacts, LayoutRequest, decisions_of, layout_constraints_of
 from anytron.kernels.contract import LogProbSpec
 from anytron_megatron.critic.critic import Critic
 from anytron_megatron.experts.experts import Experts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from anytron.base.errors import HookContractError
 from anytron.base.traits import ModelTraits, ParallelSizes
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from anytron.device.hooks.types import LayoutRequest
     from anytron.device.patches import Ledger
     from anytron.device.runtime import DeviceRuntime
     from anytron.sequences.layout import LayoutConstraints
@@ -91,6 +90,21 @@ class PeakFlops:
 
     per_s: float | None
     source: str
+
+
+@dataclass(frozen=True)
+class LayoutRequest:
+    """The properties of a run from which a platform decides on layout constraints.
+
+    Attributes:
+        format: ``thd`` (packed) or ``bshd`` (padded rows).
+        traits: What about the model matters.
+        parallel: The parallel sizes.
+    """
+
+    format: Literal["thd", "bshd"]
+    traits: ModelTraits
+    parallel: ParallelSizes
 
 
 class Platform(abc.ABC):

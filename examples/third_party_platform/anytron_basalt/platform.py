@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import LayoutRequest, ProcessInfo
+    from anytron.device.hooks.types import ProcessInfo
     from anytron.device.patches import Patch, Phase
+    from anytron.device.platform import LayoutRequest
     from anytron.device.runtime import DeviceRuntime
     from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName, LogProbKernel, LogProbSpec
     from anytron.sequences.inputs import ModelInputs

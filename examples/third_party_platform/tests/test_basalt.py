@@ -12,10 +12,10 @@ from basalt_sdk import LONGEST_SEQUENCE
 from anytron.base.errors import ConfigError, EngineError
 from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.schema import RunConfig
-from anytron.device.hooks.types import LayoutRequest, PatchContext, ProcessInfo
+from anytron.device.hooks.types import PatchContext, ProcessInfo
 from anytron.device.loading import hooks_of
 from anytron.device.patches import Ledger, Phase
-from anytron.device.platform import Availability
+from anytron.device.platform import Availability, LayoutRequest
 from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron.sequences import scopes
 from anytron.sequences.inputs import ModelInputs

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from anytron.base.traits import ModelTraits, ParallelSizes
     from anytron.device.platform import Platform
     from anytron.kernels.contract import KernelSource
 
@@ -86,18 +85,3 @@ class PatchContext:
     role: Role
     kernels: KernelSource
     engine: str
-
-
-@dataclass(frozen=True)
-class LayoutRequest:
-    """The properties of a run from which a platform decides on layout constraints.
-
-    Attributes:
-        format: ``thd`` (packed) or ``bshd`` (padded rows).
-        traits: What about the model matters.
-        parallel: The parallel sizes.
-    """
-
-    format: Literal["thd", "bshd"]
-    traits: ModelTraits
-    parallel: ParallelSizes

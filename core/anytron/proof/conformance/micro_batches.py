@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.base.traits import ModelTraits, ParallelSizes
-from anytron.device.hooks.types import LayoutRequest
 from anytron.device.limits import Feature
-from anytron.device.platform import layout_constraints_of
+from anytron.device.platform import LayoutRequest, layout_constraints_of
 from anytron.kernels.contract import AttentionCall
 from anytron.proof.conformance.rules import Case
 from anytron.sequences import scopes

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.base.traits import AttentionHeads
-from anytron.device.hooks.types import LayoutRequest
-from anytron.device.platform import layout_constraints_of
+from anytron.device.platform import LayoutRequest, layout_constraints_of
 from anytron.kernels.contract import AttentionCall
 from anytron.kernels.oracles.attention_numbers import LENGTHS, TOLERANCE, described, drawn_operands, largest_difference
 from anytron.kernels.oracles.influence import influence

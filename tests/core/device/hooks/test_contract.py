@@ -13,10 +13,10 @@ from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.diagnostics import Diagnostic
 from anytron.config.schema import RunConfig, default_run
 from anytron.device.hooks.facade import Hooks
-from anytron.device.hooks.types import ConfigEdit, LayoutRequest, PatchContext, ProcessInfo, Requirement
+from anytron.device.hooks.types import ConfigEdit, PatchContext, ProcessInfo, Requirement
 from anytron.device.loading import hooks_of
 from anytron.device.patches import Patch, Phase
-from anytron.device.platform import layout_constraints_of
+from anytron.device.platform import LayoutRequest, layout_constraints_of
 from anytron.kernels.contract import AttentionSpec, KernelName, KernelSpec, LogProbSpec
 from anytron.sequences.inputs import ModelInputs
 from anytron.sequences.layout import LayoutConstraints

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.device.hooks.types import LayoutRequest
-from anytron.device.platform import layout_constraints_of
+from anytron.device.platform import LayoutRequest, layout_constraints_of
 from anytron.kernels.oracles.attention import reference_attention
 from anytron.proof.conformance.compare import assert_close
 from anytron.proof.conformance.micro_batches import Scene, micro_batch, planned_layout, scenes
