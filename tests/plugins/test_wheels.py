@@ -80,7 +80,7 @@ def test_the_extra_brings_the_platform_and_the_command_lists_it(installed):
     assert (found["ascend"]["distribution"], found["ascend"]["state"]) == ("anytron-ascend", "unavailable")
     assert found["cpu"]["state"] == "active"
     assert "every installed accelerator is absent" in found["cpu"]["reason"]
-    assert len(found["basalt"]["hooks"]) == 12
+    assert len(found["basalt"]["hooks"]) == 10
 
 
 def test_an_installed_platform_whose_device_is_there_becomes_active(installed):
