@@ -25,12 +25,13 @@ VARIABLE = "ANYTRON_PLATFORM_OPTIONS"
 KEY = "platform.options"
 
 
-def validated_options(platform: Platform, options: Mapping[str, Any]) -> BaseModel | None:
+def validated_options(platform: Platform, options: Mapping[str, Any], *, settled: bool = False) -> BaseModel | None:
     """Make the platform's options from what the user wrote, here or in :data:`VARIABLE`.
 
     Args:
         platform: Whose they are.
         options: ``platform.options``; empty leaves them to the variable.
+        settled: They are a run's, with the edits of its plugins: the user's were compared with the variable before.
 
     Returns:
         An instance of ``platform.options_model``; None if the platform has no options.
@@ -39,7 +40,7 @@ def validated_options(platform: Platform, options: Mapping[str, Any]) -> BaseMod
         ConfigError: Unknown keys (with the nearest known names) or values of the wrong type, all at once; or the
             variable holds no JSON object, or another than ``options``.
     """
-    said = _of_variable()
+    said = {} if settled and options else options_of_variable()
     if said and options and said != options:
         raise ConfigError(
             "The platform's options are given twice, and differ.",
@@ -52,7 +53,12 @@ def validated_options(platform: Platform, options: Mapping[str, Any]) -> BaseMod
     return None if model is None else model.model_validate(given)
 
 
-def _of_variable() -> dict[str, Any]:
+def options_of_variable() -> dict[str, Any]:
+    """Read :data:`VARIABLE`; empty if it is not set.
+
+    Raises:
+        ConfigError: It holds no JSON object.
+    """
     text = os.environ.get(VARIABLE, "")
     try:
         return parse_object(text) if text else {}

@@ -49,7 +49,7 @@ class Session:
     hidden: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def use_options(self, options: Mapping[str, Any]) -> None:
+    def use_options(self, options: Mapping[str, Any], *, settled: bool = False) -> None:
         """Give the platform its options.
 
         Called when the session is opened, and by the driver when the plugins' edits have changed them: with those of
@@ -57,11 +57,12 @@ class Session:
 
         Args:
             options: ``platform.options``; empty = ``ANYTRON_PLATFORM_OPTIONS``.
+            settled: They have the plugins' edits, and may be others than the variable's.
 
         Raises:
             ConfigError: They do not fit the platform, or are others than the variable's.
         """
-        self.platform.configure_options(validated_options(self.platform, options))
+        self.platform.configure_options(validated_options(self.platform, options, settled=settled))
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,11 @@ class Survey:
 
 
 def open_session(
-    platform: str | None = None, options: Mapping[str, Any] | None = None, engine: str | None = None
+    platform: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    engine: str | None = None,
+    *,
+    settled: bool = False,
 ) -> Session:
     """Load the plugins, choose the platform, and hide the packages of other devices.
 
@@ -83,6 +88,7 @@ def open_session(
         platform: ``platform.name`` of the configuration; None = ``ANYTRON_PLATFORM``, else the probes.
         options: ``platform.options``; None or empty = ``ANYTRON_PLATFORM_OPTIONS``.
         engine: ``engine.name``; None where there is no run.
+        settled: ``options`` have the plugins' edits, and may be others than the variable's.
 
     Raises:
         PlatformError: The platform asked for cannot be used, or the probes leave no single choice.
@@ -100,7 +106,7 @@ def open_session(
     reports = settled_reports(found, probes, choice)
     session = Session(hooks, choice.platform, choice.probe, choice.reason, tuple(reports), hidden)
     session.platform.engine = engine
-    session.use_options(options or {})
+    session.use_options(options or {}, settled=settled)
     return session
 
 
@@ -119,7 +125,7 @@ def open_process(process: ProcessInfo, config: RunConfig, *, platform: str | Non
     Raises:
         AnytronError: As :func:`open_session` and :meth:`Hooks.runtime_env`.
     """
-    session = open_session(platform, config.platform.options, engine)
+    session = open_session(platform, config.platform.options, engine, settled=True)
     wanted = session.hooks.runtime_env(process, config)
     environment = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(environment)

@@ -9,7 +9,9 @@ from anytron.config.diagnostics import Diagnostic
 from anytron.config.load import read_config, read_stages
 from anytron.config.options import engine_option_diagnostics
 from anytron.device.hooks.edits import apply_edits
+from anytron.device.hooks.types import ConfigEdit
 from anytron.device.loading import Session, check_requirements, open_session
+from anytron.device.loading.options import options_of_variable
 from anytron.device.platform import decisions_of
 from anytron.record.sinks.loading import sink_diagnostics
 from anytron.run.preflight.capabilities import platform_diagnostics, rollout_diagnostics, training_diagnostics
@@ -93,10 +95,11 @@ def _opened(config: RunConfig, places: Places, session: Session, path: Path) -> 
     unmet = check_requirements(session.hooks, config.engine.name)
     useless = list(supervised_diagnostics(config))  # plugins set what they would for any run
     session.use_options(config.platform.options)  # a stage before may have edited its own
+    config = _with_options_of_variable(config)  # edits are made on top of them
     edits, found = session.hooks.remarks(config)
     found += useless
     config = apply_edits(config, edits)
-    session.use_options(config.platform.options)
+    session.use_options(config.platform.options, settled=True)
     remarks = [f"platform: {session.platform.name} ({session.choice_reason})"]
     remarks += [str(decision) for decision in decisions_of(session.platform)]
     remarks += [f"optional: {one.reason} - {one.remedy}" for one in unmet]
@@ -114,3 +117,8 @@ def _opened(config: RunConfig, places: Places, session: Session, path: Path) -> 
     found += platform_diagnostics(config, session.platform)
     found += limit_diagnostics(config, session.platform)
     return OpenRun(config, session, remarks, places.locate(found))
+
+
+def _with_options_of_variable(config: RunConfig) -> RunConfig:
+    options = {} if config.platform.options else options_of_variable()
+    return apply_edits(config, [("", ConfigEdit("platform.options", options, ""))]) if options else config

@@ -30,10 +30,10 @@ def micro_batches(
 
     Returns:
         ``[dp_size][micro-batches]`` lists of indices: every index once, every replica equally many micro-batches. They
-        are as few as best-fit-decreasing packing needs, at most 11/9 of the fewest possible, and one (D. S. Johnson et
-        al., "Worst-case performance bounds for simple one-dimensional packing algorithms", 1974). Where there are fewer
-        sequences than micro-batches some are empty: the engine must be given something of no weight there, because
-        ranks wait for each other in every micro-batch.
+        are as few as best-fit-decreasing packing needs: of all replicas together at most 11/9 of the fewest possible,
+        and 4 (D. S. Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms",
+        1974). Where there are fewer sequences than micro-batches some are empty: the engine must be given something of
+        no weight there, because ranks wait for each other in every micro-batch.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])  # ties stay in order
 

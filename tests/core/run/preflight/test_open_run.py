@@ -1,12 +1,15 @@
 """From a file to a run that may start: everything that is wrong is found together, each with its place."""
 
+import os
+
 import pytest
 from pydantic import BaseModel, ConfigDict
 
 from anytron import hookimpl
 from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic, refuse
-from anytron.device.hooks.types import ConfigEdit
+from anytron.device.hooks.types import ConfigEdit, ProcessInfo
+from anytron.device.loading import open_process
 from anytron.device.platform import Decision
 from anytron.run.preflight.open_run import open_run
 
@@ -109,10 +112,21 @@ def test_in_the_driver_the_platform_has_the_options_of_the_ranks(opened, monkeyp
     assert run.lines[1] == "clock: fast (as set)"
     assert "testchip sets platform.options.clock to 'fast': the seed is 3" in run.lines
 
+    monkeypatch.setenv("ANYTRON_PLATFORM_OPTIONS", '{"clock": "odd", "tile": 4}')
+    run = opened()
+    assert run.config.platform.options == {"clock": "fast", "tile": 4}, "plugins edit what the variable says"
+    assert run.lines[1] == "clock: fast (as set)"
+    monkeypatch.setattr(os, "environ", {**os.environ})  # which open_process adds to
+    session = open_process(ProcessInfo("trainer"), run.config, platform="testchip", engine="megatron")
+    assert session.platform.options == Options(clock="fast", tile=4)
+    with pytest.raises(ConfigError, match="given twice"):
+        opened("platform.options={tile: 8}")
+
 
 class Options(BaseModel):
     model_config = ConfigDict(extra="forbid")
     clock: str = "unknown"
+    tile: int = 1
 
 
 def test_one_error_is_shown_in_four_parts_and_warnings_refuse_nothing():

@@ -84,6 +84,19 @@ def test_options_that_the_function_does_not_take_are_found_before_a_run(tmp_path
         RewardSum.from_config([RewardSection(function=f"{tmp_path}/r.py:size", options=options)])
 
 
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ({"timeout": 3}, r"rewards\[1\]\.options\.timeout"),
+        ({"memory_gib": "much"}, r"rewards\[1\]\.options\.memory_gib"),
+    ],
+)
+def test_options_of_our_rewards_are_looked_at_before_a_run(options, where):
+    sections = [RewardSection(function="exact_match"), RewardSection(function="code", options=options)]
+    with pytest.raises(ConfigError, match=where):
+        RewardSum.from_config(sections)
+
+
 class Judge:
     """A reward model that has its scores already."""
 
