@@ -45,18 +45,16 @@ def is_in_place(node: ast.AST) -> bool:
 
 
 def names_changed(node: ast.AST) -> list[str]:
-    """Names that a node changes in place: ``name.add_(...)``, ``out=name``, ``name += ...``."""
+    """Names of tensors that a node changes in place, or binds to one that was: ``name.add_(1)``, ``name += 1``."""
+    found: list[ast.expr] = []
     if isinstance(node, ast.AugAssign):
-        return [node.target.id] if isinstance(node.target, ast.Name) else []
-    if not is_in_place(node):
-        return (
-            [target.id for target in node.targets if isinstance(target, ast.Name) and is_in_place(node.value)]
-            if (isinstance(node, ast.Assign))
-            else []
-        )
-    owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-    into = [keyword.value for keyword in node.keywords if keyword.arg == "out"]
-    return [one.id for one in owner + into if isinstance(one, ast.Name)]
+        found = [node.target]
+    elif isinstance(node, ast.Assign) and is_in_place(node.value):
+        found = node.targets
+    elif isinstance(node, ast.Call) and is_in_place(node):
+        found = [keyword.value for keyword in node.keywords if keyword.arg == "out"]
+        found += [node.func.value] if isinstance(node.func, ast.Attribute) else []
+    return [one.id for one in found if isinstance(one, ast.Name)]
 
 
 def parts(value: ast.expr | None) -> list[str]:
