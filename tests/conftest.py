@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests.skips import Skips
-from tests.warm_python import WarmPopen, end_server
+from tests.warm_python import StartedCold, WarmPopen, end_server
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -74,6 +74,12 @@ def warm_python(request):
             yield
     else:
         yield
+
+
+@pytest.fixture
+def started_cold(warm_python, monkeypatch):
+    """Start programs from nothing: a fork is as large as its server, whose modules count in its memory."""
+    monkeypatch.setattr(subprocess, "Popen", StartedCold)
 
 
 def has_gpu() -> bool:

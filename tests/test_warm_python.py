@@ -1,16 +1,20 @@
 """A forked program sees what one that was started from nothing sees, and ends in the same way."""
 
+import ast
 import json
 import os
+import re
 import select
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.conftest import COLD, WARM
 from tests.warm_python import StartedCold, WarmPopen
 
 SHOWN = """
@@ -122,3 +126,26 @@ def test_the_server_outlives_one_that_is_killed_before_it_hears_of_its_program(t
         ours.close()
     time.sleep(1)
     assert WarmPopen([sys.executable, "-c", "raise SystemExit(7)"]).wait() == 7
+
+
+def warm_measurements(text: str) -> list[str]:
+    """The tests of a source file that measure the memory of programs and do not start them from nothing."""
+    tests = [node for node in ast.walk(ast.parse(text)) if getattr(node, "name", "").startswith("test_")]
+    return [
+        test.name
+        for test in tests
+        if re.search(r"\bmemory=True|RUSAGE_CHILDREN|wait4", ast.unparse(test))
+        and "started_cold" not in {argument.arg for argument in test.args.args}
+    ]
+
+
+def test_memory_is_measured_of_programs_that_start_from_nothing():
+    """A fork of 250 MB passed a limit of 250 MB on most machines."""
+    root = Path(__file__).parents[1]
+    files = [path for path in (root / "tests").rglob("test_*.py") if str(path.relative_to(root)).startswith(WARM)]
+    cold = {root / name for name in COLD}
+    assert {
+        path.name: found for path in files if path not in cold and (found := warm_measurements(path.read_text()))
+    } == {}
+    harness = (root / "tests/benchmarks/test_harness.py").read_text()
+    assert len(warm_measurements(harness.replace("started_cold", ""))) == 3, "the rule can fail"
