@@ -130,11 +130,12 @@ def test_the_server_outlives_one_that_is_killed_before_it_hears_of_its_program(t
 
 def warm_measurements(text: str) -> list[str]:
     """The tests of a source file that measure the memory of programs and do not start them from nothing."""
-    tests = [node for node in ast.walk(ast.parse(text)) if getattr(node, "name", "").startswith("test_")]
+    tests = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
     return [
         test.name
         for test in tests
-        if re.search(r"\bmemory=True|RUSAGE_CHILDREN|wait4", ast.unparse(test))
+        if test.name.startswith("test_")
+        and re.search(r"\bmemory=True|RUSAGE_CHILDREN|wait4", ast.unparse(test))
         and "started_cold" not in {argument.arg for argument in test.args.args}
     ]
 
