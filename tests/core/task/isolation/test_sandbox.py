@@ -235,7 +235,7 @@ def name(process):
 @pytest.mark.parametrize("run", [*USERS, "reduced, by root"], indirect=True)
 @pytest.mark.parametrize("kill", [os.killpg, os.kill], ids=["with its group", "alone"])
 def test_nothing_is_left_when_its_caller_is_killed(run, kill):
-    """As a reward's process is, when it takes too long or when memory runs out: whatever a program does to outlive it."""
+    """As a reward's process is that takes too long, or when memory runs out: whatever a program does to outlive it."""
     program = """
 import ctypes, os, time
 ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # not to be killed with its parent
