@@ -25,11 +25,14 @@ from anytron.task.data.sources import load_prompts
 from harness import argument_parser, in_turn, progress, report, timed
 
 
+END = "<eos>"
+
+
 def write_model(folder, words):
-    vocabulary = {f"w{number}": number for number in range(words)} | {"<eos>": words}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
+    vocabulary = {f"w{number}": number for number in range(words)} | {END: words}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
     Qwen3Config(vocab_size=words + 1).save_pretrained(folder)
     return ModelSection(path=str(folder))
 
