@@ -24,7 +24,6 @@ from anytron.task.data.reading import read_prompts
 from anytron.task.data.sources import load_prompts
 from harness import argument_parser, in_turn, progress, report, timed
 
-
 END = "<eos>"
 
 
