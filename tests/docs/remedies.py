@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 SECTIONS = "|".join(RunConfig.model_fields)
-KEY = re.compile(rf"(?<![\w./])((?:{SECTIONS})(?:\.[a-z]\w*|\[\])*)(?:=(\{{[^}}]*\}}|\[[^\]]*\]|[^\s,;:)'\"\u2026]+))?")
+KEY = re.compile(rf"(?<![\w./])((?:{SECTIONS})(?:\.[a-z]\w*|\[\])*)(?:=(\{{[^}}]*\}}|\[[^\]]*\]|[^\s,;:)'\"\u2039]+))?")
 ASKS = re.compile(
     r"\b(?:set|raise|lower|try|change|leave|take|choose|check|correct|give|shorten|split|skip|share|train|name)\b",
     re.IGNORECASE,
