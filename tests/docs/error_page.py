@@ -13,14 +13,14 @@ import sys
 from dataclasses import astuple, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from anytron.base import errors
 from anytron.base.errors import AnytronError
 from tests.house import PACKAGES, modules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 HEADING = """# Errors
 
@@ -46,6 +46,8 @@ MISTAKES = """## Mistakes in a configuration
 All of them are found before anything starts, and reported together. A single one is printed as "The configuration has a
 mistake."; an entry here has its `why` as the first line. Some are warnings, which do not stop the run.
 """
+Scope: TypeAlias = "dict[str, list[ast.expr]]"
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _OPEN, _CLOSE = "\u2039", "\u203a"
 """Around the name of what is known only when an error happens."""
 _PLAIN = ("name", "value", "__name__", "text", "msg")
@@ -104,38 +106,57 @@ def raised() -> tuple[Raised, ...]:
     found = set()
     for package in PACKAGES:
         for module, path in modules(package).items():
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            for node, scope in _calls(tree, _assigned(tree.body)):
-                if isinstance(node.func, ast.Name) and node.func.id in known:
-                    found.update(_raised(node, node.func.id, scope, module))
+            found.update(raised_in(path.read_text(encoding="utf-8"), module, known))
     return tuple(sorted(found, key=lambda one: (one.name, _bare(one.what).casefold(), astuple(one))))
 
 
-def _calls(
-    node: ast.AST, scope: Mapping[str, list[ast.expr]]
-) -> Iterator[tuple[ast.Call, Mapping[str, list[ast.expr]]]]:
-    """All calls, each with the values of names that it can see."""
-    for child in ast.iter_child_nodes(node):
-        inner = scope
-        if isinstance(child, ast.FunctionDef):
-            inner = {**scope, **_assigned(child.body)}
-        if isinstance(child, ast.Call):
-            yield child, inner
-        yield from _calls(child, inner)
+def raised_in(source: str, module: str, known: Iterable[str]) -> Iterator[Raised]:
+    """The errors that a module makes by calling one of the known names."""
+    for node, scope in _calls(ast.parse(source).body, {}):
+        if isinstance(node.func, ast.Name) and node.func.id in known:
+            yield from _raised(node, node.func.id, scope, module)
 
 
-def _assigned(body: Iterable[ast.stmt]) -> dict[str, list[ast.expr]]:
-    """The texts that statements give to names, those inside of conditions included."""
-    found: dict[str, list[ast.expr]] = {}
+def _calls(body: Iterable[ast.stmt], scope: Scope) -> Iterator[tuple[ast.Call, Scope]]:
+    """All calls, each with the texts that names stand for where it is made; ``scope`` becomes what holds afterwards."""
     for statement in body:
+        blocks = [block for part in _BLOCKS for block in _statements(getattr(statement, part, []))]
+        inside = {id(node) for block in blocks for one in block for node in ast.walk(one)}
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and id(node) not in inside:
+                yield node, dict(scope)
+        ends = []
+        for block in blocks:
+            ends.append(dict(scope))
+            yield from _calls(block, ends[-1])
+        if isinstance(statement, ast.If) and not statement.orelse:
+            ends.append(dict(scope))
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _is_text(value):
-                found.setdefault(name, []).append(value)
-            case ast.If() | ast.Try() | ast.With() | ast.For():
-                inside = (*statement.body, *getattr(statement, "orelse", ()), *getattr(statement, "finalbody", ()))
-                for name, values in _assigned(inside).items():
-                    found.setdefault(name, []).extend(values)
-    return found
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                _assign(scope, name, value)
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                for target, value in zip(names, values, strict=False):
+                    _assign(scope, ast.unparse(target), value)
+            case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While() | ast.Match():
+                for name in {name for end in ends for name in end}:
+                    given = [value for end in ends for value in end.get(name, ())]
+                    scope[name] = list({id(value): value for value in given}.values())
+
+
+def _statements(part: Iterable[ast.AST]) -> list[list[ast.stmt]]:
+    """The blocks of statements in a part of a statement: itself, or those of its handlers and cases."""
+    handlers = [one.body for one in part if isinstance(one, ast.ExceptHandler | ast.match_case)]
+    plain = [one for one in part if isinstance(one, ast.stmt)]
+    return [*handlers, plain] if plain else handlers
+
+
+def _assign(scope: Scope, name: str, value: ast.expr) -> None:
+    if isinstance(value, ast.Name) and value.id in scope:
+        scope[name] = scope[value.id]
+    elif _is_text(value):
+        scope[name] = [value]
+    else:
+        scope.pop(name, None)
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -150,22 +171,32 @@ def _is_text(node: ast.expr) -> bool:
             return False
 
 
-def _raised(call: ast.Call, name: str, scope: Mapping[str, list[ast.expr]], module: str) -> Iterator[Raised]:
+def _raised(call: ast.Call, name: str, scope: Scope, module: str) -> Iterator[Raised]:
     given = {one.arg: one.value for one in call.keywords}
     names = {"Fault": ("what", "why", "fix"), "Diagnostic": ("severity", "where", "what", "fix")}.get(name, ("what",))
     given |= dict(zip(names, call.args, strict=False))
     if name == "Diagnostic":
         given |= {part: given[own] for part, own in (("where", "key"), ("what", "message")) if own in given}
 
-    def said(part: str) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(filter(None, texts(given[part], scope)))) if part in given else ()
+    headline = given.get("what")
+    heads = scope.get(headline.id, [headline]) if isinstance(headline, ast.Name) else [headline]
+    for number, head in enumerate(heads):
+        others = dict(given)
+        for part, value in given.items():
+            values = scope.get(value.id, []) if isinstance(value, ast.Name) else []
+            if len(values) == len(heads):  # each branch gave a headline and this
+                others[part] = values[number]
+        where, why, fix = (_said(others.get(part), scope) for part in ("where", "why", "fix"))
+        for what in _said(head, scope):
+            if any(letter.isalpha() for letter in _bare(what)):
+                yield Raised(name, what, where, why, fix, module)
 
-    for what in said("what"):
-        if any(letter.isalpha() for letter in _bare(what)):
-            yield Raised(name, what, said("where"), said("why"), said("fix"), module)
+
+def _said(node: ast.expr | None, scope: Scope) -> tuple[str, ...]:
+    return () if node is None else tuple(dict.fromkeys(filter(None, texts(node, scope))))
 
 
-def texts(node: ast.expr, scope: Mapping[str, list[ast.expr]] | None = None) -> list[str]:
+def texts(node: ast.expr, scope: Scope | None = None) -> list[str]:
     """What an expression may say. What is known only when it happens has a name between two signs.
 
     Args:
@@ -175,7 +206,7 @@ def texts(node: ast.expr, scope: Mapping[str, list[ast.expr]] | None = None) -> 
     return [" ".join(text.split()) for text in _pieces(node, scope or {})]
 
 
-def _pieces(node: ast.expr, scope: Mapping[str, list[ast.expr]]) -> list[str]:
+def _pieces(node: ast.expr, scope: Scope) -> list[str]:
     match node:
         case ast.Constant(value=str(text)):
             return [text]
@@ -196,7 +227,7 @@ def _pieces(node: ast.expr, scope: Mapping[str, list[ast.expr]]) -> list[str]:
             return [f"{_OPEN}{_name(node)}{_CLOSE}"]
 
 
-def _part(part: ast.expr, scope: Mapping[str, list[ast.expr]]) -> str:
+def _part(part: ast.expr, scope: Scope) -> str:
     """A part of an f-string: text, or something that is filled in."""
     if isinstance(part, ast.FormattedValue):
         found = _pieces(part.value, scope)

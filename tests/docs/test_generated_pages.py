@@ -92,6 +92,35 @@ def test_texts_are_read_from_the_sources(source, said):
     assert error_page.texts(ast.parse(source, mode="eval").body, scope) == said
 
 
+BRANCHES = """
+FIX = "ask again"
+
+def check(small):
+    fix = "shrink"
+    if large:
+        fix = "wait"
+    yield Diagnostic("error", key, "too large", fix)
+    if small:
+        message, fix = "too small", "grow"
+    else:
+        message = f"more than {LIMIT}"
+        fix = FIX
+    yield Diagnostic("error", key, message, fix)
+    message = "too late"
+    yield Diagnostic("error", key, message, fix="hurry")
+"""
+
+
+def test_each_branch_s_message_has_the_fix_of_its_branch():
+    found = {(one.what, one.fix) for one in error_page.raised_in(BRANCHES, "module", ["Diagnostic"])}
+    assert found == {
+        ("too small", ("grow",)),
+        ("more than \u2039limit\u203a", ("ask again",)),
+        ("too large", ("wait", "shrink")),
+        ("too late", ("hurry",)),
+    }
+
+
 def test_an_entry_has_the_lines_of_the_error_and_names_what_is_filled_in():
     entry = re.search(r"^### There is no configuration file .*?(?=^##)", error_page.render(), re.DOTALL | re.MULTILINE)[
         0
