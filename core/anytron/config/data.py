@@ -52,7 +52,7 @@ class ReadingOptions(Section):
     @model_validator(mode="after")
     def _system_of_a_chat(self) -> ReadingOptions:
         if self.system is not None and not self.chat:
-            raise ValueError("system is a message of a conversation: set chat=true as well")
+            raise ValueError("system is a message of a conversation: set chat=true too")
         return self
 
 
@@ -148,7 +148,7 @@ class DataSection(Section):
     @classmethod
     def _of_the_template(cls, given: dict[str, Any]) -> dict[str, Any]:
         if taken := sorted(set(given) & set(_TEMPLATE_ARGUMENTS)):
-            raise ValueError(f"{', '.join(taken)} cannot be set: what a prompt needs of it is given already")
+            raise ValueError(f"{', '.join(taken)} cannot be set: Anytron passes its own value")
         return given
 
     @model_validator(mode="after")
@@ -156,7 +156,7 @@ class DataSection(Section):
         if (self.source is None) == (not self.mix):
             raise ValueError("give exactly one of data.source and data.mix")
         if self.mix and self.options:
-            raise ValueError("data.options belong to data.source: of a mix, each source has its own")
+            raise ValueError("data.options are the options of data.source: in a mix, give each source its own options")
         if len({one.weight is None for one in self.mix}) > 1:
             raise ValueError("give every source of data.mix a weight, or none")
         titles = [one.title for one in self.mix]

@@ -141,9 +141,11 @@ class ProfileSection(Section):
             return given
         ends = re.fullmatch(r"(\d+)\s*-\s*(\d+)", given.strip(), re.ASCII)
         if ends is None or int(ends[1]) > int(ends[2]):
-            raise ValueError(f"{given!r} is no range of steps: 3-6 is 3, 4, 5 and 6; [3, 6] is these two")
+            raise ValueError(
+                f"{given!r} is not a range of steps: 3-6 means steps 3, 4, 5 and 6; [3, 6] means steps 3 and 6"
+            )
         if (count := int(ends[2]) - int(ends[1]) + 1) > _RECORDED:
-            raise ValueError(f"{given!r} is {count} steps, and {_RECORDED} are recorded at most")
+            raise ValueError(f"{given!r} selects {count} steps; at most {_RECORDED} can be recorded")
         return list(range(int(ends[1]), int(ends[2]) + 1))
 
 

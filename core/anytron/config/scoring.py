@@ -54,7 +54,7 @@ class RewardSection(Section):
             for name in ("options", "processes", "timeout_s", "memory_gib"):
                 if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
                     raise ValueError(
-                        f"{name} is for functions, and {REWARD_MODEL} is none: it has a section of its own"
+                        f"{name} applies to reward functions only: configure {REWARD_MODEL} in its own section"
                     )
         return self
 
@@ -111,8 +111,9 @@ class ValidationSetSection(Section):
         wrong = [k for k in self.pass_at if not 1 <= k <= self.samples_per_prompt]
         if wrong or len(set(self.pass_at)) < len(self.pass_at):
             raise ValueError(
-                f"pass_at={self.pass_at}: different numbers from 1 to samples_per_prompt={self.samples_per_prompt} are "
-                "possible, because pass@k cannot be estimated from fewer than k responses"
+                f"pass_at={self.pass_at}: give different numbers from 1 to "
+                f"samples_per_prompt={self.samples_per_prompt}, because pass@k cannot be estimated from fewer than "
+                "k responses"
             )
         if not self.data.shuffle or self.data.prompts_per_step != DataSection.model_fields["prompts_per_step"].default:
             raise ValueError("validation takes every prompt in order: remove data.prompts_per_step and data.shuffle")
@@ -158,6 +159,7 @@ class ValidationSection(Section):
             raise ValueError(f"unknown metric {self.metric}; {hint or 'there are ' + ', '.join(known)}")
         if self.every_steps is None and (self.keep_best or self.patience):
             raise ValueError(
-                "keep_best and patience compare validations, and there is only the last one: set every_steps"
+                "keep_best and patience compare several validations, but only the last step is validated: set "
+                "every_steps"
             )
         return self

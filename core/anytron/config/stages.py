@@ -123,7 +123,7 @@ def choose_stage(runs: Mapping[str, Stage], name: Any, where: str) -> Stage:
     if isinstance(name, str) and name in runs:
         return runs[name]
     raise ConfigError(
-        "The configuration has several stages, and one of them is needed here.",
+        "The configuration has several stages, and this command needs one of them.",
         where=where,
         why="none is named" if name is None else f"there is no stage {name!r}",
         fix=did_you_mean(str(name), runs, f"{STAGE}=") or " or ".join(f"{STAGE}={one}" for one in runs),
@@ -135,7 +135,7 @@ def _of_all_stages(stages: list[dict[str, Any]]) -> Iterator[Diagnostic]:
         for key in OF_ALL_STAGES:
             section, _, name = key.partition(".")
             if name in (stage.get(section) or {}):
-                message = "it belongs to all stages, and this one sets it"
+                message = "it applies to all stages, and this stage sets it"
                 yield Diagnostic("error", f"{STAGES}.{index}.{key}", message, f"set {key} for the whole file")
 
 

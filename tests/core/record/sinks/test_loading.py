@@ -56,7 +56,7 @@ def test_a_sink_of_ones_own_passes(tmp_path):
     [
         ({"sink": "tensorbord"}, "did you mean tensorboard?"),
         ({"sink": "sinks.py:Onw"}, "did you mean Own?"),
-        ({"sink": "sinks.py:function"}, "not a class derived from anytron.record.sinks.MetricSink"),
+        ({"sink": "sinks.py:function"}, "not a subclass of anytron.record.sinks.MetricSink"),
         ({"sink": "nowhere.py:Own"}, "there is no file"),
         ({"sink": "sinks.py:Own", "options": {"ulr": 1}}, "did you mean tracking.sinks.0.options.url?"),
         ({"sink": "sinks.py:Own", "options": {"url": 1}}, "tracking.sinks.0.options.url"),

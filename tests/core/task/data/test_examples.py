@@ -116,7 +116,7 @@ def test_responses_of_other_kinds(sort, response, learnt):
         (Prompt("a", text="3>", data={"response": []}), "(?s)neither a text nor a list.*list, and empty"),
         (Prompt("a", text="3>", data={"response": [1, True]}), "neither a text nor a list"),
         (Prompt("a", text="3>", data={"response": [1, 99]}), "(?s)a token that the model does not know.*1 to 99"),
-        (Prompt("a", text="3>", data={"response": "\ud800"}), "text that is none"),
+        (Prompt("a", text="3>", data={"response": "\ud800"}), "text that is not valid Unicode"),
         (Prompt("a", text="", data={"response": "3"}), "A prompt has no tokens"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_conversation_that_ends_with_a_question_has_no_response(chat):
 
 def test_a_template_that_marks_nothing_of_a_conversation_teaches_nothing(chat):
     template = MARKED.replace("{% generation %}", "{% if false %}{% generation %}X{% endgeneration %}{% endif %}")
-    with pytest.raises(DataError, match=r"(?s)nothing to learn.*marks nothing"):
+    with pytest.raises(DataError, match=r"(?s)nothing to learn.*marks none"):
         one(Prompt("a", messages=[HELLO, assistant("hello")]), chat(template.replace("{%- endgeneration -%}", "")))
 
 

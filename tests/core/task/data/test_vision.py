@@ -264,6 +264,6 @@ def test_a_picture_has_so_many_pixels_before_it_is_decoded(vision, tokenizer, tm
 def test_decoders_that_start_programs_and_files_that_are_none_are_refused(vision, tmp_path):
     (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\nshowpage\n")
     os.mkfifo(tmp_path / "pipe.png")
-    for name, why in (("a.png", "cannot identify"), ("pipe.png", "No such file, or it is none")):
+    for name, why in (("a.png", "cannot identify"), ("pipe.png", "No such file, or not a regular file")):
         with pytest.raises(DataError, match=f"(?s)cannot be read.*{why}"):
             vision.patches([tmp_path / name], "p7")

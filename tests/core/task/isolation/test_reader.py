@@ -78,15 +78,18 @@ DEEDS = {
     "forks": (os.fork, "PermissionError"),
     "signals the driver": (lambda: os.kill(DRIVER, signal.SIGKILL), "PermissionError"),
     "writes a file": (lambda: WRITTEN.write_text(""), "PermissionError"),
-    "gives what is no data": (object, "no plain data"),
-    "writes nonsense": (lambda: (write_frame(b"nonsense"), time.sleep(9)), "has written no answer"),
+    "gives what is no data": (object, "not plain data"),
+    "writes nonsense": (lambda: (write_frame(b"nonsense"), time.sleep(9)), "wrote an invalid answer"),
     "writes an unknown kind": (
         lambda: (write_frame(packed(["error", ["Exit", "", "", "", ""]])), time.sleep(9)),
         "no ans",
     ),
-    "writes another message": (lambda: (write_frame(packed(["nonsense", 1])), time.sleep(9)), "has written no answer"),
+    "writes another message": (
+        lambda: (write_frame(packed(["nonsense", 1])), time.sleep(9)),
+        "wrote an invalid answer",
+    ),
     "is ended by a signal without a name": (lambda: os.kill(os.getpid(), 40), "killed by signal 40"),
-    "writes an endless answer": (lambda: (os.write(3, b"\x7f\xff\xff\xff"), time.sleep(9)), "no whole answer"),
+    "writes an endless answer": (lambda: (os.write(3, b"\x7f\xff\xff\xff"), time.sleep(9)), "an incomplete answer"),
 }
 DRIVER = os.getpid()
 WRITTEN = Path(tempfile.gettempdir(), "anytron-reader-was-here")
@@ -242,7 +245,7 @@ def test_halves_of_letters_paths_and_marks_come_back():
 def test_lengths_that_are_none_make_nothing_larger(lengths):
     header, body = json.dumps(["m", *lengths]).encode(), b"{}"
     frame = b"".join(part for one in (header, body) for part in (struct.pack("<Q", len(one)), one)) + bytes(10)
-    with pytest.raises(ValueError, match="a length is no number of bytes"):
+    with pytest.raises(ValueError, match="a length is not a number of bytes"):
         unpacked(frame)
 
 

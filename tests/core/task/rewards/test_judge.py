@@ -267,7 +267,7 @@ def test_what_cannot_work_is_refused_before_the_run(monkeypatch):
     with pytest.raises(ConfigError, match=r"(?s)key is missing.*rewards\[0\].*NO_SUCH_KEY is not set"):
         check(api_key_env="NO_SUCH_KEY")
     monkeypatch.setenv("NO_SUCH_KEY", "sk\nX-Injected: 1")
-    with pytest.raises(ConfigError, match="a character that no HTTP header can have"):
+    with pytest.raises(ConfigError, match="a character that HTTP headers cannot have"):
         check(api_key_env="NO_SUCH_KEY")
     with pytest.raises(DataError, match=r"(?s)no entry 'answer'.*prompt p"):
         check(key="answer")
