@@ -57,6 +57,12 @@ def test_texts_are_read_once():
     assert all((ROOT / folder).is_dir() for folder in NOT_YET)
 
 
+def test_descriptions_of_keys_are_read_once():
+    page = (ROOT / "docs/reference/config.md").read_text(encoding="utf-8")
+    assert len(page.splitlines()) > 400
+    assert [line for line in page.splitlines() if TWICE.search(line)] == []
+
+
 @pytest.mark.parametrize(
     ("source", "phrase"),
     [
