@@ -162,8 +162,14 @@ def test_a_teacher_alone_beside_rewards_or_for_an_estimator_of_one_s_own(good):
     [
         (["rewards=[{function: reward_model}]"], "add a section reward_model"),
         (["reward_model={path: m}"], "the section reward_model is not used"),
-        (["reward_model={path: m}", "rewards=[{function: reward_model, processes: 2}]"], "processes is for functions"),
-        (["reward_model={path: m}", "rewards=[{function: reward_model, options: {a: 1}}]"], "options is for functions"),
+        (
+            ["reward_model={path: m}", "rewards=[{function: reward_model, processes: 2}]"],
+            "processes applies to reward functions only",
+        ),
+        (
+            ["reward_model={path: m}", "rewards=[{function: reward_model, options: {a: 1}}]"],
+            "options applies to reward functions only",
+        ),
     ],
 )
 def test_a_reward_model_stands_where_it_is_asked(good, overrides, says):

@@ -71,7 +71,7 @@ def test_mistakes_are_errors(tmp_path, sink, says):
 
 def test_two_of_a_name_are_refused(tmp_path):
     (text,) = found(tmp_path, {"sink": "sinks.py:Own"}, {"sink": "sinks.py:Own"})
-    assert "another sink has the name Own" in text
+    assert "two sinks have the name Own" in text
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -161,7 +161,7 @@ def test_several_answers_without_marks_are_refused(chat):
 
 
 def test_a_conversation_that_ends_with_a_question_has_no_response(chat):
-    with pytest.raises(DataError, match=r"(?s)has no response.*last message is of the role 'user'"):
+    with pytest.raises(DataError, match=r"(?s)has no response.*last message has the role 'user'"):
         one(Prompt("a", messages=[HELLO, assistant("hello"), WHO]), chat(MARKED))
 
 
@@ -172,7 +172,7 @@ def test_a_template_that_marks_nothing_of_a_conversation_teaches_nothing(chat):
 
 
 def test_a_template_that_asks_elsewhere_than_it_writes_is_refused(chat):
-    with pytest.raises(DataError, match=r"(?s)elsewhere than it asks.*'<think>'.*'hello<end>"):
+    with pytest.raises(DataError, match=r"(?s)differently when the answer follows.*'<think>'.*'hello<end>"):
         one(Prompt("a", messages=[HELLO, assistant("hello")]), chat(THINKING))
 
 

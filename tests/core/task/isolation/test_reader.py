@@ -65,7 +65,7 @@ DEEDS = {
     "reads no memory of its own": (lambda: ctypes.string_at(0), "killed by SIGSEGV"),
     "takes memory": (lambda: bytearray(300 * MIB), "more memory than"),
     "takes memory in C": (lambda: b"a".ljust(10**10), "more memory than"),
-    "computes without end": (lambda: [None for _ in iter(int, 1)], "computed for 0.3 s without coming further"),
+    "computes without end": (lambda: [None for _ in iter(int, 1)], "computed for 0.3 s without progress"),
     "computes in one call": (lambda: sum(range(10**11)), "computed for 0.3 s"),
     "writes without end": (lambda: [os.write(2, b"a" * 4096) for _ in range(300)], "Operation not permitted"),
     "has no files left": (lambda: raised(OSError(errno.EMFILE, "no more")), r"no file descriptors left.*ulimit -n"),
