@@ -101,7 +101,7 @@ def test_every_link_of_a_readme_works_on_an_index(wheels, name):
         assert link.startswith(("https://", "#")), link
         ours = re.fullmatch(rf"{re.escape(home(wheels))}/(?:blob|raw)/main/([^#]+)(?:#.*)?", link)
         assert ours is None or (ROOT / ours[1]).exists(), link
-        assert ours is None or ("/raw/" in link) == link.endswith(".png"), link
+        assert ours is None or ("/raw/" in link) == link.endswith((".png", ".svg")), link
     assert len(LINK.findall(text)) == len(LINK.findall(readme_of(name)))
 
 

@@ -131,7 +131,7 @@ SPLIT = [3, VISION_START, IMAGE_TOKEN, 7, IMAGE_TOKEN, VISION_END]
         ([3, *image(1, 4, 4)], patches((1, 4, 2)), "4 image tokens, and patches for 2"),
         ([3, *image(1, 4, 4)], None, "4 image tokens, and patches for 0"),
         ([3, 4], patches((1, 4, 4)), "0 image tokens, and patches for 4"),
-        (SPLIT, patches((1, 2, 4)), "the 2 tokens of an image do not stand together"),
+        (SPLIT, patches((1, 2, 4)), "the 2 tokens of an image are not contiguous"),
         ([3, *image(1, 4, 4)], ImagePatches(torch.zeros(16, 7), torch.tensor([[1, 4, 4]])), "patches of 7 values"),
         ([3, *image(1, 4, 4)], ImagePatches(torch.zeros(15, WIDTH), torch.tensor([[1, 4, 4]])), "15 patches, and"),
         ([3, IMAGE_TOKEN], patches((1, 3, 2)), "not multiples of the 2 merged patches"),

@@ -68,7 +68,7 @@ def test_other_models_are_refused_before_anything_starts():
         config = run_config({"config": {"model_type": model_type}}, **rollout)
         return [(one.severity, one.key, one.message) for one in routing_diagnostics(config, None)]
 
-    message = "the engine transformers cannot tell the routing of qwen3_next"
+    message = "the engine transformers cannot record the routing of qwen3_next"
     assert found("qwen3_next", replay_routing=True) == [("error", "rollout.replay_routing", message)]
     assert found("qwen3_moe", replay_routing=True) == found("qwen3_next") == []
 

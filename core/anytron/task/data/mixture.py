@@ -155,7 +155,7 @@ def load_mixture(
     room = None if context_length is None else context_length - (max_new_tokens or 0)
     if room is not None and room < 1:
         raise ConfigError(
-            "Responses may fill the model's context, and leave no room for a prompt.",
+            "Responses may fill the model's whole context and leave no room for a prompt.",
             where="rollout.max_new_tokens",
             why=f"it is {max_new_tokens}, and the context has {context_length} tokens",
             fix="lower rollout.max_new_tokens, or use a model with a longer context",

@@ -53,7 +53,7 @@ class EpochSampler(Generic[Item]):
             ValueError: An epoch has fewer items.
         """
         if not 0 <= position <= len(self._items):
-            raise ValueError(f"an epoch has {len(self._items)} items; place {position} is not among them")
+            raise ValueError(f"an epoch has {len(self._items)} items, so there is no position {position}")
         self._epoch, self._position, self._order = epoch, position, self._order_of(epoch)
 
     def draw(self, count: int) -> list[Item]:

@@ -164,7 +164,7 @@ def test_a_model_that_nobody_can_count_is_said_to_be_one(tmp_path):
     from anytron.base.errors import ConfigError
 
     run = engine_config(tmp_path, tmp_path)
-    with pytest.raises(ConfigError, match="not known before it is built"):
+    with pytest.raises(ConfigError, match="cannot be listed before it is built"):
         estimate(run)
 
 
