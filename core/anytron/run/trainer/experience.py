@@ -58,6 +58,11 @@ class Experience:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def size(self) -> int:
+        """Samples that are trained on; if there are none, all of them."""
+        return int(self.used.sum()) or len(self.samples)
+
+    @property
     def used_groups(self) -> int:
         """Prompts of which a sample is trained on."""
         return len(self.groups[self.used].unique())

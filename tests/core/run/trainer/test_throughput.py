@@ -42,7 +42,7 @@ def of(monkeypatch, facts, *, flops="count", **sections):
 def metrics(found, *, updates_policy=True):
     clock = Clock(lambda part: None)
     clock.seconds["update"] = 0.5
-    return found.metrics([4, 6], 120.0, clock, updates_policy=updates_policy)
+    return found.metrics([4, 6], {"throughput/tokens_per_s": 120.0}, clock, updates_policy=updates_policy)
 
 
 def test_operations_by_time_by_the_peak_of_all_ranks(monkeypatch):
