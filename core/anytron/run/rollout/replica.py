@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from typing_extensions import TypeVarTuple
 
 from anytron.base.errors import ProcessLost
+from anytron.workers.engines.rollout_engine import RolloutEngine
+from anytron.workers.remote import submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from typing_extensions import Unpack
+
     from anytron.workers.engines.rollout_engine import GenerationRequest
     from anytron.workers.executor.protocol import Pending, WorkerGroup
+
+Answer = TypeVar("Answer")
+Arguments = TypeVarTuple("Arguments")
 
 
 class Replica:
@@ -40,10 +49,15 @@ class Replica:
         self.polled = False
         self._then: Callable[[Any], None] | None = None
 
-    def begin(self, method: str, *arguments: object, then: Callable[[Any], None] | None = None) -> None:
+    def begin(
+        self,
+        method: Callable[[Any, Unpack[Arguments]], Answer],
+        *arguments: Unpack[Arguments],
+        then: Callable[[Sequence[Answer]], None] | None = None,
+    ) -> None:
         """Call the engine; ``then`` is given what its ranks answer."""
-        self.call, self._then = self.group.submit(method, *arguments), then
-        self.polled = method == "poll"
+        self.call, self._then = submit(self.group, method, *arguments), then
+        self.polled = method.__name__ == RolloutEngine.poll.__name__
 
     def hold(self, requests: Sequence[GenerationRequest]) -> None:
         """Note requests that are submitted now."""
