@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from anytron.run.preflight.prepare import PreparedRun
     from anytron.run.rollout.conversations import Conversations, SingleTurns
     from anytron.run.rollout.pool import RolloutPool
-    from anytron.run.rollout.trajectory import Trajectory
     from anytron.run.rollout.weights import GiveWeights
     from anytron.task.data.mixture import Mixture, Place
     from anytron.task.data.prompts import TokenizedPrompt
+    from anytron.workers.engines.rollout_engine import Response
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class StepsAhead:
     ) -> None:
         self._config, self._prepared, self._pool, self._turns = config, prepared, pool, turns
         self._begun: deque[Begun] = deque()
-        self._taken: list[list[Trajectory]] = []
+        self._taken: list[list[Response]] = []
         self._version = 0
         self.age: Mapping[str, float] = {}
 
@@ -101,7 +101,7 @@ class StepsAhead:
         self._version = self._pool.load_weights(give)
         return self._version
 
-    def take(self, step: int, number: int, count: int) -> tuple[list[TokenizedPrompt], list[list[Trajectory]]]:
+    def take(self, step: int, number: int, count: int) -> tuple[list[TokenizedPrompt], list[list[Response]]]:
         """Give the responses of a round of a step. Those of the first are begun already, if they could be.
 
         Args:
@@ -114,9 +114,9 @@ class StepsAhead:
             begun, self._taken = self._begun.popleft(), []
         else:
             begun = self._begin(step, number, count)
-        trajectories = self._turns.finish(begun.responses, more=number > 1)
-        self._taken += trajectories
-        return begun.prompts, trajectories
+        responses = self._turns.finish(begun.responses, more=number > 1)
+        self._taken += responses
+        return begun.prompts, responses
 
     def move_on(self, step: int) -> dict[str, float]:
         """Begin the responses of later steps that may come from the same weights, or let replicas sleep.
@@ -155,6 +155,6 @@ class StepsAhead:
         return min(last, -(-step // every) * every)
 
 
-def _age(trajectories: Sequence[Sequence[Trajectory]], version: int) -> dict[str, float]:
-    ages = [version - made for group in trajectories for trajectory in group for made in trajectory.versions]
+def _age(responses: Sequence[Sequence[Response]], version: int) -> dict[str, float]:
+    ages = [version - made for group in responses for response in group for made in response.versions]
     return {"rollout/age_mean": sum(ages) / max(1, len(ages)), "rollout/age_max": float(max(ages, default=0))}

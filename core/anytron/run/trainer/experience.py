@@ -120,13 +120,13 @@ class ExperienceMaker:
         memory: dict[str, float] = {}
         while missing > 0 and len(found) < rounds:
             with clock.measure("rollout"):
-                prompts, trajectories = self._ahead.take(step, len(found) + 1, missing)
+                prompts, responses = self._ahead.take(step, len(found) + 1, missing)
                 if len(found) + 1 == rounds:
                     memory = self._ahead.move_on(step)  # before rewards: both take their time
-            samples = make_samples(prompts, trajectories, self._tokenizer)
+            samples = make_samples(prompts, responses, self._tokenizer)
             with clock.measure("reward"):
                 rewards = self._rewards(step, samples, first=not found)
-            sizes = torch.tensor([len(group) for group in trajectories])
+            sizes = torch.tensor([len(group) for group in responses])
             found.append(_round(samples, torch.arange(len(sizes)).repeat_interleave(sizes), rewards, self._config))
             missing -= found[-1].used_groups
         if len(found) < rounds:
