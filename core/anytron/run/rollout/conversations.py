@@ -66,9 +66,9 @@ class SingleTurns:
         del more
         return self._pool.finish(begun)
 
-    def settle(self) -> None:
-        """Finish all that is begun; see :meth:`RolloutPool.settle`."""
-        self._pool.settle()
+    def finish_in_flight(self) -> None:
+        """Finish all that is begun; see :meth:`RolloutPool.finish_in_flight`."""
+        self._pool.finish_in_flight()
 
     def attend(self, call: Pending) -> None:
         """Go on until a call of the training ranks is over; see :meth:`RolloutPool.attend`."""
@@ -128,7 +128,7 @@ class Conversations:
             _check_hope([one for one in conversations if one.failure is not None], len(conversations))
         return [[conversation.response() for conversation in group] for group in begun]
 
-    def settle(self) -> None:
+    def finish_in_flight(self) -> None:
         """Finish all conversations that are begun, as far as there are replicas with weights."""
         while self._pool.has_weights and self._under_way(self._begun.values()):
             self._go_on()

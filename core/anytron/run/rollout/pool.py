@@ -20,8 +20,7 @@ from typing_extensions import TypeVarTuple
 from anytron.base.components import ROLLOUT_ENGINES
 from anytron.base.errors import ProcessLost, TransferError
 from anytron.base.seeds import derive_seed
-from anytron.run.rollout.checks import mistake_in
-from anytron.run.rollout.replica import Replica
+from anytron.run.rollout.replica import Replica, mistake_in
 from anytron.workers import remote
 from anytron.workers.engines.rollout_engine import (
     GenerationRequest,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
     from anytron.base.errors import AnytronError
     from anytron.config.generation import RolloutSection
-    from anytron.run.rollout.weights import GiveWeights
+    from anytron.run.rollout.replica import GiveWeights
     from anytron.workers.engines.rollout_engine import PromptInputs, Response, SamplingParams
     from anytron.workers.engines.routing import RoutingShape
     from anytron.workers.executor.protocol import Executor, Pending, WorkerGroup
@@ -132,7 +131,7 @@ class RolloutPool:
             with contextlib.suppress(Exception):
                 self._work_until(lambda: call.done, call)
 
-    def settle(self) -> None:
+    def finish_in_flight(self) -> None:
         """Finish all responses, as far as there are replicas with the weights that they were begun with."""
         self._work_until(
             lambda: not (self._queue or any(replica.held for replica in self._replicas)) or not self.has_weights

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from anytron.record.sinks.delivery import MetricSinks
-from anytron.record.tracking.clock import Clock
+from anytron.record.tracking.progress import Clock
 from anytron.run.trainer.alarms import Alarms
 from anytron.run.trainer.checkpointing import Checkpointing
 from anytron.run.trainer.throughput import Throughput

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.algorithms.distillation import teacher_metrics, with_distillation
-from anytron.algorithms.kl import adapted
+from anytron.algorithms.kl import adapted, kl_metrics
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import with_advantages
-from anytron.algorithms.token_rewards import kl_metrics
 from anytron.algorithms.value_loss import ValueLoss
 from anytron.base.errors import LostDirectoryError, ProcessLost
 from anytron.base.seeds import derive_seed
@@ -21,8 +20,8 @@ from anytron.run.preflight.capabilities import generates_in_training
 from anytron.run.preflight.earnable import require_earnable
 from anytron.run.preflight.prepare import prepare, prepare_prompts
 from anytron.run.preflight.validation import prepare_held_out, prepare_validation
-from anytron.run.rollout.ahead import StepsAhead
 from anytron.run.rollout.conversations import turns_of
+from anytron.run.rollout.prefetch import RolloutPrefetch
 from anytron.run.trainer.experience import ExperienceMaker
 from anytron.run.trainer.frame import Attempt, RunFrame, RunSummary
 from anytron.run.trainer.initial_model import write_random_model
@@ -160,12 +159,12 @@ def _train(
     trainer, rollout, judge = start_workers(attempt.executor, config, attempt.restarts)
     turns = turns_of(config, prepared, rollout, environments)
     if config.rollout.max_staleness:
-        trainer, judge = trainer.beside(turns), None if judge is None else judge.beside(turns)
-    ahead = StepsAhead(config, prepared, rollout, turns)
-    maker = ExperienceMaker(config, ahead, score_rewards.beside(judge), prepared.tokenizer, run)
+        trainer, judge = trainer.while_generating(turns), None if judge is None else judge.while_generating(turns)
+    prefetch = RolloutPrefetch(config, prepared, rollout, turns)
+    maker = ExperienceMaker(config, prefetch, score_rewards.beside(judge), prepared.tokenizer, run)
     validation = Validation(config, examined, rollout, turns, judge, run)
     facts = {"rollout": rollout.describe()} | ({} if judge is None else {"reward_model": judge.describe()})
-    frame = RunFrame(attempt, trainer, ahead, prepared.tokenizer, validation, facts)
+    frame = RunFrame(attempt, trainer, prefetch, prepared.tokenizer, validation, facts)
     learner = _Learner(config, trainer, frame, attempt.start.step)
     skipped = SkippedSteps(config, frame.metrics)
 
@@ -173,13 +172,13 @@ def _train(
         """Give the rollout the training engine's weights; return the ranks' memory as metrics."""
         memory = trainer.offload() if config.engine.offload else {}
         every = config.rollout.check_weights_every
-        frame.weights_version = ahead.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0))
+        frame.weights_version = prefetch.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0))
         return memory
 
     with frame:
         for step in frame.steps():
             with step.clock.measure("rollout"), frame.checkpoints.interruptible():
-                ahead.settle()  # what is under way, if anything is: rollout.max_staleness
+                prefetch.finish_in_flight()  # what is under way, if anything is: rollout.max_staleness
             with transfer.measured(step.clock):  # also before the first rollout: it has no weights yet
                 memory = send_weights(step.number)
             if not frame.begin(step):
@@ -203,7 +202,7 @@ def _train(
             lengths = [] if batch is None else batch.lengths.tolist()
             metrics |= frame.throughput.metrics(lengths, metrics, step.clock, updates_policy=updates_policy)
             metrics |= {**experience.metrics, **kl_metrics(batch, algorithm), **teacher_metrics(batch)}
-            frame.record(step, {**metrics, **signal, **memory, **ahead.age, **transfer.metrics})
+            frame.record(step, {**metrics, **signal, **memory, **prefetch.age, **transfer.metrics})
             if updates_policy and metrics["update/skipped"] < len(outcomes):  # otherwise there are no log-probs
                 check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
         frame.finish(send_weights)

@@ -56,7 +56,7 @@ class RewardModelRanks:
         topology = tuple(call(group, RewardModelEngine.topology))
         return cls(group, topology, UpdatePlan.from_config(config.of_reward_model, topology[0]))
 
-    def beside(self, turns: SingleTurns | Conversations) -> RewardModelRanks:
+    def while_generating(self, turns: SingleTurns | Conversations) -> RewardModelRanks:
         """The same ranks; whoever waits for them goes on with responses."""
         return replace(self, turns=turns)
 

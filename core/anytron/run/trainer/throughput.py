@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from anytron.config.schema import RunConfig
-    from anytron.record.tracking.clock import Clock
+    from anytron.record.tracking.progress import Clock
     from anytron.workers.engines.flops import ModelFlops
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from anytron.base.errors import AnytronError, ConfigError, TransferError
 from anytron.run.preflight.capabilities import why_a_file
-from anytron.run.rollout.weights import Given
+from anytron.run.rollout.replica import WeightAnswers
 from anytron.workers.engines.rollout_engine import AdapterRollout, ComparableRollout, RolloutEngine
 from anytron.workers.engines.training_engine import AdapterEngine, TrainingEngine
 from anytron.workers.remote import submit
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.config.schema import RunConfig
-    from anytron.record.tracking.clock import Clock
-    from anytron.run.rollout.weights import GiveWeights
+    from anytron.record.tracking.progress import Clock
+    from anytron.run.rollout.replica import GiveWeights
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.workers.executor.protocol import Executor, Pending, WorkerGroup
     from anytron.workers.weights.carriers import Meeting
@@ -194,7 +194,7 @@ class WeightsInPlace:
         """Prepare to say which weights these are."""
         assert not compared, "there is nothing to compare them with"
         version = trainer.weights_version()
-        return lambda replicas: Given(version, [version] * len(replicas))
+        return lambda replicas: WeightAnswers(version, [version] * len(replicas))
 
     @staticmethod
     def measured(clock: Clock) -> contextlib.AbstractContextManager[None]:
@@ -219,12 +219,12 @@ def _answer(call: Pending[Answer]) -> Answer | AnytronError:
         return error
 
 
-def load(send: Send, part: WeightPart, replicas: Sequence[WorkerGroup]) -> Given:
+def load(send: Send, part: WeightPart, replicas: Sequence[WorkerGroup]) -> WeightAnswers:
     """Let rollout processes load what is sent."""
-    return Given(*send(LOADS[part], replicas))
+    return WeightAnswers(*send(LOADS[part], replicas))
 
 
-def load_and_compare(send: Send, part: WeightPart, replicas: Sequence[WorkerGroup]) -> Given:
+def load_and_compare(send: Send, part: WeightPart, replicas: Sequence[WorkerGroup]) -> WeightAnswers:
     """Let rollout processes load what is sent, then compare what they hold with what is sent again."""
     given = load(send, part, replicas)
     places = [place for place, answer in enumerate(given.answers) if answer == given.version]

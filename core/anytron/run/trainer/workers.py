@@ -72,7 +72,7 @@ class TrainingWorkers:
         """Wait until the ranks are up and ask where they stand."""
         return cls(group, tuple(call(group, TrainingEngine.topology)))
 
-    def beside(self, turns: SingleTurns | Conversations) -> TrainingWorkers:
+    def while_generating(self, turns: SingleTurns | Conversations) -> TrainingWorkers:
         """The same ranks; whoever waits for them goes on with responses."""
         return replace(self, group=AttendedGroup(self.group, turns))
 

@@ -252,8 +252,8 @@ def test_conversations_go_on_while_training_is_waited_for(converse):
 
 
 def test_conversations_end_before_the_next_weights_or_go_on_with_them(converse):
-    def settle(turns, pool, executor):
-        turns.settle()
+    def finish_in_flight(turns, pool, executor):
+        turns.finish_in_flight()
         pool.load_weights(weights(2))
 
     def update(turns, pool, executor):
@@ -261,7 +261,7 @@ def test_conversations_end_before_the_next_weights_or_go_on_with_them(converse):
         pool.load_weights(weights(2))
 
     versions = []
-    for disturb in (settle, update):
+    for disturb in (finish_in_flight, update):
         found, _ = converse(disturb=disturb)
         responses = [response for group in found for response in group]
         assert all(len(one.versions) == sum(one.response_mask) for one in responses)

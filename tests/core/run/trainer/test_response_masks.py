@@ -10,7 +10,7 @@ import torch
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import with_advantages
 from anytron.config.algorithm import AlgorithmSection
-from anytron.record.tracking.clock import Clock
+from anytron.record.tracking.progress import Clock
 from anytron.run.trainer.experience import Experience
 from anytron.run.trainer.metrics import step_metrics
 from anytron.run.trainer.trajectories import assemble, make_samples

@@ -7,7 +7,7 @@ import pytest
 from anytron.base.components import EngineInfo
 from anytron.base.errors import ConfigError
 from anytron.config.schema import RunConfig
-from anytron.record.tracking.clock import Clock
+from anytron.record.tracking.progress import Clock
 from anytron.run.trainer import throughput
 from anytron.run.trainer.throughput import Throughput
 from anytron.workers.engines.flops import AttentionLayers, ModelFlops
