@@ -14,8 +14,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from anytron.base.errors import EngineError
 from anytron.task.data.pretrained import load_hf_config, load_tokenizer, model_class, take_latent_epsilon
 from anytron.workers.engines.device_memory import MemoryUse, Parked
-from anytron.workers.engines.request_queue import RequestQueue
-from anytron.workers.engines.stop_strings import StopStrings
+from anytron.workers.engines.sampling import RequestQueue, StopStrings
 from anytron_rollout.options import TransformersOptions
 from anytron_rollout.placement import place
 from anytron_rollout.routing import RoutingRecorder, with_routing

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from anytron.base.errors import PluginError
-from anytron.device.hooks.registry import Member, Standing, read_member, specifications
+from anytron.device.hooks.registry import Member, Precedence, read_member, specifications
 from anytron.device.loading.report import Kind, PluginReport, State
 from anytron.device.platform import Platform
 
@@ -132,8 +132,8 @@ def _duplicate(report: PluginReport, points: Iterable[EntryPoint]) -> PluginRepo
 def _load(report: PluginReport, point: EntryPoint) -> Found:
     try:
         plugin = _instance(report, point)
-        standing = Standing.PLATFORM if report.kind == "platform" else Standing.EXTENSION
-        member = read_member(plugin, report.name, standing)
+        precedence = Precedence.PLATFORM if report.kind == "platform" else Precedence.EXTENSION
+        member = read_member(plugin, report.name, precedence)
     except _RefusedError as refused:
         return Found(replace(report, state=refused.state, reason=refused.reason, remedy=refused.remedy))
     except PluginError as error:

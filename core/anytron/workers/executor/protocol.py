@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from typing_extensions import Self
+from typing_extensions import Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from anytron.device.hooks.types import Role
     from anytron.device.platform import Platform
     from anytron.workers.executor.bootstrap import Model
+
+
+Answer = TypeVar("Answer", covariant=True, default=Any)  # noqa: PLC0105 - a word, as in the signatures that use it
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,14 @@ class GroupSpec:
     config: RunConfig | None = None
 
 
-class Pending(Protocol):
+class Pending(Protocol[Answer]):
     """A call whose answers may still be on their way."""
 
     @property
     def done(self) -> bool:
         """Whether :meth:`result` returns or raises at once. Only waits make it so: :meth:`result`, or an executor's."""
 
-    def result(self) -> list[Any]:
+    def result(self) -> Sequence[Answer]:
         """Wait until the call is over; may be called more than once.
 
         Returns:

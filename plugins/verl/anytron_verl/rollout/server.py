@@ -16,7 +16,7 @@ from verl.workers.rollout.replica import RolloutMode, RolloutReplica, TokenOutpu
 
 from anytron.base.errors import ConfigError, EngineError
 from anytron.base.seeds import derive_seed
-from anytron.workers.engines.request_queue import RequestQueue
+from anytron.workers.engines.sampling import RequestQueue
 from anytron_verl import process
 from anytron_verl.names import ROLLOUT
 from anytron_verl.rollout.generation import Generation, NamedWeights

@@ -42,7 +42,7 @@ class _Sightings:
     told_at: int = 0
 
 
-class Suspicions:
+class Alarms:
     """Looks at the numbers of a run. A context manager: leaving tells how many steps had suspicious ones.
 
     Args:

@@ -1,4 +1,4 @@
-"""The responses of a step and of those ahead of it: begun as early as ``rollout.max_staleness`` allows.
+"""The responses of a step and of the steps after it: begun as early as ``rollout.max_staleness`` allows.
 
 With 0, generation and training take turns. With 1 the responses of a step are made while the step before is trained,
 by the weights from before that step::
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from anytron.run.preflight.prepare import PreparedRun
     from anytron.run.rollout.conversations import Conversations, SingleTurns
     from anytron.run.rollout.pool import RolloutPool
-    from anytron.run.rollout.trajectory import Trajectory
-    from anytron.run.rollout.weights import GiveWeights
+    from anytron.run.rollout.replica import GiveWeights
     from anytron.task.data.mixture import Mixture, Place
     from anytron.task.data.prompts import TokenizedPrompt
+    from anytron.workers.engines.rollout_engine import Response
 
 
 @dataclass(frozen=True)
-class Begun:
+class Prefetched:
     """A step, or a round of one, whose responses are being made.
 
     Attributes:
         places: Where the sampler was before its prompts were drawn.
-        prompts: They.
-        responses: What makes their responses was asked for, as it names it.
+        prompts: Its prompts.
+        responses: Handle of the generation that was started for these prompts.
     """
 
     places: tuple[Place, ...]
@@ -55,8 +55,8 @@ class Begun:
     responses: Any
 
 
-class StepsAhead:
-    """Draws prompts and has responses made for them.
+class RolloutPrefetch:
+    """Draws prompts and starts the generation of their responses, for steps ahead as well.
 
     Args:
         config: The run.
@@ -73,8 +73,8 @@ class StepsAhead:
         self, config: RunConfig, prepared: PreparedRun, pool: RolloutPool, turns: SingleTurns | Conversations
     ) -> None:
         self._config, self._prepared, self._pool, self._turns = config, prepared, pool, turns
-        self._begun: deque[Begun] = deque()
-        self._taken: list[list[Trajectory]] = []
+        self._begun: deque[Prefetched] = deque()
+        self._taken: list[list[Response]] = []
         self._version = 0
         self.age: Mapping[str, float] = {}
 
@@ -91,17 +91,17 @@ class StepsAhead:
         """
         return self._begun[0].places if self._begun else self.sampler.places
 
-    def settle(self) -> None:
+    def finish_in_flight(self) -> None:
         """Finish what must not see the next weights."""
         if not self._config.rollout.continue_over_updates:
-            self._turns.settle()
+            self._turns.finish_in_flight()
 
     def load_weights(self, give: GiveWeights) -> int:
         """Give the replicas the weights that the next step begins with; return their version."""
         self._version = self._pool.load_weights(give)
         return self._version
 
-    def take(self, step: int, number: int, count: int) -> tuple[list[TokenizedPrompt], list[list[Trajectory]]]:
+    def take(self, step: int, number: int, count: int) -> tuple[list[TokenizedPrompt], list[list[Response]]]:
         """Give the responses of a round of a step. Those of the first are begun already, if they could be.
 
         Args:
@@ -114,9 +114,9 @@ class StepsAhead:
             begun, self._taken = self._begun.popleft(), []
         else:
             begun = self._begin(step, number, count)
-        trajectories = self._turns.finish(begun.responses, more=number > 1)
-        self._taken += trajectories
-        return begun.prompts, trajectories
+        responses = self._turns.finish(begun.responses, more=number > 1)
+        self._taken += responses
+        return begun.prompts, responses
 
     def move_on(self, step: int) -> dict[str, float]:
         """Begin the responses of later steps that may come from the same weights, or let replicas sleep.
@@ -139,12 +139,12 @@ class StepsAhead:
         for step in range(first + len(self._begun), last + 1):
             self._begun.append(self._begin(step, 1, self._config.data.prompts_per_step))
 
-    def _begin(self, step: int, number: int, count: int) -> Begun:
+    def _begin(self, step: int, number: int, count: int) -> Prefetched:
         places = self.sampler.places
         prompts = self._prepared.draw(count)
         name = "rollout" if number == 1 else f"rollout round {number}"
         seed = derive_seed(self._config.trainer.seed, name, step)
-        return Begun(places, prompts, self._turns.begin(prompts, self._config.rollout.samples_per_prompt, seed))
+        return Prefetched(places, prompts, self._turns.begin(prompts, self._config.rollout.samples_per_prompt, seed))
 
     def _last_from(self, step: int) -> int:
         """The last step whose responses may come from the weights that a step begins with."""
@@ -155,6 +155,6 @@ class StepsAhead:
         return min(last, -(-step // every) * every)
 
 
-def _age(trajectories: Sequence[Sequence[Trajectory]], version: int) -> dict[str, float]:
-    ages = [version - made for group in trajectories for trajectory in group for made in trajectory.versions]
+def _age(responses: Sequence[Sequence[Response]], version: int) -> dict[str, float]:
+    ages = [version - made for group in responses for response in group for made in response.versions]
     return {"rollout/age_mean": sum(ages) / max(1, len(ages)), "rollout/age_max": float(max(ages, default=0))}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anytron.config.load import load_config
-from anytron.run.trainer.suspicions import Suspicions, policy_has_to_learn
+from anytron.run.trainer.alarms import Alarms, policy_has_to_learn
 from anytron.sequences.batch import RaggedBatch
 from tests.core.run.trainer.conftest import RecordedProgress, TorchEngine
 
@@ -154,9 +154,9 @@ def test_a_critic_that_is_right_already_has_nothing_to_learn(new_run):
 def test_a_long_run_is_told_again_every_hundred_steps_and_at_its_end(new_run, tmp_path):
     progress, logged = RecordedProgress(), []
     directory = SimpleNamespace(path=tmp_path / "a run", log=logged.append)
-    with Suspicions(new_run().config, directory, progress) as suspicions:
+    with Alarms(new_run().config, directory, progress) as alarms:
         for step in range(1, 251):
-            suspicions.stepped({"step": step, "rollout/log_prob_abs_diff": 0.0 if step == 7 else 0.2})
+            alarms.stepped({"step": step, "rollout/log_prob_abs_diff": 0.0 if step == 7 else 0.2})
     assert [text.partition(":")[0] for text in progress.warnings[:-1]] == ["step 1", "step 101", "step 201"]
     assert "(100 steps so far)" in progress.warnings[1]
     assert progress.warnings[-1].startswith("rollout/log_prob_abs_diff was above 0.1 in 249 of 250 steps")
