@@ -23,6 +23,8 @@ from anytron.device.loading.requirements import not_installed
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
+RESULTS = "versions, results: [{name, status, detail, fix, ...}], counts, interrupted"
+"""In the JSON object of every command that makes checks."""
 
 app = typer.Typer(
     name="anytron",
@@ -101,7 +103,7 @@ def verify(
     overrides: Overrides = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print a list of {check, max_abs_diff, tolerance, status, detail, kernels}."),
+        typer.Option("--json", help=f"Print one object: {{kernels, {RESULTS}}}."),
     ] = False,
     of_verl: Annotated[
         bool, typer.Option("--verl", help="CONFIG and overrides are verl's own: check verl's engine (anytron-verl).")
@@ -144,9 +146,7 @@ def conformance(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object: {platform, versions, levels, counts, interrupted}.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help=f"Print one object: {{platform, {RESULTS}}}.")] = False,
 ) -> None:
     """Check a platform against the contract, rule by rule, on its device.
 
@@ -292,7 +292,7 @@ def doctor(
         ),
     ] = None,
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of {name, status, detail, fix}.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help=f"Print one object: {{{RESULTS}}}.")] = False,
 ) -> None:
     """Say what is here, what is wrong with it, and how to cure it.
 
@@ -300,7 +300,7 @@ def doctor(
     executors, which kernels are in use and why not faster ones, and a few numbers that they compute on the device
     against float64. With CONFIG: for its engines, with all checks of the run and an estimate of its memory.
 
-    The status of an entry is ok, warn, fail or skip. The exit status is 1 if one fails.
+    The status of an entry is passed, warning, failed or skipped. The exit status is 1 if one failed.
 
     Example: anytron doctor examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """

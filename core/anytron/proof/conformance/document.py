@@ -47,7 +47,7 @@ def render() -> str:
 def _section(rule: Rule) -> list[str]:
     declined = ", ".join(f"`{feature.value}`" for feature in rule.needs)
     skipped = [f"Skipped, and counted, if the platform declares no {declined}.", ""] if declined else []
-    return [f"### {rule.name}", "", f"**{_markdown(rule.contract)}**", "", _markdown(rule.help), "", *skipped]
+    return [f"### {rule.title}", "", f"**{_markdown(rule.contract)}**", "", _markdown(rule.help), "", *skipped]
 
 
 def _markdown(text: str) -> str:

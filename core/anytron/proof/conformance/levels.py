@@ -20,7 +20,7 @@ def rules_of(level: Level) -> tuple[Rule, ...]:
 
 def find_rule(level: Level, name: str) -> Rule:
     """Give one rule of a level."""
-    return next(rule for rule in rules_of(level) if rule.name == name)
+    return next(rule for rule in rules_of(level) if rule.title == name)
 
 
 def checked_levels(asked: Sequence[str]) -> tuple[Level, ...]:

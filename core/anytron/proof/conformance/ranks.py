@@ -8,9 +8,10 @@ from multiprocessing.connection import wait
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from anytron.base.results import in_one_line
 from anytron.device.hooks.types import ProcessInfo
-from anytron.proof.conformance.checking import raised
-from anytron.proof.conformance.rules import Broken, Inapplicable
+from anytron.proof.checks import Inapplicable
+from anytron.proof.conformance.rules import Broken
 from anytron.proof.conformance.worker import open_subject
 from anytron.task.isolation.process import Gone, IsolatedProcess, ProcessSettings
 from anytron.task.isolation.worker import calls, enter
@@ -198,5 +199,5 @@ def _answer(function: Callable[..., None], member: Member, arguments: tuple[Any,
     except Inapplicable as error:
         return {"inapplicable": error.reason}
     except Exception as error:  # noqa: BLE001 - a platform's code, whatever it raises
-        return {"raised": raised(error)}
+        return {"raised": in_one_line(error)}
     return {}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from anytron.base.results import Result
+from anytron.proof.checks import Check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from anytron.base.results import Status
     from anytron.device.limits import Feature
     from anytron.proof.conformance.subject import Subject
 
@@ -53,47 +56,47 @@ class Broken(Exception):  # noqa: N818 - what happened, not an error of ours
         super().__init__(f"{what} {difference}".rstrip())
 
 
-class Inapplicable(Exception):  # noqa: N818 - no error at all
-    """The case cannot be made on this machine, such as two ranks on one device. It is counted as skipped.
-
-    Args:
-        reason: Why, without full stop.
-    """
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
-
-
 @dataclass(frozen=True)
-class Rule:
+class Rule(Check):
     """A rule of the contract between platforms and everything else.
 
     Attributes:
-        name: Lower-case words with hyphens, unique in the kit; also the anchor in the documentation.
-        level: Where it belongs.
+        name: Its level, a dot, and lower-case words with hyphens, the :attr:`title`.
+        function: Is called with the subject and a case. Returns if the platform keeps the rule, and raises
+            :class:`Broken` if not, or :class:`~anytron.proof.checks.Inapplicable` if this machine cannot make the case,
+            such as two ranks on one device; whatever else it raises is a failure as well. Its docstring says what is
+            done to find out, and what usually breaks it.
         contract: What a platform must do, in one sentence.
-        help: What is done to find out, and what usually breaks it; the docstring of the check.
-        check: Returns if the platform keeps the rule in a case, and raises :class:`Broken` if not. Whatever else it
-            raises is a failure as well.
         cases: The cases, or a function of the subject that makes them.
         needs: What a platform may declare not to do and the whole rule asks for.
         limit_s: Seconds after which the check is taken for hanging, and its process is killed.
     """
 
-    name: str
-    level: Level
-    contract: str
-    help: str
-    check: Callable[[Subject, Case], None]
+    contract: str = ""
     cases: tuple[Case, ...] | Callable[[Subject], Iterable[Case]] = (Case(),)
     needs: tuple[Feature, ...] = ()
     limit_s: float = field(default=60.0, compare=False)
 
     @property
-    def docs(self) -> str:
-        """Where the documentation explains it: findable on its site and in the source distribution alike."""
-        return f"the page '{TITLE}', section {self.name} ({PAGE}#{self.name} in the source distribution of anytron)"
+    def level(self) -> Level:
+        """Its level."""
+        return cast("Level", self.name.partition(".")[0])
+
+    @property
+    def title(self) -> str:
+        """Its name without the level, unique in the kit; also the anchor in the documentation."""
+        return self.name.partition(".")[2]
+
+    def result(self, status: Status, detail: str = "", **found: Any) -> Result:
+        """Make a result, which says what the rule is and where the documentation explains it."""
+        page = f"the page '{TITLE}', section {self.title} ({PAGE}#{self.title} in the source distribution of anytron)"
+        notes = {**found.pop("notes", {}), "contract": self.contract, "docs": page}
+        return Result(self.name, status, detail, notes=notes, **found)
+
+    def failed(self, what: str, difference: str = "", **found: Any) -> Result:
+        """Make the result of a rule that is broken, or could not be checked."""
+        told = " ".join(self.help.replace("``", "`").split())
+        return self.result("failed", what, notes={"difference": difference, "checked": told}, **found)
 
     def cases_for(self, subject: Subject) -> list[Case]:
         """The cases, from small to large."""
@@ -117,11 +120,9 @@ def rule(
 
     def make(check: Callable[[Subject, Case], None]) -> Rule:
         return Rule(
-            name=name,
-            level=level,
+            f"{level}.{name}",
+            check,
             contract=contract,
-            help=inspect.getdoc(check) or "",
-            check=check,
             cases=cases if callable(cases) else tuple(cases),
             needs=tuple(needs),
             limit_s=limit_s,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from anytron.base.errors import AnytronError
+from anytron.base.results import Result, in_one_line
+from anytron.proof.checks import make
 from anytron.proof.conformance.levels import rules_of
-from anytron.proof.conformance.results import ConformanceReport, RuleResult
 from anytron.task.isolation.process import Gone, IsolatedProcess, ProcessSettings
 
 if TYPE_CHECKING:
@@ -17,21 +18,12 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from anytron.proof.checks import Watcher
     from anytron.proof.conformance.rules import Level, Rule
     from anytron.proof.conformance.subject import Source
 
 START_S = 300.0
 """Seconds in which the platform must be opened."""
-
-
-class Watcher(Protocol):
-    """Is told how the kit goes on, for people."""
-
-    def begins(self, rule: Rule) -> None:
-        """A rule is going to be checked."""
-
-    def made(self, result: RuleResult) -> None:
-        """A rule has been checked."""
 
 
 class Checker:
@@ -51,31 +43,30 @@ class Checker:
         self._threads = threads
         self._process: IsolatedProcess | None = None
 
-    def check(self, rule: Rule) -> RuleResult:
+    def check(self, rule: Rule) -> Result:
         """Check a rule; never raises for what the platform does."""
-        start, case = time.monotonic(), ""
+        case = ""
         try:
             if self._process is None:
                 self._process = IsolatedProcess(self._settings(), self._scratch / "conformance.log")
             process = self._process
             # The limit counts from the beginning of each case.
             process.settings = self._settings(rule.limit_s)
-            process.send([(rule.level, rule.name)])
+            process.send([(rule.level, rule.title)])
             while True:
                 wait([process.connection], max(0.0, process.deadline - time.monotonic()))
                 answer = process.receive()
                 if isinstance(answer, Gone):
                     self.close()
                     reason = f"It did not end within {rule.limit_s:g} s: " if answer.late else "Its process died: "
-                    found = {"case": case, "cases": 1, "seconds": time.monotonic() - start}
-                    return RuleResult.failed(rule, reason + answer.why, **found)
+                    return rule.failed(reason + answer.why, broken=case)
                 if answer is not None and "at" not in answer:
-                    return RuleResult.from_json(answer)
+                    return Result(**answer)
                 if answer is not None:
                     case = answer["at"]
         except AnytronError as error:
             self.close()
-            return RuleResult.failed(rule, error.headline, difference=error.why, seconds=time.monotonic() - start)
+            return rule.failed(in_one_line(error))
 
     def close(self) -> None:
         """End the process; the next rule gets another one."""
@@ -107,9 +98,7 @@ class Checker:
         )
 
 
-def run(
-    source: Source, levels: Sequence[Level], scratch: Path, watcher: Watcher, threads: int = 1
-) -> ConformanceReport:
+def run(source: Source, levels: Sequence[Level], scratch: Path, watcher: Watcher, threads: int = 1) -> list[Result]:
     """Check all rules of some levels; whatever goes wrong in one, the others are checked.
 
     Args:
@@ -119,12 +108,8 @@ def run(
         watcher: Is told how it goes on.
         threads: Processor threads of the checking processes.
     """
-    found: dict[Level, list[RuleResult]] = {}
+    found: list[Result] = []
     for level in levels:
-        found[level] = []
         with Checker(source, scratch, threads) as checker:
-            for rule in rules_of(level):
-                watcher.begins(rule)
-                found[level].append(checker.check(rule))
-                watcher.made(found[level][-1])
-    return ConformanceReport(source.platform, found)
+            found += make(rules_of(level), lambda rule: [checker.check(rule)], watcher)
+    return found

@@ -7,12 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anytron.base.errors import AnytronError
+from anytron.base.results import of_error
 from anytron.config.running import EngineSection
 from anytron.config.schema import RunConfig
 from anytron.device.limits import Feature
+from anytron.proof.checks import Inapplicable
 from anytron.proof.conformance.ranks import require_devices
-from anytron.proof.conformance.rules import Broken, Inapplicable
-from anytron.proof.verification.report import Status, in_one_line
+from anytron.proof.conformance.rules import Broken
 from anytron.run.preflight.adapted import NotPossible, adapted
 from anytron.run.trainer.workers import TrainingWorkers, training_group
 from anytron.workers.executor.local import LocalExecutor
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from anytron.base.results import Result
     from anytron.proof.conformance.subject import Source, Subject
-    from anytron.proof.verification.report import CheckResult
     from anytron.workers.executor.local import LocalWorkerGroup
 
 START_S = 300.0
@@ -112,7 +113,7 @@ def said() -> Iterator[None]:
     try:
         yield
     except AnytronError as error:
-        raise Broken(in_one_line(error)) from error
+        raise Broken(of_error("", error).explanation) from error
 
 
 def usual_format(subject: Subject) -> str:
@@ -120,7 +121,7 @@ def usual_format(subject: Subject) -> str:
     return "bshd" if subject.declined((Feature.THD,)) else "thd"
 
 
-def hold(result: CheckResult, what: str) -> None:
+def hold(result: Result, what: str) -> None:
     """Take the result of a check of ``anytron verify`` as that of a rule's case.
 
     Args:
@@ -131,11 +132,11 @@ def hold(result: CheckResult, what: str) -> None:
         Broken: The check failed.
         Inapplicable: It was not made.
     """
-    if result.status is Status.SKIPPED:
+    if result.status == "skipped":
         raise Inapplicable(result.detail)
-    if result.status is Status.FAILED:
-        measured = result.max_abs_diff is not None and result.tolerance is not None
-        numbers = f"largest difference {result.max_abs_diff:.3g}, allowed {result.tolerance:.1g}; " if measured else ""
+    if result.status == "failed":
+        measured = result.difference is not None and result.tolerance is not None
+        numbers = f"largest difference {result.difference:.3g}, allowed {result.tolerance:.1g}; " if measured else ""
         raise Broken(what, f"{numbers}{result.detail}")
 
 

@@ -19,7 +19,7 @@ def mindspeed_can_be_imported(with_mindspeed, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", with_mindspeed["PYTHONPATH"])
 
 
-LEFT_OUT = {"model/context-parallel": 2, "model/multi-token-prediction": 1}
+LEFT_OUT = {"model.context-parallel": 2, "model.multi-token-prediction": 1}
 """Cases that the adaptor refuses: multi-latent attention with context parallelism."""
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import distributed
 
 from anytron.device.limits import Feature
+from anytron.proof.checks import Inapplicable
 from anytron.proof.conformance.ranks import Member, on_ranks
-from anytron.proof.conformance.rules import Broken, Case, Inapplicable, rule
+from anytron.proof.conformance.rules import Broken, Case, rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable

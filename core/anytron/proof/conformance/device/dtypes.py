@@ -8,8 +8,9 @@ import torch
 from torch.nn import functional
 
 from anytron.device.limits import Feature
+from anytron.proof.checks import Inapplicable
 from anytron.proof.conformance.compare import assert_close
-from anytron.proof.conformance.rules import Broken, Case, Inapplicable, rule
+from anytron.proof.conformance.rules import Broken, Case, rule
 
 if TYPE_CHECKING:
     from torch import Tensor

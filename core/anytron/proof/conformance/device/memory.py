@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.device.runtime import DeviceRuntime
-from anytron.proof.conformance.rules import Broken, Inapplicable, rule
+from anytron.proof.checks import Inapplicable
+from anytron.proof.conformance.rules import Broken, rule
 
 if TYPE_CHECKING:
     from anytron.device.runtime import MemoryStats

@@ -9,7 +9,8 @@ from anytron.base.components import TRAINING_ENGINES, component_names
 from anytron.device.hooks.types import OWN_TRAINER, PatchContext
 from anytron.device.loading import hooks_of
 from anytron.device.patches import Ledger, Outcome, Phase
-from anytron.proof.conformance.rules import Broken, Case, Inapplicable, rule
+from anytron.proof.checks import Inapplicable
+from anytron.proof.conformance.rules import Broken, Case, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

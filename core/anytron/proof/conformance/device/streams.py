@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.proof.conformance.rules import Broken, Inapplicable, rule
+from anytron.proof.checks import Inapplicable
+from anytron.proof.conformance.rules import Broken, rule
 
 if TYPE_CHECKING:
     from anytron.proof.conformance.rules import Case

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from anytron.device.limits import Feature
 from anytron.kernels.oracles.attention import reference_attention
+from anytron.proof.checks import Inapplicable
 from anytron.proof.conformance.kernels.attention_calls import FACTOR, SCALE, Layer
 from anytron.proof.conformance.kernels.comparison import Comparison
 from anytron.proof.conformance.kernels.numbers import in_dtypes
 from anytron.proof.conformance.micro_batches import FEATURE, FORMATS, Scene, micro_batch
-from anytron.proof.conformance.rules import Broken, Case, Inapplicable, rule
+from anytron.proof.conformance.rules import Broken, Case, rule
 from anytron.sequences import scopes
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anytron.proof.checks import Inapplicable
 from anytron.proof.conformance.model.observed import Observer, Seen
 from anytron.proof.conformance.model.table import (
     ARRANGED,
@@ -31,7 +32,7 @@ from anytron.proof.conformance.model.table import (
     TENSOR_EXPERT,
     cases,
 )
-from anytron.proof.conformance.rules import Inapplicable, rule
+from anytron.proof.conformance.rules import rule
 from anytron.proof.conformance.training_ranks import START_S, hold
 from anytron.proof.verification.comparisons import compare_logits, compare_token_outputs, largest
 from anytron.proof.verification.gradient_differences import compare_gradients

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.kernels.contract import AttentionSpec
-from anytron.proof.conformance.rules import Inapplicable
+from anytron.proof.checks import Inapplicable
 from anytron.sequences import scopes
 
 if TYPE_CHECKING:

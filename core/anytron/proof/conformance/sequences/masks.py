@@ -9,8 +9,9 @@ import torch
 from anytron.base.traits import ModelTraits
 from anytron.kernels.oracles.influence import influence
 from anytron.kernels.oracles.masks import PADDING, defined_pairs, read_transformer_engine, wrong_companion
+from anytron.proof.checks import Inapplicable
 from anytron.proof.conformance.micro_batches import Scene, micro_batch, planned_layout, scenes
-from anytron.proof.conformance.rules import Broken, Inapplicable, rule
+from anytron.proof.conformance.rules import Broken, rule
 from anytron.proof.conformance.sequences.attention import attention_of, operands
 from anytron.sequences.layout import ContextShard
 from anytron.sequences.masks import MaskRequest

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from anytron.base.errors import EngineError
 from anytron.config.schema import RunConfig
-from anytron.proof.conformance.rules import Inapplicable
+from anytron.proof.checks import Inapplicable
 from anytron.proof.conformance.subject import Source
 from anytron.proof.conformance.training.runs import TASK, sections
 from anytron.proof.conformance.training_ranks import ENGINE, TrainingRanks

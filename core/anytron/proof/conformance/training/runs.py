@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from anytron.base.errors import AnytronError, ConfigError
+from anytron.base.results import of_error
 from anytron.config.diagnostics import refuse
-from anytron.proof.conformance.rules import Broken, Inapplicable
+from anytron.proof.checks import Inapplicable
+from anytron.proof.conformance.rules import Broken
 from anytron.proof.conformance.training.sort_task import DIGITS, MODEL
-from anytron.proof.verification.report import in_one_line
 from anytron.proof.verification.tolerances import FACTORS
 from anytron.record.tracking.progress import Progress
 from anytron.run.preflight.open_run import open_run
@@ -103,6 +104,6 @@ def run(source: Source, output: Path, **changes: Any) -> Run:
         with LocalExecutor(opened.config, opened.session) as executor:
             train(opened.config, executor, warnings)
     except AnytronError as error:
-        raise Broken(in_one_line(error)) from error
+        raise Broken(of_error("", error).explanation) from error
     lines = (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return Run(output, [json.loads(line) for line in lines], warnings.said, 10 * FACTORS[opened.config.model.dtype])

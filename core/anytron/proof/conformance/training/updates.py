@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.device.limits import Feature
-from anytron.proof.conformance.rules import Broken, Case, Inapplicable, rule
+from anytron.proof.checks import Inapplicable
+from anytron.proof.conformance.rules import Broken, Case, rule
 from anytron.proof.conformance.training.recording import (
     ADAM,
     HALF,
