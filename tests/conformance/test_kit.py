@@ -18,18 +18,19 @@ from typer.testing import CliRunner
 
 from anytron.base.errors import ConfigError, PlatformError
 from anytron.base.results import Result
-from anytron.cli.conformance import run_conformance
+from anytron.cli import main
 from anytron.cli.main import app
 from anytron.device.limits import Feature, Limit
 from anytron.device.loading import hooks_of
 from anytron.device.loading.session import Session
 from anytron.proof.checks import Inapplicable, Report, Watcher
-from anytron.proof.conformance import document, levels
-from anytron.proof.conformance.checking import check_rule
-from anytron.proof.conformance.levels import checked_levels, find_rule, rules_of
-from anytron.proof.conformance.rules import LEVELS, PAGE, TITLE, Broken, Case, rule
-from anytron.proof.conformance.run import Checker, run
-from anytron.proof.conformance.subject import Source, Subject
+from anytron_conformance import document, levels
+from anytron_conformance.checking import check_rule
+from anytron_conformance.command import run_conformance
+from anytron_conformance.levels import checked_levels, find_rule, rules_of
+from anytron_conformance.rules import LEVELS, PAGE, TITLE, Broken, Case, rule
+from anytron_conformance.run import Checker, run
+from anytron_conformance.subject import Source, Subject
 from anytron_cpu import CpuPlatform
 from tests.conformance.device_mutants import with_runtime
 from tests.conformance.mutant import Mutant
@@ -266,6 +267,16 @@ def test_before_any_rule_ctrl_c_gives_an_empty_report(monkeypatch, capsys):
     assert (found["results"], found["interrupted"]) == ([], True)
 
 
+def test_without_the_kit_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(main, "find_spec", lambda name: None)
+    done = CliRunner().invoke(app, ["conformance", "cpu"])
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.what == "The conformance kit is not installed."
+    assert done.exception.where
+    assert done.exception.why
+    assert done.exception.fix == 'pip install "anytron[conformance]"'
+
+
 def test_without_torch_it_says_what_to_install(tmp_path):
     python = make_environment(tmp_path / "environment", anytron=None)
     (site,) = (tmp_path / "environment").glob("lib/python3*/site-packages")
@@ -295,7 +306,7 @@ def test_without_torch_it_says_what_to_install(tmp_path):
 def test_a_mistake_is_told_before_torch_is_imported():
     program = (
         "import sys\nfrom anytron.base.errors import AnytronError\n"
-        "from anytron.cli.conformance import run_conformance\n"
+        "from anytron_conformance.command import run_conformance\n"
         "try:\n    run_conformance(sys.argv[1], [], sys.argv[2:], as_json=False)\n"
         "except AnytronError as error:\n    print(error.what, 'torch' in sys.modules)"
     )
@@ -323,17 +334,16 @@ def test_every_rule_has_a_name_of_its_own_and_a_section():
     rules = [rule for level in LEVELS for rule in rules_of(level)]
     assert len({rule.title for rule in rules}) == len(rules)
     for one in rules:
-        assert f"\n### {one.name}\n" in page
+        assert f"\n### {one.title}\n" in page
         assert one.help, one.name
     assert page.splitlines()[2] == f"# {TITLE}"
     assert f"- {TITLE}: reference/conformance.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert document.render() == page, "run python -m anytron.proof.conformance.document docs/reference/conformance.md"
+    assert document.render() == page, "run python -m anytron_conformance.document docs/reference/conformance.md"
 
 
 def test_it_is_three_lines_in_a_suite(pytester_run):
     output = pytester_run(
-        "from anytron.proof.conformance import conformance\n\n"
-        "test_conformance = conformance('basalt', level='device')\n"
+        "from anytron_conformance import conformance\n\ntest_conformance = conformance('basalt', level='device')\n"
     )
     assert "test_conformance[device.rng-round-trip] PASSED" in output
     assert "basalt declares no own-device: the simulator computes on the host's processor" in output

@@ -13,8 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.proof.conformance.levels import rules_of
-from anytron.proof.conformance.tiny_models import CONFIGS
+from anytron_conformance.levels import rules_of
+from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.families.layouts import MODELS
 from tests.docs.results import NOT_RUN, measured, of_case, of_test, worst

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from anytron.proof.conformance.levels import rules_of
-from anytron.proof.conformance.rules import LEVELS
 from anytron.proof.verification.checks import CHECKS
+from anytron_conformance.levels import rules_of
+from anytron_conformance.rules import LEVELS
 from tests.docs.test_commands import BLOCKS
 from tests.house import ROOT
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from anytron.proof.conformance.tiny_models import write_tiny_model
 from anytron.proof.verification.hugging_face import load_model
 from anytron.proof.verification.scores import (
     LENGTHS,
@@ -20,6 +19,7 @@ from anytron.proof.verification.scores import (
     verify_scores,
 )
 from anytron.task.data.pretrained import read_hf_config
+from anytron_conformance.tiny_models import write_tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "verify-before-you-train.md"
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 import anytron
-from anytron.base.errors import AnytronError, WorkerError
+from anytron.base.errors import AnytronError, ConfigError, WorkerError
 from anytron.base.files import exhausted
 from anytron.base.terminal import make_output_visible
 from anytron.cli.checkpoint import app as checkpoint_app
@@ -156,7 +157,14 @@ def conformance(
 
     Example: anytron conformance cpu --level device --level sequences
     """
-    from anytron.cli.conformance import run_conformance
+    if find_spec("anytron_conformance") is None:
+        raise ConfigError(
+            "The conformance kit is not installed.",
+            where="anytron conformance",
+            why="it is a distribution of its own, anytron-conformance",
+            fix='pip install "anytron[conformance]"',
+        )
+    from anytron_conformance.command import run_conformance
 
     _handle_signals()
     try:

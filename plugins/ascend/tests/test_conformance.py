@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anytron.proof.conformance import conformance
+from anytron_conformance import conformance
 
 test_conformance = conformance("ascend")
 

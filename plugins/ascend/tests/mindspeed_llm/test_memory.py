@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from anytron.proof.conformance.tiny_models import CONFIGS
 from anytron.proof.doctor import memory
 from anytron.proof.doctor.subject import look
 from anytron.task.data.pretrained import model_class
 from anytron_ascend.mindspeed_llm.arguments import FAMILIES, WITH_EXPERTS
+from anytron_conformance.tiny_models import CONFIGS
 
 RANK = "memory.training-rank."
 PARTS = {"parameters", "gradients", "optimizer", "activations", "log-probs"}
