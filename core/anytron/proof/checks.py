@@ -34,7 +34,7 @@ class Check:
 
     Attributes:
         name: Unique in its tuple.
-        function: Makes the check; its docstring says what is done.
+        function: Makes the check and gives its result, or several; its docstring says what is done.
     """
 
     name: str
@@ -52,7 +52,8 @@ class Check:
             subject: What is checked.
         """
         try:
-            yield from self.function(*subject)
+            found = self.function(*subject)
+            yield from [found] if isinstance(found, Result) else found
         except Inapplicable as error:
             yield Result(self.name, "skipped", error.reason)
         except Exception as error:  # noqa: BLE001 - a check that crashes is a finding, and the others are made
