@@ -20,6 +20,7 @@ BEGIN, END = "<!-- floors: written by python -m tests.house --draw -->", "<!-- e
 
 PACKAGES = {
     "anytron": ROOT / "core" / "anytron",
+    "anytron_conformance": ROOT / "core" / "anytron_conformance",
     "anytron_megatron": ROOT / "backends" / "anytron_megatron",
     "anytron_rollout": ROOT / "backends" / "anytron_rollout",
     "anytron_vllm": ROOT / "backends" / "anytron_vllm",
@@ -47,6 +48,15 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("proof",),
         ("cli",),
         ("__main__",),
+    ),
+    "anytron_conformance": (
+        ("prediction_modules", "subject", "tiny_models"),
+        ("recorded", "rules"),
+        ("checking", "compare", "levels", "micro_batches"),
+        ("document", "run", "worker"),
+        ("command", "plugin", "ranks"),
+        ("__init__", "device", "kernels", "sequences", "training_ranks"),
+        ("model", "training"),
     ),
     "anytron_megatron": (
         ("__init__", "metrics", "names", "portable_te", "redirect"),
@@ -114,7 +124,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("activate",),
     ),
 }
-"""From the ground up. Packages are stacked as well: a backend stands on the core, a plugin on both."""
+"""From the ground up. Packages are stacked as well: kit and backends stand on the core, plugins on backends."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from anytron.proof.conformance.levels import rules_of
-from anytron.proof.conformance.rules import LEVELS
 from anytron.proof.verification.checks import CHECKS
+from anytron_conformance.levels import rules_of
+from anytron_conformance.rules import LEVELS
 from tests.docs.test_commands import BLOCKS
 from tests.house import ROOT
 
@@ -107,5 +107,7 @@ def test_a_question_has_its_answer(question):
 def test_what_kernels_must_satisfy_is_what_the_kit_checks():
     rows = [line for line in (ROOT / KERNELS).read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     named = {name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row.strip("|").split("|")[-1])}
-    assert named - {rule.name for level in LEVELS for rule in rules_of(level)} - set(CHECKS) == set()
-    assert {rule.name for rule in rules_of("kernels")} - named == set()
+    assert (
+        named - {rule.title for level in LEVELS for rule in rules_of(level)} - {check.name for check in CHECKS} == set()
+    )
+    assert {rule.title for rule in rules_of("kernels")} - named == set()

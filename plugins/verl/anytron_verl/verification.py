@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.base.errors import EngineError
+from anytron.base.results import Result
 from anytron.config.json_files import read_object
-from anytron.proof.verification.report import CheckResult, Report, Status
+from anytron.proof.checks import Report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.proof.verification.report import Watcher
+    from anytron.proof.checks import Watcher
 
 FACTS, EXPECTED, ALONE = "facts.json", "expected.safetensors", "alone.safetensors"
 LAST_LINES = 3
@@ -56,7 +57,7 @@ def verify(path: Path, overrides: Sequence[str], directory: Path, watcher: Watch
     watcher.begins(f"verl's engine on {ranks} ranks" if ranks > 1 else "verl's engine")
     _run("ranks", given, ranks, directory, {})
     answers = [read_object(file) for file in sorted(directory.glob("results-*.json"))]
-    return Report(_joined(answers), {})
+    return Report(_joined(answers))
 
 
 def _run(what: str, arguments: Sequence[str], ranks: int, directory: Path, environment: dict[str, str]) -> None:
@@ -94,14 +95,14 @@ def _run(what: str, arguments: Sequence[str], ranks: int, directory: Path, envir
             process.wait()
 
 
-def _joined(answers: list[dict[str, list[dict[str, object]]]]) -> list[CheckResult]:
+def _joined(answers: list[dict[str, list[dict[str, object]]]]) -> list[Result]:
     """Take the results of the rank that has outputs, and of the gradients the first that is wrong on any."""
     found = [
-        [CheckResult(**{**one, "status": Status(one["status"])}) for one in answer["results"]]  # type: ignore[arg-type]
+        [Result(**one) for one in answer["results"]]  # type: ignore[arg-type]
         for answer in answers
     ]
     *results, gradients = next(one for one, answer in zip(found, answers, strict=True) if answer["has_outputs"])
-    failed = [one[-1] for one in found if one[-1].status is Status.FAILED]
+    failed = [one[-1] for one in found if one[-1].status == "failed"]
     return [*results, *(failed or [gradients])[:1]]
 
 

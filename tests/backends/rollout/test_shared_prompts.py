@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig
 
-from anytron.proof.conformance.tiny_models import write_tiny_model
 from anytron.task.data.pretrained import model_class
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
+from anytron_conformance.tiny_models import write_tiny_model
 from anytron_rollout import shared_prompts
 from tests.backends.rollout.conftest import engine_for, generate, run_config, write_weights
 
