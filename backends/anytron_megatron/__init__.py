@@ -7,7 +7,11 @@ Its public names are for trainers of one's own and for engines that are made of 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from anytron_megatron.checks.optimizer import optimizer_diagnostics
+    from anytron_megatron.checks.run import split_diagnostics
+    from anytron_megatron.checks.subject import models_of
     from anytron_megatron.engine import MegatronEngine
+    from anytron_megatron.estimate.run import estimate as estimate_training
     from anytron_megatron.models.accepted_masks import accepted_masks
     from anytron_megatron.models.traits import features_of, traits_of
     from anytron_megatron.own_trainer import forward, join, micro_batches, token_log_probs
@@ -29,11 +33,15 @@ __all__ = [
     "PreparedBatch",
     "accepted_masks",
     "context_shard",
+    "estimate_training",
     "features_of",
     "forward",
     "join",
     "micro_batches",
+    "models_of",
+    "optimizer_diagnostics",
     "set_mask_type",
+    "split_diagnostics",
     "stand_in_during_imports",
     "token_log_probs",
     "traits_of",

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
 
 
+def models_of(run: RunConfig) -> list[Subject]:
+    """Name the models of a run that Megatron's policy engine holds: the policy's, and of critic and teacher their own."""
+    return [one for one in (Subject.policy(run), Subject.critic(run), Subject.teacher(run)) if one is not None]
+
+
 @dataclass(frozen=True)
 class Subject:
     """The policy's model, the critic's, the teacher's, or a reward model.

@@ -25,11 +25,17 @@ def find(module: str, name: str) -> object:
     public = sys.modules[module]
     if name not in public.__all__:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    for node in ast.walk(ast.parse(Path(str(public.__file__)).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            for alias in node.names:
-                if name == (alias.asname or alias.name):
-                    found: object = getattr(importlib.import_module(node.module), alias.name)
-                    setattr(public, name, found)
-                    return found
-    raise AttributeError(f"module {module!r} lists {name!r} in __all__ and does not import it")
+    home, there = homes(Path(str(public.__file__)))[name]
+    found: object = getattr(importlib.import_module(home), there)
+    setattr(public, name, found)
+    return found
+
+
+def homes(path: Path) -> dict[str, tuple[str, str]]:
+    """Read from a file where each name that it imports comes from: the module, and the name there."""
+    return {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+        for alias in node.names
+    }

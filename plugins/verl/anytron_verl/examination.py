@@ -12,29 +12,31 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from anytron.base.entries import Entry
-from anytron.device.patches.versions import in_range, installed_version
+from anytron import Requirement
+from anytron.train import examine_requirements
+from anytron.verification import Entry
 from anytron_verl.names import POLICY, SUPPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from anytron.proof.doctor.subject import Subject
+    from anytron.verification import Subject
 
 TIMEOUT_S = 600
 
 
 def examine(subject: Subject) -> Iterator[Entry]:
     """Import verl in a process of its own, on the platform of the session, and load its plugins one by one."""
-    version = installed_version("verl")
-    if not version:
+    wanted = Requirement("verl", SUPPORTED, f"pip install --no-deps 'verl{SUPPORTED}'")
+    (found,) = examine_requirements([("verl", wanted)])
+    if found.installed is None:
         yield Entry("verl.version", "skip", "verl is not installed")
         return
-    if in_range(version, SUPPORTED):
-        yield Entry("verl.version", "ok", f"{version} is in {SUPPORTED}")
+    if found.fits:
+        yield Entry("verl.version", "ok", f"{found.installed} is in {SUPPORTED}")
     else:
-        detail = f"{version} is outside of {SUPPORTED}: its own layouts are used, and its engine was not tested"
-        yield Entry("verl.version", "warn", detail, f"pip install --no-deps 'verl{SUPPORTED}'")
+        detail = f"{found.installed} is outside of {SUPPORTED}: its own layouts are used, and its engine was not tested"
+        yield Entry("verl.version", "warn", detail, found.remedy)
     named = {} if subject.session is None else {"ANYTRON_PLATFORM": subject.session.platform.name}
     yield from _loading(named)
 

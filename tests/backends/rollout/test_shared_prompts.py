@@ -49,7 +49,7 @@ def engine(request, tmp_path_factory) -> TransformersEngine:
     weights = model_class(config).from_config(config, dtype=torch.float32).state_dict()
     engine = engine_for(run_config(model={"path": str(directory)}, max_batch_size=64))
     engine.load_weights(write_weights(directory / "weights.safetensors", weights))
-    assert engine._shares_prompts and shared_prompts.can_share(engine._model)
+    assert shared_prompts.can_share(engine._model)
     return engine
 
 

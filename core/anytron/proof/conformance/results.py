@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from anytron import __version__
+from anytron.base.version import __version__
 from anytron.proof.verification.report import Status
 
 if TYPE_CHECKING:

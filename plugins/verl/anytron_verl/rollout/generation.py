@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import StoppingCriteria, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from anytron.base.errors import ConfigError, EngineError
-from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
-from anytron.workers.weights.transfer import Piece
+from anytron import ConfigError, EngineError
+from anytron.engines import GenerationRequest, Piece, PromptInputs, Response, SamplingParams
 from anytron_rollout import build_model, generate, load_verified
 
 if TYPE_CHECKING:

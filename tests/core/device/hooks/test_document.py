@@ -11,10 +11,10 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
+from anytron.device.hooks.document_types import describe_kernel, reachable, types_in
 
 from anytron.device.hooks import document, specs
 from anytron.device.hooks.dispatch import WAYS
-from anytron.device.hooks.document_types import describe_kernel, reachable, types_in
 from anytron.device.hooks.facade import Hooks
 from anytron.device.hooks.registry import specifications
 from anytron.device.platform import Platform

@@ -1,8 +1,4 @@
-"""Describe the types that hooks name, and the fused kernels, for ``docs/reference/hooks.md``.
-
-All of it comes from the sources: which types there are from the hooks' annotations and from those of the types' own
-fields, the meaning of each field from docstrings.
-"""
+"""Describe public names from their sources: signatures as they are written, and docstrings."""
 
 from __future__ import annotations
 
@@ -13,140 +9,64 @@ import inspect
 import re
 from enum import Enum
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anytron.kernels.contract import KernelName, KernelSpec
+from anytron.base.lazy import homes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from types import ModuleType
-
-ELSEWHERE = {"RunConfig": "config.md", "Ledger": "../explanation/patches.md"}
-"""Types that another page describes."""
-MORE = (("anytron.device.patches", "Installed"), ("anytron.device.runtime", "TorchDeviceRuntime"))
-"""Types that no annotation names, and a plugin needs: the result of a patch, and the shortest way to a runtime."""
-_OURS = "anytron"
 
 
 class Named(NamedTuple):
-    """A type: its name, and the module that people import it from."""
+    """A public name, and the public module that people import it from."""
 
     name: str
     module: str
 
     @property
     def value(self) -> Any:
-        """The class, or what an alias stands for."""
+        """The class, the function, or what an alias stands for."""
         return getattr(importlib.import_module(self.module), self.name)
 
-
-def types_in(annotations: Iterable[str], module: ModuleType) -> list[Named]:
-    """Find the types of ours that annotations name, in their order.
-
-    Args:
-        annotations: As they are written.
-        module: Where they are written, with all that it imports, for type checkers as well.
-    """
-    places = _places(module)
-    names = [name for text in annotations for name in re.findall(r"\b[A-Z]\w+", text)]
-    return [_exported(Named(name, places[name])) for name in dict.fromkeys(names) if name in places]
+    @property
+    def home(self) -> ModuleType:
+        """The module that defines it."""
+        module, name = importlib.import_module(self.module), self.name
+        while place := homes(Path(str(module.__file__))).get(name):
+            module, name = importlib.import_module(place[0]), place[1]
+        return module
 
 
-def reachable(found: Iterable[Named]) -> list[Named]:
-    """Add the types that fields, and methods that a plugin implements, name in their turn; sorted by name."""
-    known: dict[str, Named] = {}
-    waiting = [Named(name, module) for module, name in MORE]
-    waiting += [one for one in found if one.name not in ELSEWHERE]
-    while waiting:
-        one = waiting.pop()
-        if one.name in known:
-            continue
-        known[one.name] = one
-        defined = importlib.import_module(getattr(one.value, "__module__", one.module))
-        further = types_in(_annotations(one), defined if inspect.isclass(one.value) else _home(one))
-        waiting += [other for other in further if other.name not in ELSEWHERE]
-    return [known[name] for name in sorted(known)]
-
-
-def describe_type(one: Named) -> str:
-    """Give the section of a type, as Markdown."""
-    lines = [f"### {one.name}", "", "```python", f"from {one.module} import {one.name}", "```", ""]
-    value = one.value
-    if not inspect.isclass(value):
-        return "\n".join([*lines, *_describe_alias(one)])
+def describe(one: Named) -> str:
+    """Give the section of a public name, as Markdown."""
+    value, called = one.value, [f"from {one.module} import {one.name}"]
+    if inspect.isfunction(value):
+        called += ["", f"{one.name}{_signature(value)}"]
+    elif not inspect.isclass(value):
+        called += ["", f"{one.name} = {source}"] if (source := _source_of(one)) else []
+    lines = [f"### {one.name}", "", "```python", *called, "```", ""]
+    if not inspect.isclass(value) and not inspect.isfunction(value):
+        return "\n".join([*lines, _markdown(_docstrings(one.home).get(one.name, "")), ""])
     text, parts = _split(inspect.getdoc(value) or "")
     lines += [text, ""]
+    if inspect.isfunction(value):
+        return "\n".join([*lines, *_listed("Args", parts), *_listed("Returns", parts), *_listed("Raises", parts)])
+    if hasattr(value, "model_fields"):
+        return "\n".join([*lines, *["Its keys are in [the configuration](config.md).", ""] * bool(value.model_fields)])
+    return "\n".join([*lines, *_members(value, parts), *_methods(value)])
+
+
+def _members(value: Any, parts: dict[str, dict[str, str]]) -> list[str]:
     if dataclasses.is_dataclass(value):
-        lines += _fields(value, parts.get("Attributes", {}))
-    elif issubclass(value, Enum):
+        return _fields(value, parts.get("Attributes", {}))
+    if issubclass(value, Enum):
         meanings = _attribute_docstrings(value)
-        lines += [f"- `{member.name}` = `{member.value}`{_after(meanings.get(member.name))}" for member in value] + [""]
-    else:
-        meanings = parts.get("Attributes", {}) | _attribute_docstrings(value)
-        lines += [f"- `{name}`: {meaning}" for name, meaning in meanings.items()] + [""] * bool(meanings)
-        lines += _listed("Args", parts) + _listed("Returns", parts)
-    return "\n".join([*lines, *_methods(value)])
-
-
-def describe_kernel(name: KernelName) -> str:
-    """Give the section of a fused kernel: how it is called."""
-    from anytron.kernels.fused import default_kernel
-
-    function = default_kernel(name, KernelSpec("cpu"))
-    text, parts = _split(inspect.getdoc(function) or "")
-    signature = f"{name.value}{_signature(function)}"
-    found = [f"### {name.value}", "", "```python", signature, "```", "", text, ""]
-    return "\n".join([*found, *_listed("Args", parts), *_listed("Returns", parts)])
-
-
-# ---- where types are ----------------------------------------------------------------------------------
-
-
-def _places(module: ModuleType) -> dict[str, str]:
-    """The names of ours that a module defines or imports, and the modules that they come from."""
-    found: dict[str, str] = {}
-    for node in ast.walk(ast.parse(inspect.getsource(module))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == _OURS:
-            found |= {alias.name: node.module or "" for alias in node.names}
-    own = vars(module)
-    return found | {name: module.__name__ for name in _definitions(module) if name in own}
-
-
-def _definitions(module: ModuleType) -> list[str]:
-    """Classes and aliases that a module defines: whatever has a capital and small letters."""
-    names = []
-    for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.ClassDef):
-            names.append(node.name)
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            names.append(node.targets[0].id)
-    return [name for name in names if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name)]
-
-
-def _exported(one: Named) -> Named:
-    """Name the package instead of the file where it exports the type."""
-    package = one.module.rpartition(".")[0]
-    exports = getattr(importlib.import_module(package), "__all__", ()) if "." in package else ()
-    return Named(one.name, package) if one.name in exports else one
-
-
-def _home(one: Named) -> ModuleType:
-    return importlib.import_module(one.module)
-
-
-def _annotations(one: Named) -> list[str]:
-    value = one.value
-    if not inspect.isclass(value):
-        return [_source_of_alias(one)]
-    found = [str(annotation) for annotation in vars(value).get("__annotations__", {}).values()]
-    if dataclasses.is_dataclass(value):
-        return found
-    return found + [
-        str(annotation) for _, method in _functions(value) for annotation in method.__annotations__.values()
-    ]
-
-
-# ---- what they are ------------------------------------------------------------------------------------
+        return [f"- `{member.name}` = `{member.value}`{_after(meanings.get(member.name))}" for member in value] + [""]
+    meanings = parts.get("Attributes", {}) | _attribute_docstrings(value)
+    attributes = [f"- `{name}`: {meaning}" for name, meaning in meanings.items()] + [""] * bool(meanings)
+    return attributes + _listed("Args", parts) + _listed("Returns", parts)
 
 
 def _fields(value: Any, meanings: dict[str, str]) -> list[str]:
@@ -201,13 +121,8 @@ def _signature(function: Callable[..., Any]) -> str:
     return f"({', '.join(texts)}) -> {signature.return_annotation}"
 
 
-def _describe_alias(one: Named) -> list[str]:
-    source = _source_of_alias(one)
-    return ["```python", f"{one.name} = {source}", "```", "", _markdown(_docstrings(_home(one)).get(one.name, "")), ""]
-
-
-def _source_of_alias(one: Named) -> str:
-    source = inspect.getsource(_home(one))
+def _source_of(one: Named) -> str:
+    source = inspect.getsource(one.home)
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == one.name:
             return ast.get_source_segment(source, node.value) or ""
