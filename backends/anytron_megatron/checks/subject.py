@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def models_of(run: RunConfig) -> list[Subject]:
-    """Name the models of a run that Megatron's policy engine holds: the policy's, and of critic and teacher their own."""
+    """List the policy's model, and those of critic and teacher where they have directories of their own."""
     return [one for one in (Subject.policy(run), Subject.critic(run), Subject.teacher(run)) if one is not None]
 
 

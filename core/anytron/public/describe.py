@@ -80,6 +80,8 @@ def _fields(value: Any, meanings: dict[str, str]) -> list[str]:
 
 
 def _plain(default: object) -> str:
+    if inspect.isfunction(default):
+        return default.__name__
     return f"{type(default).__name__}.{default.name}" if isinstance(default, Enum) else repr(default)
 
 
