@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from anytron.base.errors import (
         AnytronError,
         ConfigError,
+        DataError,
         EngineError,
         HookContractError,
         PatchError,
@@ -61,6 +62,7 @@ __all__ = [
     "Availability",
     "ConfigEdit",
     "ConfigError",
+    "DataError",
     "Decision",
     "DeviceRuntime",
     "Diagnostic",

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from anytron.algorithms.advantages.groups import compare
     from anytron.algorithms.contract import AdvantageFunction, Advantages, PolicyTokens, TokenLosses
     from anytron.config.algorithm import AlgorithmSection
     from anytron.record.sinks import MetricSink, SinkRun
@@ -30,4 +31,5 @@ __all__ = [
     "Task",
     "TokenLosses",
     "Turn",
+    "compare",
 ]

@@ -30,8 +30,8 @@ cures it. The command line prints them without a traceback and ends with status 
 bug, and keeps its traceback. Below, an ellipsis stands for what an error fills in.
 [Troubleshooting](../how-to/troubleshooting.md) says more about the frequent ones.
 
-All classes are in `anytron.base.errors` and inherit from `AnytronError`, whose instances have the attributes `what`,
-`where`, `why` and `fix`.
+All classes inherit from `AnytronError`, whose instances have the attributes `what`, `where`, `why` and `fix`. Plugins
+raise those that `anytron` [offers](api.md#anytron).
 """
 FAULTS = """## What is wrong with a function of yours
 

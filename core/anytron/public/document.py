@@ -6,6 +6,7 @@ Run ``python -m anytron.public.document docs/reference/api.md`` after a change; 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def render() -> str:
     contents = ["| module | for |", "|---|---|"]
     contents += [f"| [`{module}`](#{_anchor(module)}) | {purpose} |" for module, purpose in MODULES.items()]
     sections = [part for module, purpose in MODULES.items() for part in _section(module, purpose)]
-    return "\n".join([HEADING, "## Modules", "", *contents, "", *sections]).rstrip() + "\n"
+    return _linked("\n".join([HEADING, "## Modules", "", *contents, "", *sections]).rstrip() + "\n")
 
 
 def names(module: str) -> list[Named]:
@@ -53,6 +54,16 @@ def _section(module: str, purpose: str) -> list[str]:
     found = names(module)
     listed = ", ".join(f"[`{one.name}`](#{one.name.lower()})" for one in found)
     return [f"## {module}", "", f"{purpose}: {listed}.", "", *map(describe, found)]
+
+
+def _linked(page: str) -> str:
+    """Link what docstrings say of a public name, by the place of its definition, to the name's own section."""
+    known = {one.name for module in MODULES for one in names(module)}
+
+    def link(found: re.Match[str]) -> str:
+        return f"[`{found[1]}`](#{found[1].lower()})" if found[1] in known else found[0]
+
+    return re.sub(r"`anytron\w*(?:\.\w+)+\.(\w+)`", link, page)
 
 
 def _anchor(heading: str) -> str:
