@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ FOLDERS = (
     "plugins/verl/anytron_verl",
     "plugins/swift/anytron_swift",
 )
+PAGES = ("docs/how-to", "docs/explanation", "docs/tutorial", *FOLDERS, "plugins/cuda", "plugins/ascend", "plugins/verl")
 OURS = {"anytron", *(path.name for path in (ROOT / "backends").iterdir() if path.is_dir())}
 LAZY = [
     name
@@ -32,9 +34,9 @@ LAZY = [
 ]
 
 
-def private(path: Path) -> list[str]:
+def private(path: Path, source: str | None = None) -> list[str]:
     """Each use of a private name in a file: its line, and the name. Imports inside of functions count."""
-    tree, found, modules = ast.parse(path.read_text(encoding="utf-8")), [], {}
+    tree, found, modules = ast.parse(source or path.read_text(encoding="utf-8")), [], {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -65,6 +67,25 @@ def test_other_packages_import_public_names_only(folder):
     files = [path for path in (ROOT / folder).rglob("*.py") if "build" not in path.parts]
     assert files
     assert [use for path in files for use in private(path)] == []
+
+
+def imports_of(page: Path) -> str:
+    """The imports in a page of Markdown, each on its line."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line.strip() if re.match(r"\s*(from|import) anytron", line) else "" for line in lines)
+
+
+def test_pages_import_public_names_only():
+    pages = [path for folder in PAGES for path in (ROOT / folder).rglob("*.md")]
+    found = {path: imports_of(path) for path in [*pages, ROOT / "README.md"]}
+    assert sum(bool(source.strip()) for source in found.values()) >= 10
+    assert [use for path, source in found.items() if source.strip() for use in private(path, source)] == []
+
+
+def test_a_private_name_in_a_page_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\ndef f():\n    from anytron.base.errors import EngineError\n```\n", encoding="utf-8")
+    assert private(page, imports_of(page)) == [f"{page}:3 anytron.base.errors.EngineError"]
 
 
 @pytest.mark.parametrize(
