@@ -34,6 +34,12 @@ asked for. Classes with fields are frozen dataclasses: `dataclasses.replace` mak
   written; this is version {API_VERSION}. The number grows when an existing platform would have to change. A platform of
   another version is refused by name before anything starts.
 - **Processes of one run** have the same version of Anytron: a worker refuses a driver of another one.
+
+## Modules
+
+A platform needs `anytron`, and for its hooks `anytron.kernels` and `anytron.sequences`. A configuration names functions and
+classes that need `anytron.tasks`. A program with its own trainer needs `anytron.train` and `anytron_megatron`. The other
+modules are for plugins that bring an engine or a whole framework.
 """
 
 
@@ -42,7 +48,7 @@ def render() -> str:
     contents = ["| module | for |", "|---|---|"]
     contents += [f"| [`{module}`](#{_anchor(module)}) | {purpose} |" for module, purpose in MODULES.items()]
     sections = [part for module, purpose in MODULES.items() for part in _section(module, purpose)]
-    return _linked("\n".join([HEADING, "## Modules", "", *contents, "", *sections]).rstrip() + "\n")
+    return _linked("\n".join([HEADING, *contents, "", *sections]).rstrip() + "\n")
 
 
 def names(module: str) -> list[Named]:

@@ -20,7 +20,7 @@ LENGTHS = "basalt_lengths"
 
 
 class BasaltAttention:
-    """The kernel of one layer: an :class:`anytron.kernels.contract.AttentionKernel`.
+    """The kernel of one layer: an :class:`anytron.kernels.AttentionKernel`.
 
     Args:
         spec: The layer.

@@ -18,7 +18,7 @@ class AcmePlatform(Platform):
     """Acme's device, once :meth:`probe` and ``runtime.py`` ask for it."""
 
     # Besides these there are visible_devices_variable, ray_resource, device_packages and others:
-    # python -m pydoc anytron.device.platform.Platform
+    # python -m pydoc anytron.Platform
     name = "acme"
     api_version = 1
     options_model = AcmeOptions
