@@ -37,9 +37,9 @@ asked for. Classes with fields are frozen dataclasses: `dataclasses.replace` mak
 
 ## Modules
 
-A platform needs `anytron`, and for its hooks `anytron.kernels` and `anytron.sequences`. A configuration names functions and
-classes that need `anytron.tasks`. A program with its own trainer needs `anytron.train` and `anytron_megatron`. The other
-modules are for plugins that bring an engine or a whole framework.
+A platform needs `anytron`, and for its hooks `anytron.kernels` and `anytron.sequences`. A configuration names functions
+and classes that need `anytron.tasks`. A program with its own trainer needs `anytron.train` and `anytron_megatron`. The
+other modules are for plugins that bring an engine or a whole framework.
 """
 
 
@@ -67,7 +67,8 @@ def _linked(page: str) -> str:
     known = {one.name for module in MODULES for one in names(module)}
 
     def link(found: re.Match[str]) -> str:
-        return f"[`{found[1]}`](#{found[1].lower()})" if found[1] in known else found[0]
+        is_name = found[1] in known and found[0].strip("`") not in MODULES
+        return f"[`{found[1]}`](#{found[1].lower()})" if is_name else found[0]
 
     return re.sub(r"`anytron\w*(?:\.\w+)+\.(\w+)`", link, page)
 
