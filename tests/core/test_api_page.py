@@ -29,7 +29,8 @@ NAMES = {one.name: one for module in MODULES for one in names(module)}
 
 
 def section(name):
-    return PAGE.partition(f"### {name}\n")[2].partition("\n### ")[0].partition("\n## ")[0]
+    heading = f"`{name}`" if name.startswith("_") else name
+    return PAGE.partition(f"### {heading}\n")[2].partition("\n### ")[0].partition("\n## ")[0]
 
 
 def test_the_page_is_up_to_date(tmp_path):
@@ -102,7 +103,7 @@ def test_a_name_s_own_words_are_there():
 
 def test_every_link_of_the_page_has_its_heading():
     headings = {
-        re.sub(r"[.\s]", lambda found: "-" if found[0] == " " else "", line.lstrip("# ").lower())
+        re.sub(r"[.\s]", lambda found: "-" if found[0] == " " else "", line.strip("# `").lower())
         for line in PAGE.splitlines()
         if line.startswith("#")
     }

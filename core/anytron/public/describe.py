@@ -46,7 +46,8 @@ def describe(one: Named) -> str:
         called += ["", f"{one.name}{_signature(value)}"]
     elif not inspect.isclass(value):
         called += ["", f"{one.name} = {source}"] if (source := _source_of(one)) else []
-    lines = [f"### {one.name}", "", "```python", *called, "```", ""]
+    heading = f"`{one.name}`" if one.name.startswith("_") else one.name  # no Markdown
+    lines = [f"### {heading}", "", "```python", *called, "```", ""]
     if not inspect.isclass(value) and not inspect.isfunction(value):
         return "\n".join([*lines, _markdown(_docstrings(one.home).get(one.name, "")), ""])
     text, parts = _split(inspect.getdoc(value) or "")
@@ -124,10 +125,11 @@ def _signature(function: Callable[..., Any]) -> str:
 
 
 def _source_of(one: Named) -> str:
+    """The value of a constant or an alias as it is written; nothing if it is computed."""
     source = inspect.getsource(one.home)
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == one.name:
-            return ast.get_source_segment(source, node.value) or ""
+            return "" if isinstance(node.value, ast.Call) else ast.get_source_segment(source, node.value) or ""
     return ""
 
 
