@@ -11,10 +11,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-import anytron
 from anytron.base.errors import AnytronError, ConfigError, WorkerError
 from anytron.base.files import exhausted
 from anytron.base.terminal import make_output_visible
+from anytron.base.version import __version__
 from anytron.cli.checkpoint import app as checkpoint_app
 from anytron.cli.data import app as data_app
 from anytron.cli.patches import app as patches_app
@@ -60,7 +60,7 @@ Overrides = Annotated[
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"anytron {anytron.__version__}")
+        typer.echo(f"anytron {__version__}")
         raise typer.Exit
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anytron import __version__
+from anytron.base.version import __version__
 from anytron.base.results import STATUSES, Result, of_error
 
 if TYPE_CHECKING:

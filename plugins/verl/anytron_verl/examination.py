@@ -12,29 +12,31 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from anytron.base.results import Result
-from anytron.device.patches.versions import in_range, installed_version
+from anytron import Requirement
+from anytron.train import examine_requirements
+from anytron.verification import Result
 from anytron_verl.names import POLICY, SUPPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from anytron.proof.doctor.subject import Subject
+    from anytron.verification import Subject
 
 TIMEOUT_S = 600
 
 
 def examine(subject: Subject) -> Iterator[Result]:
     """Import verl in a process of its own, on the platform of the session, and load its plugins one by one."""
-    version = installed_version("verl")
-    if not version:
+    wanted = Requirement("verl", SUPPORTED, f"pip install --no-deps 'verl{SUPPORTED}'")
+    (found,) = examine_requirements([("verl", wanted)])
+    if found.installed is None:
         yield Result("verl.version", "skipped", "verl is not installed")
         return
-    if in_range(version, SUPPORTED):
-        yield Result("verl.version", "passed", f"{version} is in {SUPPORTED}")
+    if found.fits:
+        yield Result("verl.version", "passed", f"{found.installed} is in {SUPPORTED}")
     else:
-        detail = f"{version} is outside of {SUPPORTED}: its own layouts are used, and its engine was not tested"
-        yield Result("verl.version", "warning", detail, f"pip install --no-deps 'verl{SUPPORTED}'")
+        detail = f"{found.installed} is outside of {SUPPORTED}: its own layouts are used, and its engine was not tested"
+        yield Result("verl.version", "warning", detail, found.remedy)
     named = {} if subject.session is None else {"ANYTRON_PLATFORM": subject.session.platform.name}
     yield from _loading(named)
 
