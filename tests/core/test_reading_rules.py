@@ -33,6 +33,7 @@ PARSED_ELSEWHERE = {
     "backends/anytron_vllm/installation.py": "what our own program prints",
     "plugins/verl/anytron_verl/configuration.py": "a configuration that hydra has read",
     "plugins/verl/anytron_verl/examination.py": "what our own program prints",
+    "plugins/verl/anytron_verl/verification.py": "what its own processes have written",
 }
 
 
