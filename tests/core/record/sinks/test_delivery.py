@@ -105,7 +105,7 @@ class Broken(MetricSink):
     first, last = told.warnings
     assert first.startswith(f"the sink Broken failed: {error.partition('(')[0]}")
     assert "metrics.jsonl has every step" in first
-    assert last.startswith("the sink Broken lacks 3 steps: 3 failed, 0 were dropped, 0 still waited")
+    assert last.startswith("the sink Broken lacks 3 steps: 3 failed, 0 were dropped, 0 were still waiting")
     assert (tmp_path / "two").exists(), "a later step may pass"
     log = (tmp_path / "run" / "logs" / "driver.log").read_bytes().decode()
     assert log.count("warning: the sink Broken") == 2
