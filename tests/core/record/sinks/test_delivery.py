@@ -160,7 +160,8 @@ def test_a_sink_that_hangs_stalls_neither_a_step_nor_the_end(with_sinks, told):
     assert "has not closed within 0.5 s (tracking.close_timeout_s)" in not_closed
     # One may be in its hands, 1000 wait, and the rest found no room.
     lacking, dropped, waiting = map(
-        int, re.match(r"the sink Hanging lacks (\d+) steps: 0 failed, (\d+) were dropped, (\d+) were still", lacks).groups()
+        int,
+        re.match(r"the sink Hanging lacks (\d+) steps: 0 failed, (\d+) were dropped, (\d+) were still", lacks).groups(),
     )
     assert lacking == dropped + waiting
     assert lacking in (1199, 1200)
