@@ -31,7 +31,7 @@ STARTS = {
     "core/anytron/task/rewards/judge.py": "right answers are looked at before the first step",
 }
 """Files elsewhere whose errors come up before the first step, too, and why."""
-NEW_RUN = re.compile(r"\b(?:new run|begin anew|begin again)\b")
+NEW_RUN = re.compile(r"\b(?:new run|start over)\b")
 INDIRECT = {
     "critic.optimizer.lr": "trainer/non_finite.py fills in the section",
     "critic.optimizer.warmup_steps": "trainer/non_finite.py fills in the section",

@@ -102,7 +102,10 @@ def test_the_environment_of_rollout_python_counts(tmp_path):
     assert find_installation(str(python)).version == "0.32.1"
     assert found(python=str(python)) == []
     ((_, _, text),) = found(SEES, python=str(python), processor="p.py:p")
-    assert f"needs torchvision for a model that takes images; the environment of {python} has none" in text
+    assert (
+        f"needs torchvision for a model that takes images, and it is not installed in the environment of {python}"
+        in text
+    )
     (site / "torchvision").mkdir()
     (site / "torchvision" / "__init__.py").touch()
     assert found(SEES, python=str(python), processor="p.py:p") == []
@@ -115,7 +118,10 @@ def test_models_that_take_images_need_torchvision_and_a_processor(site, monkeypa
     monkeypatch.setitem(sys.modules, "torchvision", None)
     ((severity, key, text),) = found(SEES, processor="p.py:p")
     assert (severity, key) == ("error", "rollout.engine")
-    assert "vLLM 0.32.5 needs torchvision for a model that takes images; this environment has none" in text
+    assert (
+        "vLLM 0.32.5 needs torchvision for a model that takes images, and it is not installed in this environment"
+        in text
+    )
     assert "rollout.engine=transformers" in text
 
 
@@ -153,7 +159,7 @@ def test_a_torchvision_that_cannot_be_imported_is_an_error_with_its_reason(site)
             "3 key",
         ),
         ({}, {"options": {"max_model_len": 8}}, "rollout.options.max_model_len", "leave no room for a prompt"),
-        ({}, {"options": {"max_model_len": 65}}, "rollout.options.max_model_len", "the model's context has 64 tokens"),
+        ({}, {"options": {"max_model_len": 65}}, "rollout.options.max_model_len", "the model's context is 64 tokens"),
         (
             {},
             {"options": {"engine_args": {"logprobs_mode": "processed_logprobs"}}},
@@ -181,7 +187,7 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4}
 @pytest.mark.parametrize(
     ("model", "platform", "rank", "key", "text"),
     [
-        ({}, CpuPlatform(), 513, "model.lora.rank", "of rank 512 at most"),
+        ({}, CpuPlatform(), 513, "model.lora.rank", "up to rank 512"),
         (EXPERTS, CpuPlatform(), 8, "rollout.lora", "experts with adapters by Triton kernels"),
         (EXPERTS, Accelerator(), 8, "rollout.lora", "no test compares vLLM's qwen3_moe with adapters"),
     ],

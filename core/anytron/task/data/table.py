@@ -111,13 +111,17 @@ class PromptTable(Sequence[TokenizedPrompt]):
         if not self.read:
             raise DataError("There are no prompts.", where=name, fix="check the source and data.options")
         if not self._entries:
-            found = f"; the shortest has {shortest}" if shortest else ""
+            longest = f"{wanted.longest} tokens" + (f" (the shortest has {shortest})" if shortest else "")
+            counts = {
+                f"have more than {longest}": self.too_long,
+                "repeat an earlier prompt": self.duplicates,
+                f"have an answer that rewards cannot read{self._named}": self.bad_answers,
+            }
+            reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
             raise DataError(
                 "Every prompt of a source was left out.",
                 where=name,
-                why=f"of its {self.read} prompts, {self.too_long} have more than {wanted.longest} tokens{found}, "
-                f"{self.duplicates} repeat an earlier prompt, and {self.bad_answers} have an answer that "
-                f"rewards cannot read{self._named}",
+                why=f"of its {self.read} prompts, {reasons}",
                 fix="correct answers that cannot be read, or the reward's option key; raise "
                 "data.max_prompt_tokens, lower rollout.max_new_tokens if responses are generated, or use a "
                 "model with a longer context",

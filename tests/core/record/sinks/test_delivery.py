@@ -105,7 +105,7 @@ class Broken(MetricSink):
     first, last = told.warnings
     assert first.startswith(f"the sink Broken failed: {error.partition('(')[0]}")
     assert "metrics.jsonl has every step" in first
-    assert last.startswith("the sink Broken lacks 3 steps: 3 failed, 0 were dropped, 0 still waited")
+    assert last.startswith("the sink Broken lacks 3 steps: 3 failed, 0 were dropped, 0 were still waiting")
     assert (tmp_path / "two").exists(), "a later step may pass"
     log = (tmp_path / "run" / "logs" / "driver.log").read_bytes().decode()
     assert log.count("warning: the sink Broken") == 2
@@ -160,7 +160,8 @@ def test_a_sink_that_hangs_stalls_neither_a_step_nor_the_end(with_sinks, told):
     assert "has not closed within 0.5 s (tracking.close_timeout_s)" in not_closed
     # One may be in its hands, 1000 wait, and the rest found no room.
     lacking, dropped, waiting = map(
-        int, re.match(r"the sink Hanging lacks (\d+) steps: 0 failed, (\d+) were dropped, (\d+) still", lacks).groups()
+        int,
+        re.match(r"the sink Hanging lacks (\d+) steps: 0 failed, (\d+) were dropped, (\d+) were still", lacks).groups(),
     )
     assert lacking == dropped + waiting
     assert lacking in (1199, 1200)

@@ -136,7 +136,7 @@ PICTURES = {
     "a path of 100,000 letters": (rows("x" * 100_000), "cannot be used|cannot be read"),
     "a path with escape sequences": (rows(EVIL), UNREADABLE),
     "an address": (rows("https://example.org/a.png"), UNREADABLE),
-    "20,000 images in a row": (rows(["a.png"] * 20_000), "do not fit"),
+    "20,000 images in a row": (rows(["a.png"] * 20_000), "one image token for each"),
     "an image that is a number": (rows(7), "neither a path nor a picture"),
     "in Parquet": (table(encoded), None),
     "in Parquet, no picture": (table(b"no picture"), UNREADABLE),

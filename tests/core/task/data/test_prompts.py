@@ -44,7 +44,7 @@ def test_a_file_of_lines(tmp_path):
         (None, r"(?s)cannot be read.*p\.jsonl.*no such file.*option path"),
         ("{oops", r"(?s)p\.jsonl:1.*not JSON"),
         ('{"question": "?"}', "(?s)no column 'prompt'.*p.jsonl:1.*'question'.*columns, {prompt: COLUMN}"),
-        ("[1]", "(?s)no object.*list"),
+        ("[1]", "(?s)not an object.*list"),
         ('{"prompt": 5}', "(?s)neither a string nor a list.*int"),
         ('{"prompt": [1, true]}', "neither a string nor a list"),
         ('{"prompt": "a", "n": ' + "9" * 5000 + "}", r"not JSON"),
@@ -117,8 +117,8 @@ def test_a_prompt_has_the_tokenizer_s_beginning_once_and_nothing_behind_it(token
     ("prompt", "message"),
     [
         (Prompt("p7", text=""), "(?s)no tokens.*p7"),
-        (Prompt("p7", tokens=(3, 16)), "(?s)does not know.*p7.*3 to 16.*has 16"),
-        (Prompt("p7", tokens=(-1,)), "does not know"),
+        (Prompt("p7", tokens=(3, 16)), "(?s)outside of the model's vocabulary.*p7.*3 to 16.*has 16"),
+        (Prompt("p7", tokens=(-1,)), "outside of the model's vocabulary"),
     ],
 )
 def test_a_prompt_that_the_model_cannot_answer_is_named(tokenizer, prompt, message):

@@ -156,7 +156,7 @@ def test_a_path_that_leaves_the_folder_is_refused(tmp_path, path):
     (folder / "link").symlink_to(tmp_path)
     (folder / "link.png").symlink_to(tmp_path / "secret.png")
     file = lines(folder / "p.jsonl", {"prompt": "?", "images": [path]})
-    with pytest.raises(DataError, match=r"(?s)path of an image (leads out of its folder|is none).*p\.jsonl:1"):
+    with pytest.raises(DataError, match=r"(?s)path of an image (leads out of its folder|cannot be used).*p\.jsonl:1"):
         load("jsonl", file)
 
 
@@ -216,7 +216,7 @@ def test_a_folder_of_pictures_that_is_none(album, tmp_path_factory):
         load("images", album / "nowhere", prompt="?")
     assert load("images", tmp_path_factory.mktemp("empty"), prompt="?") == []
     lines(album / "metadata.jsonl", {"file_name": "0.png", "question": "?"})
-    with pytest.raises(DataError, match=r"(?s)says itself.*metadata\.jsonl.*images: file_name"):
+    with pytest.raises(DataError, match=r"(?s)describes its images.*metadata\.jsonl.*images: file_name"):
         load("images", album, prompt="?")
     columns = {"prompt": "question", "images": "file_name"}
     assert load("jsonl", album / "metadata.jsonl", columns=columns)[0].images == (album / "0.png",)

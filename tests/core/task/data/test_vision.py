@@ -114,11 +114,23 @@ def damaged(tmp_path):
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (lambda _: {"text": "1?", "images": [picture()]}, r"(?s)do not fit.*p7.*1 image, and 0 times.*image_pad.*13"),
-        (lambda _: {"text": f"{PLACE}?"}, "(?s)do not fit.*p7.*0 images, and 1 times"),
-        (lambda _: {"text": f"{PLACE}{PLACE}?", "images": [picture()]}, "(?s)do not fit.*p7.*1 image, and 2 times"),
-        (lambda _: {"text": f"{PLACE}?", "images": [picture()] * 3}, "(?s)do not fit.*p7.*3 images, and 1 times"),
-        (lambda _: {"tokens": (IMAGE,) * 4, "images": [picture()]}, "(?s)do not fit.*p7.*1 image, and 4 times"),
+        (
+            lambda _: {"text": "1?", "images": [picture()]},
+            r"(?s)does not have one image token.*p7.*1 image, and 0 times.*image_pad.*13",
+        ),
+        (lambda _: {"text": f"{PLACE}?"}, "(?s)does not have one image token.*p7.*0 images, and 1 times"),
+        (
+            lambda _: {"text": f"{PLACE}{PLACE}?", "images": [picture()]},
+            "(?s)does not have one image token.*p7.*1 image, and 2 times",
+        ),
+        (
+            lambda _: {"text": f"{PLACE}?", "images": [picture()] * 3},
+            "(?s)does not have one image token.*p7.*3 images, and 1 times",
+        ),
+        (
+            lambda _: {"tokens": (IMAGE,) * 4, "images": [picture()]},
+            "(?s)does not have one image token.*p7.*1 image, and 4 times",
+        ),
         (lambda _: {"text": "<|video_pad|>?"}, "(?s)Videos are not supported.*p7"),
         (lambda path: {"text": f"{PLACE}?", "images": [path / "x.png"]}, r"(?s)cannot be read.*p7.*x\.png.*No such"),
         (lambda path: {"text": f"{PLACE}?", "images": [damaged(path)]}, r"(?s)cannot be read.*p7.*damaged\.png"),
@@ -148,7 +160,7 @@ def test_images_for_a_model_that_takes_none(model, tokenizer):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"image_token_id": 16}, "(?s)out of its vocabulary.*it is 16, the vocabulary has 16"),
+        ({"image_token_id": 16}, "(?s)outside of its vocabulary.*it is 16, the vocabulary has 16"),
         ({"vision_config": {"patch_size": 14}}, "(?s)does not belong to the model.*patch_size is 8.*says 14"),
         (
             {"vision_config": {"patch_size": 8, "temporal_patch_size": 1}},
@@ -175,7 +187,7 @@ def test_a_run_without_pictures_needs_no_processor(model, tokenizer):
 def test_padding_with_the_image_token_is_refused(vision):
     vision.check_padding(8)
     for token in (IMAGE, VIDEO):
-        with pytest.raises(ConfigError, match=f"(?s)stands for an image or a video.*pad_token_id is {token}"):
+        with pytest.raises(ConfigError, match=f"(?s)token of an image or a video.*pad_token_id is {token}"):
             vision.check_padding(token)
 
 

@@ -82,7 +82,7 @@ DEEDS = {
     "writes nonsense": (lambda: (write_frame(b"nonsense"), time.sleep(9)), "wrote an invalid answer"),
     "writes an unknown kind": (
         lambda: (write_frame(packed(["error", ["Exit", "", "", "", ""]])), time.sleep(9)),
-        "no ans",
+        "invalid answer",
     ),
     "writes another message": (
         lambda: (write_frame(packed(["nonsense", 1])), time.sleep(9)),
