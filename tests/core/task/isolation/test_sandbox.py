@@ -322,5 +322,5 @@ def test_a_kernel_that_allows_no_namespaces_is_said_and_nothing_runs(package, tm
         env={"PYTHONPATH": str(package), "PATH": os.environ["PATH"]},
         capture_output=True, text=True, check=False, cwd="/",
     )  # fmt: skip
-    assert json.loads(done.stdout)["unavailable"].startswith("namespaces of its own: ")
+    assert json.loads(done.stdout)["unavailable"].startswith("separate namespaces: ")
     assert not marker.exists()
