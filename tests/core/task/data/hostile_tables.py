@@ -125,9 +125,9 @@ PARQUET = {
     "a type that is none": (lie((2, 1, 1), 99), "prompts cannot be read"),
     "a schema of 2 ** 30 children": (lie((2, 0, 5), 1 << 30), "prompts cannot be read"),
     "a column repeated that is not": (lie((2, 1, 3), 2), ""),
-    "60 rows of 50 MB in 2 kB": (bomb(60, 50 << 20), "holds far more than its size"),
+    "60 rows of 50 MB in 2 kB": (bomb(60, 50 << 20), "expands to far more than its size"),
     "60 rows of 50 MB in 2 kB, read as texts": (bomb(60, 50 << 20, plain=True), "rows.parquet.*more memory"),
-    "60 rows of 5 MB in 2 kB, read as texts": (bomb(60, 5 << 20, plain=True), "holds far more than its size"),
+    "60 rows of 5 MB in 2 kB, read as texts": (bomb(60, 5 << 20, plain=True), "expands to far more than its size"),
     "one row of 200 MB": (bomb(1, 200 << 20), "too long.*row 1 .row group 0"),
     "a row of 100 MB behind a sound one": (
         parquet(lambda: pa.table({"prompt": ["1>", "1" * (100 << 20)], "answer": ["1", "1"]}), compression="zstd"),
