@@ -11,7 +11,7 @@ import statistics
 
 import torch
 
-from anytron.run.trainer.batching import micro_batches
+from anytron.run.trainer.updates import micro_batches
 from harness import argument_parser, progress, report, timed
 
 LIMIT, LONGEST, OF_A_REPLICA = 16384, 8192, 128

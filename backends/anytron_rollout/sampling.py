@@ -17,7 +17,7 @@ from anytron.workers.engines.sampling import TokenDraws
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.workers.engines.stop_strings import StopStrings
+    from anytron.workers.engines.sampling import StopStrings
 
 
 class TokenSampler(LogitsProcessor):

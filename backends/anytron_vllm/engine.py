@@ -9,7 +9,7 @@ import torch
 
 from anytron.base.errors import EngineError
 from anytron.task.data.pretrained import load_hf_config, load_tokenizer
-from anytron.workers.engines.stop_strings import StopStrings
+from anytron.workers.engines.sampling import StopStrings
 from anytron_vllm.adapter import ADAPTER_ID, AdapterDirectory
 from anytron_vllm.expected_weights import ExpectedWeights
 from anytron_vllm.installation import require_supported, require_torchvision

@@ -32,8 +32,8 @@ other lines of the error, and the modules that raise it. [Troubleshooting](../ho
 the frequent ones.
 
 The command line prints an error without a traceback and ends with status 1. Anything else that reaches the command line
-is a bug of Anytron, and keeps its traceback. All classes are in `anytron.base.errors` and inherit from `AnytronError`,
-whose instances have the attributes `what`, `where`, `why` and `fix`.
+is a bug of Anytron, and keeps its traceback. All classes inherit from `AnytronError`, whose instances have the
+attributes `what`, `where`, `why` and `fix`. Plugins raise those that `anytron` [offers](api.md#anytron).
 """
 FAULTS = """## Functions and classes of yours
 

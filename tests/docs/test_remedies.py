@@ -15,6 +15,7 @@ from tests.house import ROOT
 
 BEFORE = re.compile(
     r"core/anytron/(?:config|cli|proof|run/preflight|task/data)/"
+    r"|core/anytron_conformance/"
     r"|core/anytron/record/(?:tracking/(?:document|metric_table)|checkpoint/differences)\.py"
     r"|backends/anytron_megatron/(?:checks|estimate)/"
     r"|plugins/ascend/anytron_ascend/(?:options|platform|adaptors/mindspeed_llm|mindspeed_llm/\w+)\.py"

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.task.data.pretrained import load_tokenizer
-from anytron.workers.engines.request_queue import RequestQueue
-from anytron.workers.engines.sampling import TokenDraws
-from anytron.workers.engines.stop_strings import StopStrings
+from anytron.workers.engines.sampling import RequestQueue, StopStrings, TokenDraws
 from anytron_megatron.generation.cache import Cache
 from anytron_megatron.generation.rows import Rows
 from anytron_megatron.generation.sequence_parallel import without_sequence_parallel

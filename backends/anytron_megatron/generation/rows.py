@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.workers.engines.rollout_engine import GenerationRequest, StopReason
-    from anytron.workers.engines.stop_strings import StopStrings
+    from anytron.workers.engines.sampling import StopStrings
 
 
 @dataclass

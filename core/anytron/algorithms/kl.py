@@ -11,7 +11,8 @@ k3    ``r - 1 - log r``    unbiased, never negative; what GRPO uses (arXiv:2402.
 ====  ===================  =============================================================
 
 As a loss, k1 has a gradient that is zero in expectation: it shows the divergence and does not hold
-it back. As a part of the reward it is the one whose policy gradient is that of KL(p || q).
+it back. As a part of the reward it is the one whose policy gradient is that of KL(p || q): it is
+subtracted when a step's rewards are spread over tokens.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from anytron.algorithms.contract import LOG_RATIO_LIMIT
+from anytron.algorithms.advantages.groups import place_at_end
+from anytron.algorithms.contract import LOG_RATIO_LIMIT, required
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from anytron.config.algorithm import AlgorithmSection
+    from anytron.sequences.batch import RaggedBatch
 
 K3_LIMIT = 10.0
 """k3 is held below this, as in verl (``trainer/ppo/core_algos.py``): one token could be all of a step's loss."""
@@ -95,3 +98,55 @@ def adapted(algorithm: AlgorithmSection, metrics: Mapping[str, float], samples: 
         error = min(max(divergence / algorithm.kl_target - 1.0, -LARGEST_ERROR), LARGEST_ERROR)
         coefficient *= 1.0 + error * min(samples / algorithm.kl_horizon, 1.0)
     return algorithm.model_copy(update={"kl_coefficient": coefficient})
+
+
+def rewards_and_token_rewards(
+    rewards: Tensor, batch: RaggedBatch, algorithm: AlgorithmSection
+) -> tuple[Tensor, Tensor]:
+    """Say what each response and each of its tokens is rewarded with.
+
+    A token's reward is ``-kl_coefficient * KL_t``, and the response's own is added to the last one (arXiv:1909.08593,
+    eq. 2; arXiv:2203.02155, section 3.5). Both results tell of the same rewards: a response's is the sum of its
+    tokens', if it has any.
+
+    Args:
+        rewards: float32 ``[B]``.
+        batch: The samples; with ``old_log_probs`` and ``reference_log_probs`` if rewards are penalised.
+        algorithm: Settings.
+
+    Returns:
+        float32 ``[B]`` and ``[T]``, the latter 0 outside of responses.
+    """
+    per_token = place_at_end(rewards, batch.lengths, batch.response_mask)
+    if not penalizes_rewards(algorithm):
+        return rewards, per_token
+    penalties = algorithm.kl_coefficient * kl_of_rewards(batch, algorithm)
+    sequence = torch.repeat_interleave(torch.arange(batch.num_sequences), batch.lengths)
+    return rewards - torch.zeros_like(rewards).index_add_(0, sequence, penalties), per_token - penalties
+
+
+def kl_of_rewards(batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
+    """Estimate the KL divergence of the policy before the step's updates to the reference, by token.
+
+    Args:
+        batch: With ``old_log_probs`` and ``reference_log_probs``.
+        algorithm: Names the estimator.
+
+    Returns:
+        float32 ``[T]``, 0 outside of responses.
+    """
+    old = required(batch.old_log_probs, "old_log_probs", "algorithm.kl_placement: reward")
+    reference = required(batch.reference_log_probs, "reference_log_probs", "algorithm.kl_placement: reward")
+    mask = batch.response_mask
+    return KL_ESTIMATORS[algorithm.kl_estimator](torch.where(mask, old, 0.0), torch.where(mask, reference, 0.0))
+
+
+def kl_metrics(batch: RaggedBatch | None, algorithm: AlgorithmSection) -> dict[str, float]:
+    """Compute the metrics of a penalty of a step that no loss knows of: its coefficient, and the KL of the rewards.
+
+    Of a step that is skipped, which has no batch, the coefficient alone.
+    """
+    metrics = {} if algorithm.kl_target is None else {"kl/coefficient": algorithm.kl_coefficient}
+    if batch is not None and penalizes_rewards(algorithm):
+        metrics["policy/kl"] = kl_of_rewards(batch, algorithm)[batch.response_mask].mean().item()
+    return metrics

@@ -11,17 +11,20 @@ import torch
 from torch import Tensor
 
 from anytron.algorithms.advantages.gae import critic_advantages
-from anytron.algorithms.advantages.grpo import centred_group_advantages, group_advantages
-from anytron.algorithms.advantages.none import no_advantages
+from anytron.algorithms.advantages.groups import (
+    centred_group_advantages,
+    group_advantages,
+    leave_one_out_advantages,
+    no_advantages,
+)
 from anytron.algorithms.advantages.reinforce_plus_plus import return_advantages, returns_against_group
-from anytron.algorithms.advantages.rloo import leave_one_out_advantages
 from anytron.algorithms.called import ADVANTAGE, LOSS
 from anytron.algorithms.contract import AdvantageFunction, Advantages, PolicyLossFunction
+from anytron.algorithms.kl import rewards_and_token_rewards
 from anytron.algorithms.losses.cispo import cispo
 from anytron.algorithms.losses.gspo import gspo, gspo_token
 from anytron.algorithms.losses.ppo_clip import ppo_clip
 from anytron.algorithms.losses.sapo import sapo
-from anytron.algorithms.token_rewards import rewards_and_token_rewards
 from anytron.config.imports import resolve
 
 if TYPE_CHECKING:

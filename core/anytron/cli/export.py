@@ -58,7 +58,7 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
         refuse(run.diagnostics)
         executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
 
-        from anytron.run.trainer.export import export_checkpoint
+        from anytron.run.trainer.trained_models import export_checkpoint
 
         with executor_class(run.config, run.session) as executor:
             beginning = checkpoint.state().beginning

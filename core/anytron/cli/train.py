@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.device.loading import Session
-    from anytron.run.trainer.summary import RunSummary
+    from anytron.run.trainer.frame import RunSummary
 
 CONTINUE = "the same command with resume=auto continues the run"
 """What to do after a run that did not come to its end."""

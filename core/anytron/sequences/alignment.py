@@ -1,4 +1,4 @@
-"""Decide to which length each sequence is padded. No other file does.
+"""Check the lengths of a ragged batch, and decide to which length each sequence is padded. No other file does.
 
 The rules are those of Megatron-Core's context parallelism and of Transformer Engine's FP8 kernels, as
 verl, ms-swift and slime use them (docs/explanation/layouts.md). Elsewhere they are written out once
@@ -12,9 +12,13 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+
+from anytron.base.errors import DataError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Sequence
+
 
 FP8_SEQUENCE = 16
 """Tokens of which a packed sequence is a multiple: the block of FP8 matrix products."""
@@ -66,3 +70,38 @@ def padded_rows(real: Tensor, align: int, bucket: int, ranks: int, *, fp8: bool)
 def round_up(value: int, multiple: int) -> int:
     """The next multiple, ``value`` itself included."""
     return -(-value // multiple) * multiple
+
+
+def checked_lengths(lengths: Sequence[int] | Tensor, context_length: int | None = None) -> Tensor:
+    """Check lengths: at least one sequence, none empty, none longer than the model's context.
+
+    Args:
+        lengths: Real lengths; a sequence of ints or an int tensor ``[B]``. One on a device is copied
+            to the host, once: the only synchronisation that a layout costs.
+        context_length: The longest sequence that the model reads; None = no limit.
+
+    Returns:
+        int64 ``[B]`` on the host.
+
+    Raises:
+        DataError: Another shape, no integers, a length below 1 or above ``context_length``.
+    """
+    real = lengths.cpu() if isinstance(lengths, Tensor) else torch.tensor(lengths)
+    if real.ndim != 1 or real.numel() == 0:
+        raise DataError("A layout needs at least one sequence.", where="lengths", why=f"shape {tuple(real.shape)}")
+    if real.dtype.is_floating_point or real.dtype.is_complex or real.dtype is torch.bool:
+        raise DataError("Lengths must be integers.", where="lengths", why=f"dtype {real.dtype}")
+    real = real.to(torch.int64)
+    shortest, longest = (int(end) for end in real.aminmax())
+    if shortest < 1:
+        index = int(real.argmin())
+        raise DataError("A sequence has no tokens.", where="lengths", why=f"sequence {index} has length {shortest}")
+    if context_length is not None and longest > context_length:
+        index = int(real.argmax())
+        raise DataError(
+            "A sequence is longer than the model's context.",
+            where="lengths",
+            why=f"sequence {index} has length {longest}, the context {context_length}",
+            fix="use shorter prompts, or lower rollout.max_new_tokens",
+        )
+    return real

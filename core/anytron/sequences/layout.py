@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Format = Literal["thd", "bshd"]
+"""How sequences lie in a model's input: ``thd`` packs them one behind the other, ``bshd`` pads each to a row."""
 
 TakenAs = Literal["shard", "whole", "rows"]
 """How a model takes its input: whether the engine or the model shards it for context parallelism and packs it.

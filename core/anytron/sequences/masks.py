@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from anytron.sequences.layout import SequenceLayout
     from anytron.sequences.scopes import ScopeFactory
 
-    Pair = tuple[int, int]
-    """(query token, key token), flat."""
-    MaskReader = Callable[["AttnMask", Sequence[SequenceLayout], ModelTraits], set[Pair]]
+    MaskReader = Callable[["AttnMask", Sequence[SequenceLayout], ModelTraits], set["Pair"]]
     """Give the pairs that a vendor's attention lets through, from a mask and the layouts of all shards."""
+
+Pair = tuple[int, int]
+"""(query token, key token), flat."""
 
 
 class MaskKind(str, Enum):

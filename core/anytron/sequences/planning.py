@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.base.errors import DataError
-from anytron.sequences.alignment import padded_packed, padded_rows, sequence_alignment
+from anytron.sequences.alignment import checked_lengths, padded_packed, padded_rows, sequence_alignment
 from anytron.sequences.layout import ContextShard, Format, LayoutConstraints, SequenceLayout, TakenAs
-from anytron.sequences.lengths import checked_lengths
 from anytron.sequences.zigzag import inverted, zigzag_order
 
 if TYPE_CHECKING:

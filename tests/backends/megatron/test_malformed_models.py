@@ -18,12 +18,12 @@ import pytest
 from anytron.base.errors import AnytronError
 from anytron.config.diagnostics import refuse
 from anytron.config.imports import resolve
-from anytron.proof.conformance.tiny_models import write_tiny_model
 from anytron.run.preflight.open_run import open_run
 from anytron.run.preflight.prepare import prepare
 from anytron.task.data.model_files import faults
 from anytron.task.data.pretrained import TOKENIZER
 from anytron.task.isolation import reader
+from anytron_conformance.tiny_models import write_tiny_model
 from anytron_megatron.models.families import FAMILIES
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -11,11 +11,11 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from anytron.base.errors import DataError
 from anytron.config.schema import RunConfig
-from anytron.proof.conformance.tiny_models import CONFIGS, IMAGE_TOKEN, VIDEO_TOKEN, VISION_END, VISION_START
 from anytron.sequences.batch import RaggedBatch
 from anytron.sequences.layout import ContextShard
 from anytron.sequences.planning import plan_layout
 from anytron.task.data.images import ImagePatches
+from anytron_conformance.tiny_models import CONFIGS, IMAGE_TOKEN, VIDEO_TOKEN, VISION_END, VISION_START
 from anytron_megatron.plugin import MegatronBackend
 from anytron_megatron.training.vision import VisionInputs, refuse_images
 

@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.base.errors import EngineError
-from anytron.proof.conformance.tiny_models import write_tiny_model
 from anytron.task.data.pretrained import model_class
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
+from anytron_conformance.tiny_models import write_tiny_model
 from anytron_rollout.routing import RoutingRecorder
 from anytron_rollout.routing_check import TOLD, routing_diagnostics
 from tests.backends.rollout.conftest import generate, run_config

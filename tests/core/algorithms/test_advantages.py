@@ -9,9 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.algorithms.advantages.grpo import STD_EPSILON, grpo
-from anytron.algorithms.advantages.per_token import VARIANCE_EPSILON, broadcast_to_tokens, place_at_end
-from anytron.algorithms.advantages.rloo import rloo
+from anytron.algorithms.advantages.groups import (
+    STD_EPSILON,
+    VARIANCE_EPSILON,
+    broadcast_to_tokens,
+    grpo,
+    place_at_end,
+    rloo,
+)
 from anytron.algorithms.registered import ADVANTAGES, with_advantages
 from anytron.config.algorithm import AlgorithmSection
 from anytron.sequences.batch import RaggedBatch

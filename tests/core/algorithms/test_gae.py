@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anytron.algorithms.advantages.gae import explained_variance, gae
-from anytron.algorithms.advantages.per_token import whiten
+from anytron.algorithms.advantages.groups import whiten
 
 numbers = st.floats(-10, 10, width=32)
 sequences = st.lists(

@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anytron.algorithms.advantages import groups as module
-from anytron.algorithms.advantages.groups import by_group, compare, have_signal
-from anytron.algorithms.advantages.grpo import STD_EPSILON
-from anytron.algorithms.advantages.per_token import VARIANCE_EPSILON
+from anytron.algorithms.advantages.groups import STD_EPSILON, VARIANCE_EPSILON, by_group, compare, have_signal
 from anytron.algorithms.registered import with_advantages
 from anytron.base.errors import DataError
 from anytron.config.algorithm import AlgorithmSection

@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from anytron.cli.output import Expendable, run_output
 from anytron.cli.train import last_words
-from anytron.run.trainer.summary import RunSummary
+from anytron.run.trainer.frame import RunSummary
 
 
 @pytest.fixture

@@ -11,8 +11,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from anytron.kernels.oracles.attention import reference_attention
 from anytron.sequences.layout import LayoutConstraints
 from anytron.sequences.planning import plan_layout
-from anytron.sequences.repeats import Repeats
-from anytron.sequences.shared_prompts import WORTHWHILE, SharedPrompts, common_prompts, current_prompts, scope_of
+from anytron.sequences.shared_prompts import (
+    WORTHWHILE,
+    Repeats,
+    SharedPrompts,
+    common_prompts,
+    current_prompts,
+    scope_of,
+)
 
 # Prompts of few different tokens, some of them the beginning of others, each with responses, some of them empty.
 groups = st.lists(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from anytron.algorithms.advantages.per_token import whiten
+from anytron.algorithms.advantages.groups import whiten
 from anytron.algorithms.contract import Advantages, required
 
 if TYPE_CHECKING:

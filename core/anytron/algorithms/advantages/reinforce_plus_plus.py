@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.algorithms.advantages.gae import gae
-from anytron.algorithms.advantages.groups import compare
-from anytron.algorithms.advantages.grpo import grpo
-from anytron.algorithms.advantages.per_token import broadcast_to_tokens, whiten
+from anytron.algorithms.advantages.groups import broadcast_to_tokens, compare, grpo, whiten
 from anytron.algorithms.contract import Advantages, required
 
 if TYPE_CHECKING:

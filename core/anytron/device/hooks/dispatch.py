@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anytron.base.errors import HookContractError, PluginError
-from anytron.device.hooks.registry import Call, Member, Standing
+from anytron.device.hooks.registry import Call, Member, Precedence
 
 if TYPE_CHECKING:
     from anytron.device.hooks.markers import Kind
@@ -26,8 +26,8 @@ class Implementation(NamedTuple):
 def in_order(kind: Kind, members: tuple[Member, ...]) -> list[Member]:
     """Sort plugins: the platform, extensions by name, the neutral default; in a chain the platform is last."""
     if kind == "chain":
-        return sorted(members, key=lambda member: (member.standing is Standing.PLATFORM, member.name))
-    return sorted(members, key=lambda member: (member.standing, member.name))
+        return sorted(members, key=lambda member: (member.precedence is Precedence.PLATFORM, member.name))
+    return sorted(members, key=lambda member: (member.precedence, member.name))
 
 
 def ask_all(hook: str, implementations: tuple[Implementation, ...]) -> Callable[..., list[tuple[str, Any]]]:

@@ -18,7 +18,7 @@ from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.device.hooks.dispatch import WAYS, Implementation, broken, in_order
 from anytron.device.hooks.edits import apply_edits, is_set
 from anytron.device.hooks.micro_batches import InputChecks
-from anytron.device.hooks.registry import Call, HookSpec, Member, Standing, specifications
+from anytron.device.hooks.registry import Call, HookSpec, Member, Precedence, specifications
 from anytron.device.hooks.trace import traced, tracing
 from anytron.device.hooks.types import ConfigEdit, Requirement
 from anytron.sequences.masks import check_mask
@@ -61,7 +61,7 @@ class Hooks:
         self.members = tuple(in_order("first", tuple(members)))
         """In the order in which they are asked for the first answer."""
         names = [member.name for member in self.members]
-        platforms = [member for member in self.members if member.standing is Standing.PLATFORM]
+        platforms = [member for member in self.members if member.precedence is Precedence.PLATFORM]
         if len(set(names)) < len(names) or len(platforms) > 1:
             raise PluginError("Plugin names must be unique and at most one platform active.", why=", ".join(names))
         self._ask = {hook: self._way_to_ask(spec) for hook, spec in specifications().items()}

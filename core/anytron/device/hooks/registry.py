@@ -49,7 +49,7 @@ class HookSpec:
     function: Callable[..., Any]
 
 
-class Standing(IntEnum):
+class Precedence(IntEnum):
     """The order in which plugins are asked where the first answer counts."""
 
     PLATFORM = 0
@@ -63,12 +63,12 @@ class Member:
 
     Attributes:
         name: The plugin's name, for messages.
-        standing: Its place in the order.
+        precedence: Its place in the order.
         calls: Its implementations by hook name.
     """
 
     name: str
-    standing: Standing
+    precedence: Precedence
     calls: Mapping[str, Call]
 
 
@@ -82,13 +82,13 @@ def specifications() -> dict[str, HookSpec]:
     }
 
 
-def read_member(plugin: object, name: str, standing: Standing) -> Member:
+def read_member(plugin: object, name: str, precedence: Precedence) -> Member:
     """Find and check a plugin's hook implementations.
 
     Args:
         plugin: An object or module with functions marked ``anytron.hookimpl``.
         name: Its name.
-        standing: Its place in the order.
+        precedence: Its place in the order.
 
     Raises:
         PluginError: A marked function is no hook, asks for an argument that the hook does not have,
@@ -102,7 +102,7 @@ def read_member(plugin: object, name: str, standing: Standing) -> Member:
             calls[caller.name] = _checked_call(caller.name, implementation, name)
     for hook in specifications().keys() - calls.keys():
         _refuse_unmarked(plugin, hook, name)
-    return Member(name, standing, calls)
+    return Member(name, precedence, calls)
 
 
 def _refuse_unmarked(plugin: object, hook: str, name: str) -> None:

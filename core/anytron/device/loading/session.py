@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import PlatformError, PluginError
 from anytron.device.hooks.facade import Hooks
-from anytron.device.hooks.registry import Member, Standing, read_member
+from anytron.device.hooks.registry import Member, Precedence, read_member
 from anytron.device.loading.choice import Choice, asked_platform, choose_platform, probe_platforms, settled_reports
 from anytron.device.loading.discovery import DISABLE, Found, find_plugins
 from anytron.device.loading.foreign_devices import hide_foreign_devices
@@ -165,13 +165,13 @@ def hooks_of(platform: Platform | None = None, extensions: Mapping[str, object] 
     Raises:
         PluginError: A plugin's hooks break the specifications.
     """
-    members = [] if platform is None else [read_member(platform, platform.name, Standing.PLATFORM)]
-    members += [read_member(plugin, name, Standing.EXTENSION) for name, plugin in (extensions or {}).items()]
+    members = [] if platform is None else [read_member(platform, platform.name, Precedence.PLATFORM)]
+    members += [read_member(plugin, name, Precedence.EXTENSION) for name, plugin in (extensions or {}).items()]
     return Hooks([*members, _neutral()])
 
 
 def _neutral() -> Member:
-    return read_member(NeutralDefaults(), NeutralDefaults.name, Standing.DEFAULT)
+    return read_member(NeutralDefaults(), NeutralDefaults.name, Precedence.DEFAULT)
 
 
 def _facade(found: Sequence[Found], choice: Choice) -> Hooks:

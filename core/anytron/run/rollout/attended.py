@@ -66,4 +66,4 @@ class AttendedGroup:
 
     def _wait(self, call: Pending) -> list[Any]:
         self._turns.attend(call)
-        return call.result()
+        return list(call.result())

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.base.seeds import derive_seed
-from anytron.run.rollout.trajectory import Trajectory
 from anytron.task.environments import Task, Turn
 from anytron.task.environments.outcome import Outcome
-from anytron.workers.engines.rollout_engine import PromptInputs
+from anytron.workers.engines.rollout_engine import PromptInputs, Response
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from anytron.task.data.prompts import TokenizedPrompt
     from anytron.task.environments import Observation
     from anytron.task.isolation.failure import Failure
-    from anytron.workers.engines.rollout_engine import Response, SamplingParams
+    from anytron.workers.engines.rollout_engine import SamplingParams, StopReason
 
 
 @dataclass
@@ -33,9 +32,9 @@ class Conversation:
         number: Of its environment.
         speaking: The model has been asked for its next turn.
         tokens: What follows the prompt.
-        log_probs, response_mask: As in :class:`Trajectory`, for these tokens.
+        log_probs, response_mask: As in :class:`Response`, for these tokens.
         turns: What the model wrote, decoded.
-        versions, routing: As in :class:`Trajectory`.
+        versions, routing: As in :class:`Response`.
         reward, metrics: The environment's, added up.
         over: Nothing will be added.
         finished: It came to its end, and to no limit.
@@ -102,12 +101,11 @@ class Conversation:
         """Add nothing more."""
         self.over, self.finished, self.failure = True, finished, failure
 
-    def trajectory(self) -> Trajectory:
-        """Give what is trained on."""
+    def response(self) -> Response:
+        """Return all turns as one response."""
+        reason: StopReason = "stop" if self.finished else "length"
         outcome = Outcome(self.turns, self.reward, self.metrics, self.failure)
-        return Trajectory(
-            self.tokens, self.log_probs, self.finished, self.response_mask, outcome, self.routing, self.versions
-        )
+        return Response(self.tokens, self.log_probs, reason, self.versions, self.routing, self.response_mask, outcome)
 
     def _add(self, tokens: tuple[int, ...], log_probs: tuple[float, ...], *, own: bool) -> None:
         self.tokens += tokens

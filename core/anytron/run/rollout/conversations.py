@@ -18,7 +18,6 @@ from anytron.base.errors import DataError
 from anytron.run.rollout.conversation import Conversation
 from anytron.run.rollout.observations import observation_tokens
 from anytron.run.rollout.pool import response_seed
-from anytron.run.rollout.trajectory import Trajectory
 from anytron.task.data.thoughts import decode_responses
 from anytron.task.isolation.failure import Failure
 from anytron.workers.engines.rollout_engine import PromptInputs
@@ -62,14 +61,14 @@ class SingleTurns:
         inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
         return self._pool.begin(inputs, self._sampling, samples_per_prompt, seed)
 
-    def finish(self, begun: Generation, *, more: bool = False) -> list[list[Trajectory]]:
+    def finish(self, begun: Generation, *, more: bool = False) -> list[list[Response]]:
         """Wait for responses; give those to each prompt, in order. They may be ``more`` of a step's."""
         del more
-        return [[Trajectory.of(response) for response in group] for group in self._pool.finish(begun)]
+        return self._pool.finish(begun)
 
-    def settle(self) -> None:
-        """Finish all that is begun; see :meth:`RolloutPool.settle`."""
-        self._pool.settle()
+    def finish_in_flight(self) -> None:
+        """Finish all that is begun; see :meth:`RolloutPool.finish_in_flight`."""
+        self._pool.finish_in_flight()
 
     def attend(self, call: Pending) -> None:
         """Go on until a call of the training ranks is over; see :meth:`RolloutPool.attend`."""
@@ -110,7 +109,7 @@ class Conversations:
         starts = range(0, len(conversations), samples_per_prompt)
         return [conversations[start : start + samples_per_prompt] for start in starts]
 
-    def finish(self, begun: Sequence[Sequence[Conversation]], *, more: bool = False) -> list[list[Trajectory]]:
+    def finish(self, begun: Sequence[Sequence[Conversation]], *, more: bool = False) -> list[list[Response]]:
         """Go on until conversations are over; give those about each prompt, in order.
 
         Args:
@@ -127,9 +126,9 @@ class Conversations:
             del self._begun[conversation.number]
         if not more:
             _check_hope([one for one in conversations if one.failure is not None], len(conversations))
-        return [[conversation.trajectory() for conversation in group] for group in begun]
+        return [[conversation.response() for conversation in group] for group in begun]
 
-    def settle(self) -> None:
+    def finish_in_flight(self) -> None:
         """Finish all conversations that are begun, as far as there are replicas with weights."""
         while self._pool.has_weights and self._under_way(self._begun.values()):
             self._go_on()

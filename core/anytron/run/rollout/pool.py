@@ -13,28 +13,38 @@ import contextlib
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from typing_extensions import TypeVarTuple
 
 from anytron.base.components import ROLLOUT_ENGINES
 from anytron.base.errors import ProcessLost, TransferError
 from anytron.base.seeds import derive_seed
-from anytron.run.rollout.checks import mistake_in
-from anytron.run.rollout.replica import Replica
-from anytron.workers.engines.rollout_engine import GenerationRequest
+from anytron.run.rollout.replica import Replica, mistake_in
+from anytron.workers import remote
+from anytron.workers.engines.rollout_engine import (
+    GenerationRequest,
+    ObservableRollout,
+    RolloutEngine,
+    SleepingRollout,
+)
 from anytron.workers.executor.protocol import GroupSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
+    from typing_extensions import Unpack
 
     from anytron.base.errors import AnytronError
     from anytron.config.generation import RolloutSection
-    from anytron.run.rollout.weights import GiveWeights
-    from anytron.workers.engines.device_memory import MemoryUse
+    from anytron.run.rollout.replica import GiveWeights
     from anytron.workers.engines.rollout_engine import PromptInputs, Response, SamplingParams
     from anytron.workers.engines.routing import RoutingShape
     from anytron.workers.executor.protocol import Executor, Pending, WorkerGroup
+
+Answer = TypeVar("Answer")
+Arguments = TypeVarTuple("Arguments")
 
 POLL_S = 1.0
 """How long a poll may take if nothing finishes: new requests wait for its end."""
@@ -121,7 +131,7 @@ class RolloutPool:
             with contextlib.suppress(Exception):
                 self._work_until(lambda: call.done, call)
 
-    def settle(self) -> None:
+    def finish_in_flight(self) -> None:
         """Finish all responses, as far as there are replicas with the weights that they were begun with."""
         self._work_until(
             lambda: not (self._queue or any(replica.held for replica in self._replicas)) or not self.has_weights
@@ -183,7 +193,7 @@ class RolloutPool:
     def sleep(self) -> dict[str, float]:
         """Let all replicas give their devices' memory back until they get weights; return it as metrics."""
         self._give = None  # those who sleep wait for the next weights, and so do their successors
-        found: list[MemoryUse] = [self._ask(index, "sleep") for index in range(len(self._replicas))]
+        found = [self._ask(index, SleepingRollout.sleep) for index in range(len(self._replicas))]
         for replica in self._replicas:
             replica.version = None
         return {
@@ -193,12 +203,11 @@ class RolloutPool:
 
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
         """Compute whole logits, float32 ``[L, V]`` for each sequence; for few of them."""
-        logits: list[Tensor] = self._ask(0, "logits", sequences)
-        return logits
+        return self._ask(0, ObservableRollout.logits, sequences)
 
     def describe(self) -> list[Mapping[str, Any]]:
         """Facts of each replica, for the run's records."""
-        return [self._ask(index, "describe") for index in range(len(self._replicas))]
+        return [self._ask(index, RolloutEngine.describe) for index in range(len(self._replicas))]
 
     def _start(self, index: int) -> Replica:
         if self._within is not None:
@@ -215,13 +224,15 @@ class RolloutPool:
         )
         return Replica(index, self._executor.start(spec))
 
-    def _ask(self, index: int, method: str, *arguments: object) -> Any:
+    def _ask(
+        self, index: int, method: Callable[[Any, Unpack[Arguments]], Answer], *arguments: Unpack[Arguments]
+    ) -> Answer:
         """Call a method of one replica, between generations; again, if its process is lost on the way."""
         while True:
             self._work_until(lambda: self._free(self._replicas[index]))
             replica = self._replicas[index]
             try:
-                return replica.group.call(method, *arguments)[0]
+                return remote.call(replica.group, method, *arguments)[0]
             except ProcessLost as error:
                 self._replace(replica, error)
 
@@ -266,14 +277,14 @@ class RolloutPool:
     def _begin(self, replica: Replica) -> None:
         """Let a replica do what comes next for it, if anything does."""
         if not replica.ready:
-            replica.begin("describe")
+            replica.begin(RolloutEngine.describe)
         elif replica.version is None:
             return
         elif share := self._share_of(replica):
             replica.hold(share)
-            replica.begin("submit", share)
+            replica.begin(RolloutEngine.submit, share)
         elif replica.held:
-            replica.begin("poll", POLL_S, then=lambda answers: self._take(replica, answers))
+            replica.begin(RolloutEngine.poll, POLL_S, then=lambda answers: self._take(replica, answers))
 
     def _give_weights(self) -> bool:
         """Give the weights to those that lack them, once each of these can take them; return whether it was time to."""

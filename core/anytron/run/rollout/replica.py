@@ -1,16 +1,31 @@
-"""One rollout engine of the pool, and the call that it is in."""
+"""One rollout engine of the pool: the call that it is in, the check of its answers, and the answers to new weights."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from typing_extensions import TypeVarTuple
 
 from anytron.base.errors import ProcessLost
+from anytron.workers.engines.rollout_engine import RolloutEngine
+from anytron.workers.remote import submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from anytron.workers.engines.rollout_engine import GenerationRequest
+    from typing_extensions import Unpack
+
+    from anytron.base.errors import AnytronError
+    from anytron.workers.engines.rollout_engine import GenerationRequest, Response
+    from anytron.workers.engines.routing import RoutingShape
     from anytron.workers.executor.protocol import Pending, WorkerGroup
+
+    GiveWeights = Callable[[Sequence[WorkerGroup]], "WeightAnswers"]
+    """Gives engines all weights of one version, and waits for it. What goes wrong in training ranks is raised."""
+
+Answer = TypeVar("Answer")
+Arguments = TypeVarTuple("Arguments")
 
 
 class Replica:
@@ -40,10 +55,15 @@ class Replica:
         self.polled = False
         self._then: Callable[[Any], None] | None = None
 
-    def begin(self, method: str, *arguments: object, then: Callable[[Any], None] | None = None) -> None:
+    def begin(
+        self,
+        method: Callable[[Any, Unpack[Arguments]], Answer],
+        *arguments: Unpack[Arguments],
+        then: Callable[[Sequence[Answer]], None] | None = None,
+    ) -> None:
         """Call the engine; ``then`` is given what its ranks answer."""
-        self.call, self._then = self.group.submit(method, *arguments), then
-        self.polled = method == "poll"
+        self.call, self._then = submit(self.group, method, *arguments), then
+        self.polled = method.__name__ == RolloutEngine.poll.__name__
 
     def hold(self, requests: Sequence[GenerationRequest]) -> None:
         """Note requests that are submitted now."""
@@ -70,3 +90,46 @@ class Replica:
             why=mistake,
             fix="if it happens again, the engine has a bug: report it with its log",
         )
+
+
+def mistake_in(
+    response: Response, request: GenerationRequest | None, versions: Sequence[int], routing: RoutingShape | None = None
+) -> str | None:
+    """Say what is wrong with a response; None if nothing is.
+
+    Args:
+        response: The response.
+        request: What it answers; None if the engine was not asked for it, or has answered already.
+        versions: Of the weights that the engine has had since it was asked, oldest first.
+        routing: Of the model, if responses are to carry it.
+    """
+    if request is None:
+        return "it was not asked for"
+    tokens, longest = len(response.tokens), request.sampling.max_new_tokens
+    if tokens != len(response.log_probs) or tokens != len(response.versions):
+        return f"{tokens} tokens have {len(response.log_probs)} log-probs and {len(response.versions)} versions"
+    if tokens > longest:
+        return f"it has {tokens} tokens, and {longest} were allowed"
+    if response.stop_reason == "abort":
+        return "it was given up"
+    if other := sorted(set(response.versions) - set(versions)):
+        return f"it comes from weights of version {', '.join(map(str, other))}, and version {versions[-1]} is current"
+    if list(response.versions) != sorted(response.versions):
+        return "weights of older versions follow newer ones"
+    if routing is not None:
+        return routing.mistake_in(response.routing, len(request.prompt.tokens) + tokens)
+    return None
+
+
+@dataclass(frozen=True)
+class WeightAnswers:
+    """What became of giving weights to engines.
+
+    Attributes:
+        version: Optimizer updates behind the weights.
+        answers: By place: the version that the engine says it has, or the error of one that did not get them all. Such
+            an engine holds a mixture of two versions: it has ended, and the one that takes its place needs all weights.
+    """
+
+    version: int
+    answers: Sequence[int | AnytronError]

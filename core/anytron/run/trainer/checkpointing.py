@@ -59,7 +59,7 @@ class Checkpointing:
     Args:
         config: The run.
         trainer: The training engine.
-        ahead: Knows the place in the data.
+        data: Knows the place in the data.
         run: The run's directory.
         tell: Is told of every checkpoint.
 
@@ -74,12 +74,12 @@ class Checkpointing:
         self,
         config: RunConfig,
         trainer: TrainingWorkers,
-        ahead: PlaceInData,
+        data: PlaceInData,
         run: RunDirectory,
         tell: Callable[[str], None],
     ) -> None:
         self._config, self._settings = config, config.checkpoint
-        self._trainer, self._ahead, self._run, self._tell = trainer, ahead, run, tell
+        self._trainer, self._data, self._run, self._tell = trainer, data, run, tell
         self._enabled, self._able = saves_checkpoints(config), can_save_checkpoints(config)
         self._directory = CheckpointDirectory.of(config)
         self._signals = StopSignals(handled=self._enabled and self._settings.on_signal)
@@ -202,7 +202,7 @@ class Checkpointing:
 
     def _seek(self, states: Sequence[SourceState], changes: Sequence[Change]) -> None:
         """Go to the saved place, if the prompts are those that the run has drawn from."""
-        sampler = self._ahead.sampler
+        sampler = self._data.sampler
         why = _other_prompts(sampler, states)
         if not why:
             sampler.seek([(state.epoch, state.position) for state in states])
@@ -223,7 +223,7 @@ class Checkpointing:
             return
         sampler = tuple(
             SourceState(epoch=epoch, position=position, prompts=len(table), digest=table.digest)
-            for (epoch, position), table in zip(self._ahead.places, self._ahead.sampler.tables, strict=True)
+            for (epoch, position), table in zip(self._data.places, self._data.sampler.tables, strict=True)
         )
         config = self._config.model_dump(mode="json")
         self._boundary = DriverState(

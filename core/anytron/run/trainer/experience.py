@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anytron.config.schema import RunConfig
-    from anytron.record.tracking.clock import Clock
+    from anytron.record.tracking.progress import Clock
     from anytron.record.tracking.run_directory import RunDirectory
-    from anytron.run.rollout.ahead import StepsAhead
+    from anytron.run.rollout.prefetch import RolloutPrefetch
     from anytron.sequences.batch import RaggedBatch
     from anytron.task.rewards.sample import Sample
     from anytron.task.rewards.scoring import RewardWorkers
@@ -56,6 +56,11 @@ class Experience:
     penalties: Tensor
     used: Tensor
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Samples that are trained on; if there are none, all of them."""
+        return int(self.used.sum()) or len(self.samples)
 
     @property
     def used_groups(self) -> int:
@@ -87,16 +92,16 @@ class ExperienceMaker:
 
     Args:
         config: The run.
-        ahead: Gives responses.
+        prefetch: Gives responses.
         score: Rewards them.
         tokenizer: A Hugging Face tokenizer.
         run: Keeps samples.
     """
 
     def __init__(
-        self, config: RunConfig, ahead: StepsAhead, score: RewardWorkers, tokenizer: Any, run: RunDirectory
+        self, config: RunConfig, prefetch: RolloutPrefetch, score: RewardWorkers, tokenizer: Any, run: RunDirectory
     ) -> None:
-        self._config, self._ahead, self._score, self._tokenizer, self._run = config, ahead, score, tokenizer, run
+        self._config, self._prefetch, self._score, self._tokenizer, self._run = config, prefetch, score, tokenizer, run
         self._known = frozenset(tokenizer.get_vocab().values())
 
     def make(self, step: int, clock: Clock) -> Experience:
@@ -115,18 +120,18 @@ class ExperienceMaker:
         memory: dict[str, float] = {}
         while missing > 0 and len(found) < rounds:
             with clock.measure("rollout"):
-                prompts, trajectories = self._ahead.take(step, len(found) + 1, missing)
+                prompts, responses = self._prefetch.take(step, len(found) + 1, missing)
                 if len(found) + 1 == rounds:
-                    memory = self._ahead.move_on(step)  # before rewards: both take their time
-            samples = make_samples(prompts, trajectories, self._tokenizer)
+                    memory = self._prefetch.move_on(step)  # before rewards: both take their time
+            samples = make_samples(prompts, responses, self._tokenizer)
             with clock.measure("reward"):
                 rewards = self._rewards(step, samples, first=not found)
-            sizes = torch.tensor([len(group) for group in trajectories])
+            sizes = torch.tensor([len(group) for group in responses])
             found.append(_round(samples, torch.arange(len(sizes)).repeat_interleave(sizes), rewards, self._config))
             missing -= found[-1].used_groups
         if len(found) < rounds:
             with clock.measure("rollout"):
-                memory = self._ahead.move_on(step)
+                memory = self._prefetch.move_on(step)
         whole = _step(found, self._config)
         self._run.write_samples(step, whole.samples, whole.rewards)
         unknown = sum(token not in self._known for sample in whole.samples for token in sample.response_tokens)

@@ -14,7 +14,7 @@ from anytron.base.metric import is_maximum, joined
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from anytron.record.tracking.clock import Clock
+    from anytron.record.tracking.progress import Clock
     from anytron.run.trainer.experience import Experience
     from anytron.sequences.batch import RaggedBatch
     from anytron.task.rewards.sample import Sample

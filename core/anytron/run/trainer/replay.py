@@ -14,6 +14,8 @@ from anytron.algorithms.value_loss import ValueLoss
 from anytron.base.errors import DataError
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.run.trainer.workers import TrainingWorkers, training_group
+from anytron.workers.engines.training_engine import InspectableEngine
+from anytron.workers.remote import call
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,11 +74,11 @@ def replay(
     group = executor.start(training_group(config))
     trainer = TrainingWorkers.of(group)
     if checkpoint is not None:
-        group.call("load_checkpoint", str(checkpoint))
+        trainer.load_checkpoint(str(checkpoint))
     plan = replace(UpdatePlan.from_config(config, trainer.topology[0]), multiple=update.micro_batch_multiple)
     micro_batches = [one for share in plan.micro_batches(batch, update.dp_size) for one in share]
     batches = [one.batch for one in micro_batches]
-    inspection: Inspection = group.call("inspect_update", batches, loss, update.model)[0]
+    (inspection,) = call(group, InspectableEngine.inspect_update, batches, loss, update.model)
     finding = Finding(_bad_fields(batch), inspection)
     first = inspection.first
     if first is None or first.sequence is None or first.token is None:

@@ -11,7 +11,9 @@ import torch
 from anytron.base.components import TRAINING_ENGINES
 from anytron.run.trainer.trajectories import assemble
 from anytron.run.trainer.updates import UpdatePlan
+from anytron.workers.engines.reward_model import RewardModelEngine
 from anytron.workers.executor.protocol import GroupSpec
+from anytron.workers.remote import call, submit_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,10 +53,10 @@ class RewardModelRanks:
             group: The worker processes.
             config: The run.
         """
-        topology = tuple(group.call("topology"))
+        topology = tuple(call(group, RewardModelEngine.topology))
         return cls(group, topology, UpdatePlan.from_config(config.of_reward_model, topology[0]))
 
-    def beside(self, turns: SingleTurns | Conversations) -> RewardModelRanks:
+    def while_generating(self, turns: SingleTurns | Conversations) -> RewardModelRanks:
         """The same ranks; whoever waits for them goes on with responses."""
         return replace(self, turns=turns)
 
@@ -69,22 +71,25 @@ class RewardModelRanks:
 
     def describe(self) -> list[Mapping[str, Any]]:
         """Facts of each rank, for the run's records."""
-        return self.group.call("describe")
+        return call(self.group, RewardModelEngine.describe)
 
     def _begin(self, batch: RaggedBatch) -> Callable[[], Tensor]:
         dp_size = self.topology[0].dp_size
         per_rank = self.plan.micro_batches(batch, dp_size)
         shares = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
-        call = self.group.submit_each("score", [(shares[place.dp_rank],) for place in self.topology])
-        return partial(self._collect, call, per_rank, batch.num_sequences)
+        arguments = [(shares[place.dp_rank],) for place in self.topology]
+        pending = submit_each(self.group, RewardModelEngine.score, arguments)
+        return partial(self._collect, pending, per_rank, batch.num_sequences)
 
-    def _collect(self, call: Pending, per_rank: list[list[MicroBatch]], sequences: int) -> Tensor:
+    def _collect(
+        self, pending: Pending[list[Tensor] | None], per_rank: list[list[MicroBatch]], sequences: int
+    ) -> Tensor:
         """Bring what reporting ranks answer to the order of the batch."""
         if self.turns is not None:
-            self.turns.attend(call)
+            self.turns.attend(pending)
         scores = torch.full((sequences,), torch.nan)
-        for place, found in zip(self.topology, call.result(), strict=True):
-            if place.reports:
+        for place, found in zip(self.topology, pending.result(), strict=True):
+            if found is not None and place.reports:
                 for micro_batch, part in zip(per_rank[place.dp_rank], found, strict=True):
                     scores[list(micro_batch.sequences)] = part
         return scores

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from anytron.config.schema import RunConfig
-    from anytron.record.tracking.clock import Clock
+    from anytron.record.tracking.progress import Clock
     from anytron.workers.engines.flops import ModelFlops
 
 
@@ -62,17 +62,17 @@ class Throughput:
             note(f"there is no throughput/mfu: {self.why_no_mfu}")
 
     def metrics(
-        self, lengths: Sequence[int], tokens_per_s: float, clock: Clock, *, updates_policy: bool
+        self, lengths: Sequence[int], metrics: Mapping[str, float], clock: Clock, *, updates_policy: bool
     ) -> dict[str, float]:
         """Compute the metrics of a step.
 
         Args:
             lengths: Tokens of each sequence that updates saw; empty if there were no updates.
-            tokens_per_s: Of the whole step, all devices together.
+            metrics: The step's metrics so far, with the throughput of all devices together.
             clock: The step's times.
             updates_policy: False in the critic's warm-up.
         """
-        found = {"throughput/tokens_per_s_per_device": tokens_per_s / self.devices}
+        found = {"throughput/tokens_per_s_per_device": metrics["throughput/tokens_per_s"] / self.devices}
         if lengths and self.peak_per_s is not None and self.policy is not None:
             models = [self.policy] if updates_policy else []
             models += [] if self.critic is None else [self.critic]

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.run.rollout.trajectory import Trajectory
     from anytron.task.data.prompts import TokenizedPrompt
+    from anytron.workers.engines.rollout_engine import Response
 
 TAIL = 16
 """Tokens that a mark of thought has, and white space behind it, at most."""
 
 
 def make_samples(
-    prompts: Sequence[TokenizedPrompt], responses: Sequence[Sequence[Trajectory]], tokenizer: Any
+    prompts: Sequence[TokenizedPrompt], responses: Sequence[Sequence[Response]], tokenizer: Any
 ) -> list[Sample]:
     """Join each prompt with its responses, decoded (:func:`anytron.task.data.thoughts.decode_responses`).
 
@@ -51,7 +51,7 @@ def make_samples(
             images=prompt.images,
             patches=prompt.patches,
             response_mask=response.response_mask,
-            environment=response.outcome,
+            environment=response.environment,
             routing=response.routing,
             opened=_opened(prompt, response, tokenizer),
         )
@@ -59,7 +59,7 @@ def make_samples(
     ]
 
 
-def _opened(prompt: TokenizedPrompt, response: Trajectory, tokenizer: Any) -> str:
+def _opened(prompt: TokenizedPrompt, response: Response, tokenizer: Any) -> str:
     """What the model's last turn begins behind: at the end of the prompt, or of what the environment wrote last."""
     mask = response.response_mask
     if mask is None or all(mask):

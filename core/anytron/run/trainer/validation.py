@@ -57,7 +57,7 @@ class Validation:
 
     def __call__(self, step: int) -> dict[str, float]:
         """Examine the policy with the weights that the rollout engines have, those of after a step."""
-        self.turns.settle()
+        self.turns.finish_in_flight()
         metrics: dict[str, float] = {}
         examined = []
         for one in self.sets:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.record.sinks.delivery import MetricSinks
-    from anytron.record.tracking.clock import Clock
-    from anytron.record.tracking.progress import Progress
+    from anytron.record.tracking.progress import Clock, Progress
     from anytron.record.tracking.run_directory import RunDirectory
     from anytron.run.trainer.checkpointing import Checkpointing
 

@@ -10,11 +10,14 @@ import itertools
 from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from anytron.base.errors import AnytronError, ConfigError, TransferError
 from anytron.run.preflight.capabilities import why_a_file
-from anytron.run.rollout.weights import Given
+from anytron.run.rollout.replica import WeightAnswers
+from anytron.workers.engines.rollout_engine import AdapterRollout, ComparableRollout, RolloutEngine
+from anytron.workers.engines.training_engine import AdapterEngine, TrainingEngine
+from anytron.workers.remote import submit
 from anytron.workers.weights.memory import SharedMemory
 from anytron.workers.weights.network import LOOPBACK, NetworkMeeting
 from anytron.workers.weights.stream import BUCKET_BYTES, WeightStream, bucket_bytes_for
@@ -24,18 +27,36 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.config.schema import RunConfig
-    from anytron.record.tracking.clock import Clock
-    from anytron.run.rollout.weights import GiveWeights
+    from anytron.record.tracking.progress import Clock
+    from anytron.run.rollout.replica import GiveWeights
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.workers.executor.protocol import Executor, Pending, WorkerGroup
     from anytron.workers.weights.carriers import Meeting
     from anytron.workers.weights.stream import StreamedWeights
-    from anytron.workers.weights.transfer import WeightManifest, WeightPart
+    from anytron.workers.weights.transfer import WeightDestination, WeightManifest, WeightOrigin, WeightPart
 
-    Sent = tuple[int, list[Any]]
-    """Version of the weights that were sent, and what each rollout process answered, or its error."""
-    Send = Callable[[str, Sequence[WorkerGroup]], Sent]
+    Take = Callable[[Any, WeightOrigin], "Answer"]
+    """A method of rollout engines that takes weights from an origin."""
+
+Answer = TypeVar("Answer")
+
+EXPORTS: Mapping[WeightPart, Callable[[Any, WeightDestination[StreamedWeights]], StreamedWeights | None]] = {
+    "weights": TrainingEngine.export_weights,
+    "adapter": AdapterEngine.export_adapter,
+}
+LOADS: Mapping[WeightPart, Take[int]] = {
+    "weights": RolloutEngine.load_weights,
+    "adapter": AdapterRollout.load_adapter,
+}
+
+
+class Send(Protocol):
     """Calls a method of rollout processes with an origin of the weights."""
+
+    def __call__(
+        self, method: Take[Answer], replicas: Sequence[WorkerGroup], /
+    ) -> tuple[int, list[Answer | AnytronError]]:
+        """Return the version of the weights, and the answer of each rollout process, or its error."""
 
 
 @dataclass(frozen=True)
@@ -97,28 +118,33 @@ class WeightTransfer:
         """Measure the exchange as a part of the step."""
         return clock.measure("sync")
 
-    def _stream(self, trainer: TrainingWorkers, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
+    def _stream(
+        self, trainer: TrainingWorkers, method: Take[Answer], replicas: Sequence[WorkerGroup]
+    ) -> tuple[int, list[Answer | AnytronError]]:
         with self._meeting(trainer.group, replicas) as meeting:
             bucket_bytes = bucket_bytes_for(self._last_bytes[0]) if self._last_bytes else BUCKET_BYTES
             stream = WeightStream(meeting.sender, len(replicas), self.timeout_s, bucket_bytes)
-            export = trainer.group.submit(f"export_{self.part}", stream)
+            export = submit(trainer.group, EXPORTS[self.part], stream)
             while (carrier := meeting.reader()) is None:
                 if self.executor.wait([export], 0.0):
                     export.result()
-            calls = [replica.submit(method, stream.origin(carrier, place)) for place, replica in enumerate(replicas)]
+            calls = [submit(replica, method, stream.origin(carrier, place)) for place, replica in enumerate(replicas)]
             # Without a sender nobody ends the readers' wait but the driver, which hears of it here.
-            waiting = dict(enumerate(calls))
+            waiting: dict[int, Pending] = dict(enumerate(calls))
             while not trainer.group.ended and (waiting or not export.done):
                 self.executor.wait([call for call in (export, *waiting.values()) if not call.done])
                 for place in [place for place, call in waiting.items() if call.done]:
                     # Whether it came or not, it will not come now.
                     meeting.withdraw(place, lost=isinstance(_answer(waiting.pop(place)), AnytronError))
-            sent: StreamedWeights = export.result()[0]
+            sent = export.result()[0]
+            assert sent is not None, "rank 0 says what it has sent"
             self.metrics["throughput/weight_bytes"] += sent.num_bytes
             self._last_bytes.append(sent.num_bytes)
             return sent.version, [_answer(call) for call in calls]
 
-    def _send_file(self, manifest: WeightManifest, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
+    def _send_file(
+        self, manifest: WeightManifest, method: Take[Answer], replicas: Sequence[WorkerGroup]
+    ) -> tuple[int, list[Answer | AnytronError]]:
         self.metrics["throughput/weight_bytes"] += manifest.num_bytes
         return send_file(manifest, method, replicas)
 
@@ -168,7 +194,7 @@ class WeightsInPlace:
         """Prepare to say which weights these are."""
         assert not compared, "there is nothing to compare them with"
         version = trainer.weights_version()
-        return lambda replicas: Given(version, [version] * len(replicas))
+        return lambda replicas: WeightAnswers(version, [version] * len(replicas))
 
     @staticmethod
     def measured(clock: Clock) -> contextlib.AbstractContextManager[None]:
@@ -177,13 +203,15 @@ class WeightsInPlace:
         return contextlib.nullcontext()
 
 
-def send_file(manifest: WeightManifest, method: str, replicas: Sequence[WorkerGroup]) -> Sent:
+def send_file(
+    manifest: WeightManifest, method: Take[Answer], replicas: Sequence[WorkerGroup]
+) -> tuple[int, list[Answer | AnytronError]]:
     """Call a method of rollout processes with weights that lie in a file."""
-    calls = [replica.submit(method, manifest) for replica in replicas]
+    calls = [submit(replica, method, manifest) for replica in replicas]
     return manifest.version, [_answer(call) for call in calls]
 
 
-def _answer(call: Pending) -> Any:
+def _answer(call: Pending[Answer]) -> Answer | AnytronError:
     """Wait for the answer of an engine: what it returned, or the error that ended it."""
     try:
         return call.result()[0]
@@ -191,18 +219,18 @@ def _answer(call: Pending) -> Any:
         return error
 
 
-def load(send: Send, part: WeightPart, replicas: Sequence[WorkerGroup]) -> Given:
+def load(send: Send, part: WeightPart, replicas: Sequence[WorkerGroup]) -> WeightAnswers:
     """Let rollout processes load what is sent."""
-    return Given(*send(f"load_{part}", replicas))
+    return WeightAnswers(*send(LOADS[part], replicas))
 
 
-def load_and_compare(send: Send, part: WeightPart, replicas: Sequence[WorkerGroup]) -> Given:
+def load_and_compare(send: Send, part: WeightPart, replicas: Sequence[WorkerGroup]) -> WeightAnswers:
     """Let rollout processes load what is sent, then compare what they hold with what is sent again."""
     given = load(send, part, replicas)
     places = [place for place, answer in enumerate(given.answers) if answer == given.version]
     if not places:
         return given
-    _, found = send("differing_weights", [replicas[place] for place in places])
+    _, found = send(ComparableRollout.differing_weights, [replicas[place] for place in places])
     answers = list(given.answers)
     for place, differing in zip(places, found, strict=True):
         if isinstance(differing, AnytronError):

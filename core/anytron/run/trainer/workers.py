@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVarTuple
 
 from anytron.algorithms.importance import with_moments_resolved
 from anytron.base.components import TRAINING_ENGINES
@@ -16,11 +17,25 @@ from anytron.run.rollout.attended import AttendedGroup
 from anytron.run.rollout.pool import RolloutPool
 from anytron.run.trainer.reward_model import RewardModelRanks, reward_model_group
 from anytron.sequences.batch import RaggedBatch, TokenOutputs, token_index
+from anytron.workers.engines.training_engine import (
+    AdapterEngine,
+    CheckpointEngine,
+    CriticEngine,
+    DifferentiableEngine,
+    GeneratingEngine,
+    ObservableEngine,
+    OffloadingEngine,
+    TrainingEngine,
+)
+from anytron.workers.executor.observer import RankObserver
 from anytron.workers.executor.protocol import GroupSpec
+from anytron.workers.remote import call, scatter
 from anytron.workers.weights.transfer import WeightFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from typing_extensions import Unpack
 
     from anytron.algorithms.contract import LossFunction
     from anytron.config.schema import RunConfig
@@ -28,11 +43,13 @@ if TYPE_CHECKING:
     from anytron.run.rollout.conversations import Conversations, SingleTurns
     from anytron.run.trainer.restarts import Restarts
     from anytron.run.trainer.updates import MicroBatch, UpdatePlan
-    from anytron.workers.engines.device_memory import MemoryUse
     from anytron.workers.engines.training_engine import Additions, Conformance, ScoringRole, Topology, UpdatedModel
     from anytron.workers.executor.protocol import Executor, WorkerGroup
     from anytron.workers.weights.transfer import WeightManifest, WeightPart
 
+
+Answer = TypeVar("Answer")
+Arguments = TypeVarTuple("Arguments")
 
 RANK_VALUES = ("grad_norm", "lr", "update/skipped")
 """Results of an update that are the same on every rank; all others are parts, to be joined over replicas."""
@@ -53,9 +70,9 @@ class TrainingWorkers:
     @classmethod
     def of(cls, group: WorkerGroup) -> TrainingWorkers:
         """Wait until the ranks are up and ask where they stand."""
-        return cls(group, tuple(group.call("topology")))
+        return cls(group, tuple(call(group, TrainingEngine.topology)))
 
-    def beside(self, turns: SingleTurns | Conversations) -> TrainingWorkers:
+    def while_generating(self, turns: SingleTurns | Conversations) -> TrainingWorkers:
         """The same ranks; whoever waits for them goes on with responses."""
         return replace(self, group=AttendedGroup(self.group, turns))
 
@@ -82,7 +99,7 @@ class TrainingWorkers:
     def with_values(self, batch: RaggedBatch, updates: UpdatePlan) -> RaggedBatch:
         """Add what the critic expects of each state."""
         per_rank = updates.micro_batches(batch, self.dp_size)
-        results: list[list[Tensor]] = self._scatter("values", per_rank)
+        results = self._scatter(CriticEngine.values, per_rank)
         return replace(batch, values=_joined(batch, per_rank, results))
 
     def score(self, batch: RaggedBatch, updates: UpdatePlan, role: ScoringRole) -> Tensor:
@@ -94,7 +111,7 @@ class TrainingWorkers:
     def token_outputs(self, batch: RaggedBatch, updates: UpdatePlan, role: ScoringRole) -> TokenOutputs:
         """Compute log-probs, entropies and, if the engine records it, the routing, without gradients."""
         per_rank = updates.micro_batches(batch, self.dp_size)
-        results: list[list[TokenOutputs]] = self._scatter("score", per_rank, role)
+        results = self._scatter(TrainingEngine.score, per_rank, role)
 
         def joined(name: str) -> Tensor | None:
             parts = [[getattr(outputs, name) for outputs in share] for share in results]
@@ -104,31 +121,28 @@ class TrainingWorkers:
 
     def logits(self, batch: RaggedBatch) -> Tensor:
         """Compute whole logits, float32 ``[T, V]``, row t after token t; for small batches."""
-        logits: list[Tensor] = [
-            result
-            for place, result in zip(self.topology, self.group.call("logits", batch), strict=True)
-            if place.reports and place.dp_rank == 0
-        ]
-        return logits[0]
+        found = zip(self.topology, call(self.group, ObservableEngine.logits, batch), strict=True)
+        return next(logits for place, logits in found if logits is not None and place.reports and place.dp_rank == 0)
 
     def attention_conformance(self) -> Conformance | None:
         """The rank that is furthest from the definition."""
-        found: list[Conformance | None] = self.group.call("attention_conformance")
+        found = call(self.group, ObservableEngine.attention_conformance)
         return max((one for one in found if one is not None), key=lambda one: one.difference, default=None)
 
     def update(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction) -> dict[str, float]:
         """Do one optimizer update; return its metrics over the whole mini-batch."""
-        return with_moments_resolved(self._update("update", mini_batch, updates, loss))
+        return with_moments_resolved(self._update(TrainingEngine.update, mini_batch, updates, loss))
 
     def update_critic(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction) -> dict[str, float]:
         """Do one optimizer update of the critic; return its metrics, all of them below ``critic/``."""
-        metrics = self._update("update_critic", mini_batch, updates, loss)
+        metrics = self._update(CriticEngine.update_critic, mini_batch, updates, loss)
         return {name if name not in RANK_VALUES else f"critic/{name}": value for name, value in metrics.items()}
 
     def export_weights(self, path: str, part: WeightPart = "weights") -> WeightManifest:
         """Write the policy's weights, or its adapters alone, to a safetensors file."""
-        manifest: WeightManifest = self.group.call(f"export_{part}", WeightFile(path))[0]
-        return manifest
+        if part == "adapter":
+            return _first(call(self.group, AdapterEngine.export_adapter, WeightFile(path)))
+        return _first(call(self.group, TrainingEngine.export_weights, WeightFile(path)))
 
     def export_gradients(
         self,
@@ -147,82 +161,97 @@ class TrainingWorkers:
         per_rank = updates.micro_batches(mini_batch, self.dp_size)
         shares = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
         arguments = [(shares[place.dp_rank], loss, WeightFile(path), model, additions) for place in self.topology]
-        manifest: WeightManifest = self.group.scatter("export_gradients", arguments)[0]
-        return manifest
+        return _first(scatter(self.group, DifferentiableEngine.export_gradients, arguments))
 
     def offload(self) -> dict[str, float]:
         """Move what generation does not need to the host; return the ranks' memory as metrics."""
-        found: list[MemoryUse] = self.group.call("offload")
+        found = call(self.group, OffloadingEngine.offload)
         return {
             "memory/training_peak_bytes": max(one.peak for one in found),
             "memory/offloaded_bytes": sum(one.released for one in found),
         }
 
     def peak_memory(self) -> dict[str, float]:
-        """Say what the rank had allocated at most that had most, since this was last asked."""
-        return {"memory/training_peak_bytes": max(self.group.call("peak_memory"))}
+        """Return the peak device memory of the busiest rank since the last call."""
+        return {"memory/training_peak_bytes": max(call(self.group, RankObserver.peak_memory))}
 
     def begin_traces(self, ranks: Sequence[int], *, stacks: bool, memory: bool) -> None:
         """Begin to record what some ranks do."""
         arguments = [(rank in ranks, stacks, memory) for rank in range(self.group.size)]
-        self.group.scatter("begin_trace", arguments)
+        scatter(self.group, RankObserver.begin_trace, arguments)
 
     def end_traces(self, paths: Mapping[int, str], largest: int) -> list[str | None]:
         """Write what was recorded to a file for each of these ranks; return for each rank why it has none."""
         arguments = [(paths.get(rank, ""), largest) for rank in range(self.group.size)]
-        return self.group.scatter("end_trace", arguments)
+        return scatter(self.group, RankObserver.end_trace, arguments)
 
     def weights_version(self) -> int:
         """Say which weights the ranks would generate with, if they generate."""
-        version: int = self.group.call("weights_version")[0]
-        return version
+        return call(self.group, GeneratingEngine.weights_version)[0]
 
     def save_hf(self, path: str) -> None:
         """Write a Hugging Face model directory, without tokenizer and processor."""
-        self.group.call("save_hf", path)
+        call(self.group, TrainingEngine.save_hf, path)
 
     def save_adapter(self, path: str) -> None:
         """Write the adapters of ``model.lora`` in PEFT's format."""
-        self.group.call("save_adapter", path)
+        call(self.group, AdapterEngine.save_adapter, path)
 
     def save_critic(self, path: str) -> None:
         """Write the critic."""
-        self.group.call("save_critic", path)
+        call(self.group, CriticEngine.save_critic, path)
 
     def save_checkpoint(self, path: str, *, asynchronous: bool) -> None:
         """Begin to write the engine's state into a directory."""
-        self.group.call("save_checkpoint", path, asynchronous=asynchronous)
+        call(self.group, CheckpointEngine.save_checkpoint, path, asynchronous=asynchronous)
 
     def written_files(self, *, wait: bool) -> dict[str, FileRecord] | None:
         """The files of the last save, those of all ranks; None while they are still being written."""
-        found: list[Mapping[str, FileRecord] | None] = self.group.call("written_files", wait=wait)
+        found = call(self.group, CheckpointEngine.written_files, wait=wait)
         ranks = [files for files in found if files is not None]
         return {name: record for files in ranks for name, record in files.items()} if len(ranks) == len(found) else None
 
     def load_checkpoint(self, path: str) -> None:
         """Take back what :meth:`save_checkpoint` has written."""
-        self.group.call("load_checkpoint", path)
+        call(self.group, CheckpointEngine.load_checkpoint, path)
 
     def describe(self) -> list[Mapping[str, Any]]:
         """Facts of each rank, for the run's records."""
-        return self.group.call("describe")
+        return call(self.group, TrainingEngine.describe)
 
     def _update(
-        self, method: str, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction
+        self,
+        method: Callable[[Any, Sequence[RaggedBatch], LossFunction], Mapping[str, float] | None],
+        mini_batch: RaggedBatch,
+        updates: UpdatePlan,
+        loss: LossFunction,
     ) -> dict[str, float]:
-        per_rank = updates.micro_batches(mini_batch, self.dp_size)
-        results: list[Mapping[str, float]] = self._scatter(method, per_rank, loss)
+        results = self._scatter(method, updates.micro_batches(mini_batch, self.dp_size), loss)
         metrics = {name: joined(name, (result[name] for result in results)) for name in results[0]}
         return metrics | {name: results[0][name] for name in RANK_VALUES}
 
-    def _scatter(self, method: str, per_rank: list[list[MicroBatch]], *arguments: object) -> list[Any]:
+    def _scatter(
+        self,
+        method: Callable[[Any, Sequence[RaggedBatch], Unpack[Arguments]], Answer | None],
+        per_rank: list[list[MicroBatch]],
+        *arguments: Unpack[Arguments],
+    ) -> list[Answer]:
         """Give each replica its micro-batches; return the results of the reporting ranks, replica by replica."""
         batches = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
-        results = self.group.scatter(method, [(batches[place.dp_rank], *arguments) for place in self.topology])
+        results = scatter(self.group, method, [(batches[place.dp_rank], *arguments) for place in self.topology])
         reported = {
-            place.dp_rank: result for place, result in zip(self.topology, results, strict=True) if place.reports
+            place.dp_rank: result
+            for place, result in zip(self.topology, results, strict=True)
+            if place.reports and result is not None
         }
         return [reported[rank] for rank in range(self.dp_size)]
+
+
+def _first(answers: Sequence[Answer | None]) -> Answer:
+    """Return the answer of rank 0, which alone has one."""
+    answer = answers[0]
+    assert answer is not None, "rank 0 answers"
+    return answer
 
 
 def _joined(batch: RaggedBatch, per_rank: list[list[MicroBatch]], results: list[list[Tensor]]) -> Tensor:

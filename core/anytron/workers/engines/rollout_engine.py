@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.task.data.images import ImagePatches
+    from anytron.task.environments.outcome import Outcome
     from anytron.workers.engines.device_memory import MemoryUse
     from anytron.workers.weights.transfer import WeightOrigin
 
@@ -69,17 +70,20 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Response:
-    """One generated response.
+    """One response: a turn, as engines make it, or several turns with what an environment wrote in between.
 
     Attributes:
-        tokens: Generated ids, the end token included if there is one; may be empty.
+        tokens: All ids after the prompt, the end token included if there is one; may be empty.
         log_probs: Log-prob of each under the model at the sampling temperature, before top-p, top-k and the
-            suppression of end tokens.
-        stop_reason: ``stop`` = an end token or a stop string ended it, ``length`` = the length limit did, ``abort`` =
-            :meth:`RolloutEngine.abort` did.
-        versions: Version of the weights that made each token.
+            suppression of end tokens; 0 for those that an environment wrote.
+        stop_reason: ``stop`` = an end token, a stop string or the environment ended it, ``length`` = a limit of length
+            or of turns did, ``abort`` = :meth:`RolloutEngine.abort` did.
+        versions: Version of the weights that made each token that the model wrote.
         routing: The experts of each token of prompt and response but the last (:mod:`anytron.workers.engines.routing`),
-            on the host; None unless ``rollout.replay_routing`` asks for it.
+            on the host, up to the last turn: what an environment wrote before it failed has none. None unless
+            ``rollout.replay_routing`` asks for it.
+        response_mask: For each token, whether the model wrote it; None = it wrote all of them.
+        environment: The environment's outcome; None without one.
     """
 
     tokens: tuple[int, ...]
@@ -87,6 +91,13 @@ class Response:
     stop_reason: StopReason
     versions: tuple[int, ...]
     routing: Tensor | None = None
+    response_mask: tuple[bool, ...] | None = None
+    environment: Outcome | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its end, and no limit ended it."""
+        return self.stop_reason == "stop"
 
 
 class RolloutEngine(Protocol):

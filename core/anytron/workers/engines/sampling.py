@@ -1,4 +1,8 @@
-"""Draw the next token of each row of a batch, and give its log-prob: for engines that sample by themselves.
+"""Sample batch by batch: for engines that generate by themselves.
+
+They queue requests, draw the next token of each row with random numbers that belong to its response alone, give its
+log-prob, and find stop strings. A random number is a hash of the response's seed and the token's position: no generator
+has a state that batches could share.
 
 Legend: B rows, V vocabulary.
 """
@@ -9,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.workers.engines.draws import draw, uniform_numbers
+from anytron.workers.engines.rollout_engine import Response
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from anytron.workers.engines.rollout_engine import SamplingParams
+    from anytron.workers.engines.rollout_engine import GenerationRequest, SamplingParams
 
 
 class TokenDraws:
@@ -64,3 +68,109 @@ class TokenDraws:
             allowed = warper(None, allowed)
         tokens = draw(allowed, uniform_numbers(self._seeds, positions).to(logits.device))
         return tokens, distribution.gather(-1, tokens[:, None])[:, 0]
+
+
+def uniform_numbers(seeds: Sequence[int], position: int | Tensor) -> Tensor:
+    """Give each row its number for a position: output ``position`` of the SplitMix64 generator of its seed.
+
+    G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014); the constants are those of
+    java.util.SplittableRandom. Computed on the host, so that all devices draw the same.
+
+    Args:
+        seeds: B numbers in ``[0, 2**63)``.
+        position: From 0; of all rows, or int64 ``[B]`` on the host.
+
+    Returns:
+        float32 ``[B]`` on the host, multiples of ``2**-24`` in ``[0, 1)``.
+    """
+    state = torch.tensor(seeds, dtype=torch.int64) + (torch.as_tensor(position) + 1) * _signed(0x9E3779B97F4A7C15)
+    state = (state ^ _shifted(state, 30)) * _signed(0xBF58476D1CE4E5B9)
+    state = (state ^ _shifted(state, 27)) * _signed(0x94D049BB133111EB)
+    state = state ^ _shifted(state, 31)
+    return _shifted(state, 40).float() * 2.0**-24
+
+
+def _signed(value: int) -> int:
+    """Give the int64 of the same 64 bits: torch multiplies those modulo 2**64, and unsigned ones hardly at all."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _shifted(values: Tensor, bits: int) -> Tensor:
+    """Shift to the right and fill with zeros."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """Draw a token for each row by inverting its distribution function.
+
+    Args:
+        log_probs: float32 ``[B, V]``, -inf for a token that may not be drawn; they need not add up to 1.
+        uniform: float32 ``[B]`` in ``[0, 1)``, on the same device.
+
+    Returns:
+        int64 ``[B]``.
+    """
+    probabilities = torch.softmax(log_probs, dim=-1)
+    below = probabilities.cumsum(-1)
+    # The total may differ from 1 by rounding; uniform * total is less than it, also after rounding.
+    reached = below > uniform[:, None] * below[:, -1:]
+    # A parallel sum need not be monotonic to the last digit: what has no probability is never drawn.
+    return (reached & (probabilities > 0)).int().argmax(-1)
+
+
+STRIPPED_TOKENS = 2
+"""Tokens decoded before the longest stop string: SentencePiece decoders strip a leading space."""
+
+
+class StopStrings:
+    """Tells whether the end of a response shows a stop string.
+
+    It looks for them in the decoded tail of a response. (transformers' ``StopStringCriteria`` derives a table from the
+    vocabulary instead, and fails on tokenizers that do not know its letters.)
+
+    Args:
+        strings: The stop strings, at least one.
+        tokenizer: A Hugging Face tokenizer.
+
+    Attributes:
+        tail: How many tokens from its end to give of a response.
+    """
+
+    def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
+        self._strings = strings
+        self._tokenizer = tokenizer
+        # A token is at least a byte of text; some decoders strip the first characters.
+        self.tail = max(len(stop.encode()) for stop in strings) + STRIPPED_TOKENS
+
+    def shown(self, tails: list[list[int]]) -> list[bool]:
+        """Say for each tail whether a stop string is in it."""
+        texts = self._tokenizer.batch_decode(tails)
+        return [any(stop in text for stop in self._strings) for text in texts]
+
+
+class RequestQueue:
+    """A queue with the longest prompts in front, so that a batch holds prompts of similar lengths."""
+
+    def __init__(self) -> None:
+        self._requests: list[GenerationRequest] = []
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests."""
+        self._requests.extend(requests)
+        self._requests.sort(key=lambda request: -len(request.prompt.tokens))
+
+    def take(self, count: int) -> list[GenerationRequest]:
+        """Take the next batch: ``count`` requests at most that are sampled alike; empty if there are none."""
+        if not self._requests:
+            return []
+        sampling = self._requests[0].sampling
+        batch = [request for request in self._requests if request.sampling == sampling][:count]
+        taken = {request.id for request in batch}
+        self._requests = [request for request in self._requests if request.id not in taken]
+        return batch
+
+    def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
+        """Give up requests, None = all; return their responses, which are empty."""
+        given_up = [request.id for request in self._requests if ids is None or request.id in ids]
+        self._requests = [request for request in self._requests if request.id not in given_up]
+        return [(one, Response((), (), "abort", ())) for one in given_up]

@@ -18,16 +18,19 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from typing_extensions import Self
+from typing_extensions import Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from anytron.base.entries import Entry
+    from anytron.base.results import Result
     from anytron.config.schema import RunConfig
     from anytron.device.hooks.types import Role
     from anytron.device.platform import Platform
     from anytron.workers.executor.bootstrap import Model
+
+
+Answer = TypeVar("Answer", covariant=True, default=Any)  # noqa: PLC0105 - a word, as in the signatures that use it
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class GroupSpec:
 
     Attributes:
         role: What the processes are; plugins give environment and patches by it.
-        engine_group: Entry-point group of the engine, for example ``anytron.training_engines``.
+        engine_group: Result-point group of the engine, for example ``anytron.training_engines``.
         engine_name: Name of the engine in that group.
         world_size: Number of processes.
         num_threads: Processor threads of each; None = as the driver's ``OMP_NUM_THREADS`` says, or where it does not, a
@@ -72,14 +75,14 @@ class GroupSpec:
     config: RunConfig | None = None
 
 
-class Pending(Protocol):
+class Pending(Protocol[Answer]):
     """A call whose answers may still be on their way."""
 
     @property
     def done(self) -> bool:
         """Whether :meth:`result` returns or raises at once. Only waits make it so: :meth:`result`, or an executor's."""
 
-    def result(self) -> list[Any]:
+    def result(self) -> Sequence[Answer]:
         """Wait until the call is over; may be called more than once.
 
         Returns:
@@ -207,7 +210,7 @@ class ExaminedExecutor(Protocol):
     """The class of an executor that ``anytron doctor`` asks what it depends on."""
 
     @classmethod
-    def examine(cls, config: RunConfig | None, platform: Platform) -> Iterable[Entry]:
+    def examine(cls, config: RunConfig | None, platform: Platform) -> Iterable[Result]:
         """Examine it, and start nothing. Called in a process of its own, which ends afterwards.
 
         Args:

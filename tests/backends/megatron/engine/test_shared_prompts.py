@@ -74,11 +74,11 @@ def test_it_agrees_with_whole_sequences(split, whole, follow, grouped):
     [
         # The gradients of a prompt's copies are not added up; its keys are those of other tokens.
         (
-            "anytron.sequences.repeats:Repeats.collect",
+            "anytron.sequences.shared_prompts:Repeats.collect",
             "lambda original: lambda self, copies: copies.index_select(0, self._single)",
         ),
         (
-            "anytron.sequences.repeats:Repeats.take",
+            "anytron.sequences.shared_prompts:Repeats.take",
             "lambda original: lambda self, rows: original(self, rows.roll(1, 0))",
         ),
         # Pieces begin at position 0.

@@ -7,9 +7,9 @@ import torch
 
 from anytron.config.load import load_config
 from anytron.config.schema import RunConfig
-from anytron.proof.conformance.tiny_models import CONFIGS
 from anytron.task.data.pretrained import model_class
 from anytron.workers.engines.memory import MemoryPart, peak
+from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.estimate.run import estimate
 from anytron_megatron.estimate.sharding import pieces

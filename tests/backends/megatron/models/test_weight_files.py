@@ -64,7 +64,7 @@ def test_expected_tensors_are_those_that_transformers_writes(family, tiny_family
 def test_biases_are_expected_where_the_config_has_them(changes, tmp_path):
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from anytron.proof.conformance.tiny_models import CONFIGS
+    from anytron_conformance.tiny_models import CONFIGS
 
     fields = {**CONFIGS["llama"], **changes, "num_hidden_layers": 1}
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).save_pretrained(tmp_path)

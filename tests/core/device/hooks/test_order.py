@@ -10,7 +10,7 @@ import pytest
 from anytron import Platform, hookimpl
 from anytron.base.errors import PluginError
 from anytron.device.hooks.facade import Hooks
-from anytron.device.hooks.registry import Standing, read_member
+from anytron.device.hooks.registry import Precedence, read_member
 from anytron.device.loading import hooks_of
 from anytron.device.loading.neutral import NeutralDefaults
 from anytron.kernels.contract import KernelName, LogProbSpec
@@ -37,9 +37,9 @@ class Answers:
 )
 def test_platform_then_extensions_by_name_then_default_in_any_order_of_registration(silent, expected):
     """pluggy asks the plugin registered last first."""
-    standing = {"platform": Standing.PLATFORM, "aaa": Standing.EXTENSION, "zzz": Standing.EXTENSION}
-    members = [read_member(Answers(name, answers=name not in silent), name, standing[name]) for name in standing]
-    members.append(read_member(NeutralDefaults(), "neutral-default", Standing.DEFAULT))
+    precedence = {"platform": Precedence.PLATFORM, "aaa": Precedence.EXTENSION, "zzz": Precedence.EXTENSION}
+    members = [read_member(Answers(name, answers=name not in silent), name, precedence[name]) for name in precedence]
+    members.append(read_member(NeutralDefaults(), "neutral-default", Precedence.DEFAULT))
     for order in itertools.permutations(members):
         hooks = Hooks(order)
         assert [member.name for member in hooks.members] == ["platform", "aaa", "zzz", "neutral-default"]
@@ -47,14 +47,14 @@ def test_platform_then_extensions_by_name_then_default_in_any_order_of_registrat
 
 
 def test_two_members_of_one_name_are_refused():
-    twin = read_member(Answers("twin"), "twin", Standing.EXTENSION)
+    twin = read_member(Answers("twin"), "twin", Precedence.EXTENSION)
     with pytest.raises(PluginError, match="unique"):
         Hooks([twin, twin])
 
 
 def test_two_platforms_are_refused():
     with pytest.raises(PluginError, match="at most one platform"):
-        Hooks([read_member(Answers(name), name, Standing.PLATFORM) for name in ("one", "two")])
+        Hooks([read_member(Answers(name), name, Precedence.PLATFORM) for name in ("one", "two")])
 
 
 def test_implementations_take_any_subset_of_the_arguments_in_any_order():
@@ -82,7 +82,7 @@ def test_implementations_take_any_subset_of_the_arguments_in_any_order():
 
 def test_a_call_costs_at_most_two_microseconds_more_than_a_direct_one():
     plugin = Answers("only")
-    hooks = Hooks([read_member(plugin, "only", Standing.PLATFORM)])
+    hooks = Hooks([read_member(plugin, "only", Precedence.PLATFORM)])
     calls = 2000
     through = min(timeit.repeat(lambda: hooks.log_prob_kernel(SPEC), number=calls, repeat=20)) / calls
     direct = min(timeit.repeat(lambda: plugin.log_prob_kernel(SPEC), number=calls, repeat=20)) / calls

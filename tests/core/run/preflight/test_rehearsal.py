@@ -18,7 +18,6 @@ from anytron.config.scoring import RewardSection
 from anytron.run.preflight.forms import right_forms
 from anytron.run.preflight.prepare import prepare
 from anytron.run.preflight.rehearsal import Evenly
-from anytron.run.rollout.trajectory import Trajectory
 from anytron.run.trainer.trajectories import make_samples
 from anytron.task.data import pretrained
 from anytron.task.data.prompts import TokenizedPrompt
@@ -26,6 +25,7 @@ from anytron.task.data.thoughts import decode_responses, opened
 from anytron.task.rewards import Sample
 from anytron.task.rewards.math import Math
 from anytron.task.rewards.patterns import Format, Regex
+from anytron.workers.engines.rollout_engine import Response
 from tests.house import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -362,9 +362,10 @@ def test_marks_of_thought_reach_rewards_also_as_special_tokens(tokenizer):
     start, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
     assert decode_responses(tokenizer, [(start, 1, end, 3, 11), ()]) == ["<think>1</think>3", ""]
     prompt = TokenizedPrompt("p", "3><think>", (3, 10, start), {})
-    one_turn = Trajectory((1, end, 3), (0.0,) * 3, finished=True)
-    turns = Trajectory((1, end, 5, start, 3), (0.0,) * 5, finished=True, response_mask=(True, True, False, False, True))
-    closed = Trajectory((1, 5, 3), (0.0,) * 3, finished=True, response_mask=(True, False, True))
+    one_turn = Response((1, end, 3), (0.0,) * 3, "stop", (0,) * 3)
+    mask = (True, True, False, False, True)
+    turns = Response((1, end, 5, start, 3), (0.0,) * 5, "stop", (0,) * 3, response_mask=mask)
+    closed = Response((1, 5, 3), (0.0,) * 3, "stop", (0,) * 2, response_mask=(True, False, True))
     samples = make_samples([prompt], [[one_turn, turns, closed]], tokenizer)
     assert [one.opened for one in samples] == ["<think>", "<think>", ""]
     assert samples[0].last_message == "<think>1</think>3"

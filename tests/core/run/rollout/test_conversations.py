@@ -128,19 +128,19 @@ def test_what_the_model_saw_is_what_is_trained(converse, tokenizer):
     assert [len(group) for group in found] == [2] * 5
     for question, group in zip(QUESTIONS, found, strict=True):
         answer = product(question)
-        for trajectory in group:
-            assert tokenizer.decode(trajectory.tokens) == f"{question}*{answer};{answer}<eos>"
+        for response in group:
+            assert tokenizer.decode(response.tokens) == f"{question}*{answer};{answer}<eos>"
             own = [True] * 5 + [False] * (len(answer) + 1) + [True] * (len(answer) + 1)
-            assert list(trajectory.response_mask) == own
-            assert [value < 0 for value in trajectory.log_probs] == own
-            assert trajectory.finished
-            assert trajectory.outcome.turns == (f"{question}*", answer)
-            assert trajectory.outcome.reward == 1.0
-            assert trajectory.outcome.metrics == {"tool_calls": 1.0, "right": 1.0}
+            assert list(response.response_mask) == own
+            assert [value < 0 for value in response.log_probs] == own
+            assert response.finished
+            assert response.environment.turns == (f"{question}*", answer)
+            assert response.environment.reward == 1.0
+            assert response.environment.metrics == {"tool_calls": 1.0, "right": 1.0}
             # A token's experts are those of the turn that has told of it first: the second begins with the last "*".
-            read = prompt(tokenizer, question).tokens + trajectory.tokens[:-1]
+            read = prompt(tokenizer, question).tokens + response.tokens[:-1]
             given = [5] * 9 + [10 + len(answer) + 1] * (len(read) - 9)
-            assert trajectory.routing.squeeze(1).tolist() == [list(row) for row in zip(read, given, strict=True)]
+            assert response.routing.squeeze(1).tolist() == [list(row) for row in zip(read, given, strict=True)]
     # Each turn's request holds the tokens that are trained, up to where the turn begins; and each has its own seed.
     whole = {prompt(tokenizer, q).tokens + t.tokens for q, group in zip(QUESTIONS, found, strict=True) for t in group}
     for request in requests:
@@ -169,26 +169,26 @@ def test_an_environment_is_told_how_many_turns_there_may_be(converse, tmp_path):
 def test_after_the_last_turn_the_observation_is_not_read(converse, tokenizer):
     found, _ = converse(max_turns=1)
     for question, group in zip(QUESTIONS, found, strict=True):
-        for trajectory in group:
-            assert tokenizer.decode(trajectory.tokens) == f"{question}*"
-            assert not trajectory.finished
-            assert trajectory.outcome.reward == 0.5
+        for response in group:
+            assert tokenizer.decode(response.tokens) == f"{question}*"
+            assert not response.finished
+            assert response.environment.reward == 0.5
 
 
 def test_an_observation_that_is_too_long_ends_the_response_before_it(converse, tokenizer):
     found, _ = converse(max_observation_tokens=4)  # "100;" has four, all others five
-    texts = {tokenizer.decode(trajectory.tokens): trajectory.finished for group in found for trajectory in group}
+    texts = {tokenizer.decode(response.tokens): response.finished for group in found for response in group}
     assert texts.pop("1010*100;100<eos>")
     assert texts == {"1234*408;408<eos>": True} | dict.fromkeys(("5678*", "9012*", "9999*"), False)
 
 
 def test_a_conversation_ends_with_the_models_context(converse, tokenizer):
     found, requests = converse(context_length=16)  # 5 of the prompt, 11 of the response
-    texts = {tokenizer.decode(trajectory.tokens) for group in found for trajectory in group}
+    texts = {tokenizer.decode(response.tokens) for group in found for response in group}
     assert texts == {"1010*100;10", "1234*408;40", "5678*4368;4", "9012*1080;1", "9999*9801;9"}
     assert {len(request.prompt.tokens) + request.sampling.max_new_tokens for request in requests} == {13, 16}
     found, _ = converse(context_length=15)  # five tokens of observation leave none for a turn
-    texts = {tokenizer.decode(trajectory.tokens): trajectory.finished for group in found for trajectory in group}
+    texts = {tokenizer.decode(response.tokens): response.finished for group in found for response in group}
     answered = {"1010*100;1": True, "1234*408;4": True}  # the environment takes what is cut off for an answer
     assert texts == answered | dict.fromkeys(("5678*", "9012*", "9999*"), False)
 
@@ -200,8 +200,8 @@ def test_an_environment_that_fails_costs_its_sample(converse, tmp_path):
     )
     found, _ = converse(path=f"{tmp_path}/e.py:Fragile")
     for question, group in zip(QUESTIONS, found, strict=True):
-        for trajectory in group:
-            failure = trajectory.outcome.failure
+        for response in group:
+            failure = response.environment.failure
             assert (failure is not None) == (question == "9012")
             assert failure is None or "not this one" in failure.why
 
@@ -213,7 +213,7 @@ def test_tokens_that_the_model_does_not_know_cost_the_sample(converse, tmp_path)
         "        return super().step(turn)\n"
     )
     found, _ = converse(path=f"{tmp_path}/e.py:Odd")
-    failures = [trajectory.outcome.failure for trajectory in found[2]]
+    failures = [response.environment.failure for response in found[2]]
     assert all("ids from 3 to 17, the model's vocabulary has 17" in failure.why for failure in failures)
 
 
@@ -248,12 +248,12 @@ def test_conversations_go_on_while_training_is_waited_for(converse):
         turns.attend(Training(lambda: asked(executor) == 20))
 
     found, _ = converse(disturb=train)
-    assert {trajectory.outcome.reward for group in found for trajectory in group} == {1.0}
+    assert {response.environment.reward for group in found for response in group} == {1.0}
 
 
 def test_conversations_end_before_the_next_weights_or_go_on_with_them(converse):
-    def settle(turns, pool, executor):
-        turns.settle()
+    def finish_in_flight(turns, pool, executor):
+        turns.finish_in_flight()
         pool.load_weights(weights(2))
 
     def update(turns, pool, executor):
@@ -261,11 +261,11 @@ def test_conversations_end_before_the_next_weights_or_go_on_with_them(converse):
         pool.load_weights(weights(2))
 
     versions = []
-    for disturb in (settle, update):
+    for disturb in (finish_in_flight, update):
         found, _ = converse(disturb=disturb)
-        trajectories = [trajectory for group in found for trajectory in group]
-        assert all(len(one.versions) == sum(one.response_mask) for one in trajectories)
-        versions.append({(one.versions[0], one.versions[-1]) for one in trajectories})
+        responses = [response for group in found for response in group]
+        assert all(len(one.versions) == sum(one.response_mask) for one in responses)
+        versions.append({(one.versions[0], one.versions[-1]) for one in responses})
     assert versions[0] == {(1, 1)}
     assert (1, 2) in versions[1]
 
@@ -293,5 +293,5 @@ def test_without_an_environment_a_response_is_one_turn():
     assert isinstance(turns, SingleTurns)
     ((one, two),) = turns.finish(turns.begin(prompts, 2, seed=3))
     assert one.response_mask is None
-    assert one.outcome is None
+    assert one.environment is None
     assert one.tokens != two.tokens

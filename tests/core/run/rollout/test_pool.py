@@ -11,7 +11,7 @@ import torch
 from anytron.base.errors import ProcessLost, WorkerError
 from anytron.config.generation import RolloutSection
 from anytron.run.rollout.pool import RolloutPool
-from anytron.run.rollout.weights import Given
+from anytron.run.rollout.replica import WeightAnswers
 from anytron.workers.engines.rollout_engine import Response
 from anytron.workers.engines.routing import RoutingShape
 from tests.core.run.rollout.replicas import (
@@ -218,7 +218,7 @@ def test_training_ranks_may_be_the_only_replica_and_their_loss_is_the_run_s(expe
 
     def in_place(version):
         ranks.engine.version = version
-        return lambda groups: Given(version, [version] * len(groups))
+        return lambda groups: WeightAnswers(version, [version] * len(groups))
 
     pool = RolloutPool(executor, RolloutSection(engine="megatron"), lost=None, within=ranks)
     for step, groups in enumerate(expected, start=1):

@@ -102,7 +102,7 @@ def test_what_a_replica_owed_when_it_was_lost_beside_training_others_make_with_t
     pool.withdraw_weights()
     executor.groups[0].engine.doomed = True
     attended(executor, pool, 3).call("update")
-    pool.settle()
+    pool.finish_in_flight()
     executor.wait = None
 
     assert pool.finish(generation) == expected[0]
@@ -122,7 +122,7 @@ def test_when_all_are_lost_beside_training_their_successors_go_on_with_new_weigh
     for group in executor.groups:
         group.engine.doomed = True
     attended(executor, pool, 100).call("update")
-    pool.settle()
+    pool.finish_in_flight()
     pool.load_weights(weights(2))
     found = pool.finish(generation)
 
@@ -145,7 +145,7 @@ def test_an_error_beside_training_leaves_the_ranks_their_call_and_is_raised_afte
     trainer = attended(executor, pool, 50)
     assert trainer.call("update") == trainer.call("update") == ["trained"]
     with pytest.raises(WorkerError, match=r"failed in poll\(\)"):
-        pool.settle()
+        pool.finish_in_flight()
 
 
 class TokenByToken(Engine):

@@ -52,7 +52,7 @@ def test_two_processes_generate_what_one_engine_does_though_each_is_killed_once(
         generation = pool.begin(PROMPTS, SAMPLING, 4, seed=3)
         pool.withdraw_weights()
         os.kill(pool._replicas[0].group._ranks[0].pid, signal.SIGKILL)
-        pool.settle()
+        pool.finish_in_flight()
         pool.load_weights(partial(load, partial(send_file, manifest), "weights"))
         groups.append(pool.finish(generation))
         assert len(pool.describe()) == 2

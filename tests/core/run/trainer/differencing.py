@@ -46,7 +46,7 @@ def karmarkar_karp(sizes, parts):
 
 
 def micro_batches(lengths, max_tokens, dp_size, *, padded=False, multiple=1):
-    """As :func:`anytron.run.trainer.batching.micro_batches`."""
+    """As :func:`anytron.run.trainer.updates.micro_batches`."""
     # A sequence over the limit fills one micro-batch, however long it is.
     count = -(-sum(min(length, max_tokens) for length in lengths) // (max_tokens * dp_size * multiple)) * multiple
     while not _fits(parts := karmarkar_karp(lengths, count * dp_size), lengths, max_tokens, padded):

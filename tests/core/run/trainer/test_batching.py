@@ -9,8 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from anytron.run.trainer.batching import micro_batches
-from anytron.run.trainer.updates import UpdatePlan
+from anytron.run.trainer.updates import UpdatePlan, micro_batches
 from anytron.sequences.batch import RaggedBatch
 from tests.core.run.trainer import differencing
 

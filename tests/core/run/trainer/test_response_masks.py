@@ -10,8 +10,7 @@ import torch
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import with_advantages
 from anytron.config.algorithm import AlgorithmSection
-from anytron.record.tracking.clock import Clock
-from anytron.run.rollout.trajectory import Trajectory
+from anytron.record.tracking.progress import Clock
 from anytron.run.trainer.experience import Experience
 from anytron.run.trainer.metrics import step_metrics
 from anytron.run.trainer.trajectories import assemble, make_samples
@@ -22,6 +21,7 @@ from anytron.task.environments.outcome import Outcome
 from anytron.task.isolation.failure import Failure
 from anytron.task.rewards.registered import REWARDS
 from anytron.task.rewards.scoring import RewardScores
+from anytron.workers.engines.rollout_engine import Response
 
 PROMPT = TokenizedPrompt("a", "31>", (3, 1, 10), {"answer": "13"})
 HOLE = (True, False, False, True, True)
@@ -30,10 +30,10 @@ OUTCOMES = [
     Outcome(("13",), 0.25, {}),
     Outcome(("5",), 0.0, {"tool_calls": 9.0}, Failure("It broke.", "")),
 ]
-TRAJECTORIES = [
-    Trajectory((1, 7, 7, 1, 3), (-0.1, 0.0, 0.0, -0.2, -0.3), True, HOLE, OUTCOMES[0]),
-    Trajectory((1, 3), (-0.4, -0.5), False, (True, True), OUTCOMES[1]),
-    Trajectory((5,), (-0.6,), False, (True,), OUTCOMES[2]),
+RESPONSES = [
+    Response((1, 7, 7, 1, 3), (-0.1, 0.0, 0.0, -0.2, -0.3), "stop", (0,) * 3, None, HOLE, OUTCOMES[0]),
+    Response((1, 3), (-0.4, -0.5), "length", (0,) * 2, None, (True, True), OUTCOMES[1]),
+    Response((5,), (-0.6,), "length", (0,), None, (True,), OUTCOMES[2]),
 ]
 
 
@@ -50,7 +50,7 @@ class Tokenizer:
 
 @pytest.fixture
 def samples():
-    return make_samples([PROMPT], [TRAJECTORIES], Tokenizer())
+    return make_samples([PROMPT], [RESPONSES], Tokenizer())
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from anytron.base.components import EngineInfo
 from anytron.base.errors import ConfigError
 from anytron.config.schema import RunConfig
-from anytron.record.tracking.clock import Clock
+from anytron.record.tracking.progress import Clock
 from anytron.run.trainer import throughput
 from anytron.run.trainer.throughput import Throughput
 from anytron.workers.engines.flops import AttentionLayers, ModelFlops
@@ -42,7 +42,7 @@ def of(monkeypatch, facts, *, flops="count", **sections):
 def metrics(found, *, updates_policy=True):
     clock = Clock(lambda part: None)
     clock.seconds["update"] = 0.5
-    return found.metrics([4, 6], 120.0, clock, updates_policy=updates_policy)
+    return found.metrics([4, 6], {"throughput/tokens_per_s": 120.0}, clock, updates_policy=updates_policy)
 
 
 def test_operations_by_time_by_the_peak_of_all_ranks(monkeypatch):

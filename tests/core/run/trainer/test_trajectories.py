@@ -10,11 +10,11 @@ import torch
 from anytron.algorithms.registered import with_advantages
 from anytron.config.algorithm import AlgorithmSection
 from anytron.config.imports import resolve
-from anytron.run.rollout.trajectory import Trajectory
 from anytron.run.trainer.trajectories import assemble, make_samples
 from anytron.task.data.images import ImagePatches
 from anytron.task.data.pretrained import TOKENIZER
 from anytron.task.data.prompts import TokenizedPrompt
+from anytron.workers.engines.rollout_engine import Response
 from anytron.workers.executor.channel import Result, decode, encode
 
 
@@ -28,8 +28,8 @@ PROMPTS = [
     TokenizedPrompt("b", "5>", (5, 10), {"answer": "5"}),
 ]
 RESPONSES = [
-    [Trajectory((1, 3, 11), (-0.1, -0.2, -0.3), finished=True), Trajectory((), (), finished=True)],
-    [Trajectory((5,), (-0.4,), finished=False), Trajectory((7, 7), (-0.5, -0.6), finished=False)],
+    [Response((1, 3, 11), (-0.1, -0.2, -0.3), "stop", (0,) * 3), Response((), (), "stop", ())],
+    [Response((5,), (-0.4,), "length", (0,)), Response((7, 7), (-0.5, -0.6), "length", (0, 0))],
 ]
 
 
@@ -86,7 +86,7 @@ def test_where_routing_ends_early_or_is_missing_tokens_go_to_the_first_experts(t
 
 
 def test_a_batch_of_empty_responses_can_be_made(tokenizer):
-    empty = [[Trajectory((), (), finished=True)]] * 2
+    empty = [[Response((), (), "stop", ())]] * 2
     batch = assemble(make_samples(PROMPTS, empty, tokenizer), temperature=1.0)
     assert batch.lengths.tolist() == [3, 2]
     assert not batch.response_mask.any()

@@ -12,7 +12,7 @@ import pytest
 from anytron.base.errors import ConfigError, EngineError, ProcessLost, TransferError, WorkerError
 from anytron.device.loading import open_session
 from anytron.run.preflight.capabilities import weight_diagnostics
-from anytron.run.rollout.weights import Given
+from anytron.run.rollout.replica import WeightAnswers
 from anytron.run.trainer import weight_transfer
 from anytron.run.trainer.weight_transfer import WeightTransfer
 from anytron.workers.executor.local import THIS_MACHINE, LocalExecutor
@@ -160,7 +160,7 @@ def test_weights_that_did_not_arrive_are_given_again_and_those_that_do_not_fit_a
 
     def give(groups):
         given = real(groups)
-        return Given(given.version, [failures.pop(0), *given.answers[1:]])
+        return WeightAnswers(given.version, [failures.pop(0), *given.answers[1:]])
 
     with pytest.raises(EngineError, match="unknown"):
         started.pool.load_weights(give)

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anytron.task.data import mixture
-from anytron.task.data.mixture import Mixture, next_source
+from anytron.task.data.mixture import EpochSampler, Mixture, next_source
 from anytron.task.data.prompts import TokenizedPrompt
-from anytron.task.data.sampler import EpochSampler
 from anytron.task.data.table import PromptTable
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=5)

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.task.data.sampler import EpochSampler
+from anytron.task.data.mixture import EpochSampler
 
 
 @settings(deadline=None)

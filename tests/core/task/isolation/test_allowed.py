@@ -17,8 +17,8 @@ import pytest
 import anytron
 from anytron.task.isolation import allowed, seccomp
 from anytron.task.isolation.call_numbers import MACHINES
+from tests.core.task.isolation.conftest import interpreter, someone_else
 from tests.core.task.isolation.record import calls_of, confined
-from tests.core.task.isolation.test_sandbox import interpreter, someone_else
 
 ALLOW, KILL, REFUSE, ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 PROFILES = {

@@ -196,12 +196,16 @@ def test_a_signal_ends_driver_and_reader_at_once(number):
     driver.send_signal(number)
     assert driver.wait(10) != 0
     end = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists():
-        with suppress(OSError):
-            if " Z " in Path(f"/proc/{child}/stat").read_text():
-                break
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    try:
+        while Path(f"/proc/{child}").exists():
+            with suppress(OSError):
+                if " Z " in Path(f"/proc/{child}/stat").read_text():
+                    break
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int(child), signal.SIGKILL)
     driver.stdout.close()
 
 

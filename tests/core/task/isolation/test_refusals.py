@@ -8,7 +8,6 @@ import pytest
 
 from anytron.task.isolation import sandbox
 from anytron.task.isolation.sandbox import Sandbox
-from tests.core.task.isolation.test_sandbox import package, run  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -40,7 +39,7 @@ call("socket", 2, 1, 0)
 """
 
 
-def test_refused_calls_are_counted_by_name(run):  # noqa: F811
+def test_refused_calls_are_counted_by_name(run):
     ending = run(PROBE + REFUSED)
     assert set(ending["output"].splitlines()) == {
         f"{name} -1 1" for name in ("socket", "ptrace", "sendmsg", "kill", "syscall")
@@ -50,7 +49,7 @@ def test_refused_calls_are_counted_by_name(run):  # noqa: F811
     assert "refused" not in run(PROBE + REFUSED, sabotage="nobody is asked")
 
 
-def test_a_flood_of_refused_calls_holds_up_nobody(run):  # noqa: F811
+def test_a_flood_of_refused_calls_holds_up_nobody(run):
     ending = run(PROBE + FLOOD)
     assert (ending["status"], ending["late"], ending["refused"]) == (0, False, {"socket": 1000})
     assert ending["output"] == "socket -1 38\n", "ENOSYS: nobody answers any more"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,81 +15,8 @@ from pathlib import Path
 
 import pytest
 
-import anytron
 from anytron.task.isolation import namespaces
-
-ROOT = Path(anytron.__file__).parent
-PROGRAMS = Path(__file__).with_name("programs.py")
-NOBODY = 65534
-LIMITS = {"timeout_s": 60.0, "memory_gib": 0.5, "output_mib": 1.0, "site_packages": False}
-
-
-@pytest.fixture(scope="module")
-def package():
-    """The sandbox's files where everybody may read them; it needs nothing but the standard library."""
-    folder = Path(tempfile.mkdtemp(prefix="anytron-sandbox-"))
-    shutil.copytree(ROOT / "task" / "isolation", folder / "anytron" / "task" / "isolation")
-    shutil.copy(ROOT / "__init__.py", folder / "anytron")
-    shutil.copy(ROOT / "task" / "__init__.py", folder / "anytron" / "task")
-    shutil.copy(PROGRAMS, folder)
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
-def someone_else() -> dict:
-    """Arguments of subprocess for a user without privileges; none if this is one."""
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
-
-
-def interpreter() -> str:
-    """One that a user without privileges may start."""
-    for python in (os.path.realpath(sys.executable), "/usr/bin/python3"):
-        try:
-            done = subprocess.run(
-                [python, "-c", "import sys; assert sys.version_info >= (3, 10)"], check=False, **someone_else()
-            )
-        except OSError:
-            continue
-        if done.returncode == 0:
-            return python
-    return sys.executable
-
-
-@pytest.fixture(params=["full", "full, without privileges", "reduced"])
-def run(request, package):
-    """Run a program in the sandbox."""
-    level, _, unprivileged = request.param.partition(", ")
-    if level == "reduced":  # becomes nobody, to whom the interpreter may be closed
-        unprivileged = "yes"
-
-    python, user = (interpreter(), someone_else()) if unprivileged else (sys.executable, {})
-
-    def begun(program, given="", umask=0o022, files=0, sabotage="", **limits):
-        asked = json.dumps([{"level": level, **LIMITS, **limits}, program, given, files, sabotage])
-        return subprocess.Popen(
-            [python, "-B", str(package / "programs.py"), asked],
-            env={"PYTHONPATH": str(package), "SECRET": "hush"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd="/",
-            umask=umask,
-            start_new_session=True,
-            **user,
-        )
-
-    def started(*program, **limits):
-        with begun(*program, **limits) as caller:
-            output, errors = caller.communicate()
-        assert caller.returncode == 0, errors
-        ending = json.loads(output)
-        assert "unavailable" not in ending, ending
-        return ending
-
-    started.level, started.begun, started.by_root = level, begun, not unprivileged and os.geteuid() == 0
-    return started
-
+from tests.core.task.isolation.conftest import LIMITS, USERS, someone_else
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -230,8 +156,10 @@ def name(process):
     return ""
 
 
-def test_nothing_is_left_when_its_caller_is_killed(run):
-    """As a reward's process is, with its group, when it takes too long: whatever a program does to outlive it."""
+@pytest.mark.parametrize("run", [*USERS, "reduced, by root"], indirect=True)
+@pytest.mark.parametrize("kill", [os.killpg, os.kill], ids=["with its group", "alone"])
+def test_nothing_is_left_when_its_caller_is_killed(run, kill):
+    """As a reward's process is that takes too long, or when memory runs out: whatever a program does to outlive it."""
     program = """
 import ctypes, os, time
 ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # not to be killed with its parent
@@ -247,7 +175,7 @@ time.sleep(1000)
         while "survivor" not in map(name, family := below(caller.pid)):
             assert time.monotonic() < deadline, family
             time.sleep(0.2)
-        os.killpg(caller.pid, signal.SIGKILL)
+        kill(caller.pid, signal.SIGKILL)
     while left := {one for one in family if name(one)}:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
@@ -289,12 +217,13 @@ os._exit(0)
 
 
 HOG = """
-import threading, time
+import ctypes, threading, time
 threading.stack_size(65536)
 try:
     while True:
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 except RuntimeError:
+    ctypes.CDLL(None).prctl(15, b'full', 0, 0, 0)
     time.sleep(1000)
 """
 
@@ -308,14 +237,16 @@ def threads(process):
 def test_one_programs_threads_are_not_counted_against_another(run):
     if run.level == "reduced":  # where threads are not limited
         return
-    sabotages = ["", "one user for all"] if run.by_root else [""]  # all others have namespaces of users
+    # All others have namespaces of users. The user is one that no test beside this one has.
+    sabotages = ["", f"one user for all: {20000 + os.getpid() % 20000}"] if run.by_root else [""]
     for sabotage in sabotages:
         with run.begun(HOG, sabotage=sabotage) as hog:
             try:
                 deadline = time.monotonic() + 120
-                while max(map(threads, below(hog.pid))) < 250:
+                while not (full := [one for one in below(hog.pid) if name(one) == "full"]):
                     assert time.monotonic() < deadline
                     time.sleep(0.1)
+                assert max(map(threads, full)) > 250
                 neighbour = (
                     "import threading\none = threading.Thread(target=print, args=('right',))\none.start()\none.join()"
                 )

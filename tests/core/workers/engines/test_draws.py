@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from anytron.workers.engines.draws import draw, uniform_numbers
+from anytron.workers.engines.sampling import draw, uniform_numbers
 
 MODULUS = 1 << 64
 

@@ -1,0 +1,160 @@
+"""The responses of a step and of the steps after it: begun as early as ``rollout.max_staleness`` allows.
+
+With 0, generation and training take turns. With 1 the responses of a step are made while the step before is trained,
+by the weights from before that step::
+
+    0:  generate 1 | train 1 | generate 2 | train 2 | generate 3 | train 3
+    1:  generate 1 | train 1              | train 2              | train 3
+                   | generate 2 (weights 0) | generate 3 (weights 1)
+
+A step may have several rounds (``algorithm.dynamic_sampling``), all but the first with the newest weights. What is
+ahead is begun when the last one is over, so that prompts are drawn in the order of the steps; only with
+``continue_over_updates`` some steps ahead are begun before.
+
+New weights come between two steps, when all that was begun with older ones is finished. With
+``rollout.continue_over_updates`` they come at once, and responses under way go on with them.
+
+Nothing is under way at a checkpoint that comes every so many steps: the step after it has fresh responses, in the run
+that goes on as in one that is resumed there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.seeds import derive_seed
+from anytron.run.preflight.capabilities import saves_checkpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anytron.config.schema import RunConfig
+    from anytron.run.preflight.prepare import PreparedRun
+    from anytron.run.rollout.conversations import Conversations, SingleTurns
+    from anytron.run.rollout.pool import RolloutPool
+    from anytron.run.rollout.replica import GiveWeights
+    from anytron.task.data.mixture import Mixture, Place
+    from anytron.task.data.prompts import TokenizedPrompt
+    from anytron.workers.engines.rollout_engine import Response
+
+
+@dataclass(frozen=True)
+class Prefetched:
+    """A step, or a round of one, whose responses are being made.
+
+    Attributes:
+        places: Where the sampler was before its prompts were drawn.
+        prompts: Its prompts.
+        responses: Handle of the generation that was started for these prompts.
+    """
+
+    places: tuple[Place, ...]
+    prompts: list[TokenizedPrompt]
+    responses: Any
+
+
+class RolloutPrefetch:
+    """Draws prompts and starts the generation of their responses, for steps ahead as well.
+
+    Args:
+        config: The run.
+        prepared: Draws the prompts.
+        pool: The rollout engines.
+        turns: Makes the responses with them.
+
+    Attributes:
+        age: Of the weights that the last step's tokens come from, in optimizer updates, as metrics; empty where all are
+            new (``rollout.max_staleness=0``).
+    """
+
+    def __init__(
+        self, config: RunConfig, prepared: PreparedRun, pool: RolloutPool, turns: SingleTurns | Conversations
+    ) -> None:
+        self._config, self._prepared, self._pool, self._turns = config, prepared, pool, turns
+        self._begun: deque[Prefetched] = deque()
+        self._taken: list[list[Response]] = []
+        self._version = 0
+        self.age: Mapping[str, float] = {}
+
+    @property
+    def sampler(self) -> Mixture:
+        """What prompts are drawn from. To be moved before anything is begun."""
+        return self._prepared.sampler
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where in the data the next step begins: responses that nothing was trained on are not counted.
+
+        A resume draws their prompts again.
+        """
+        return self._begun[0].places if self._begun else self.sampler.places
+
+    def finish_in_flight(self) -> None:
+        """Finish what must not see the next weights."""
+        if not self._config.rollout.continue_over_updates:
+            self._turns.finish_in_flight()
+
+    def load_weights(self, give: GiveWeights) -> int:
+        """Give the replicas the weights that the next step begins with; return their version."""
+        self._version = self._pool.load_weights(give)
+        return self._version
+
+    def take(self, step: int, number: int, count: int) -> tuple[list[TokenizedPrompt], list[list[Response]]]:
+        """Give the responses of a round of a step. Those of the first are begun already, if they could be.
+
+        Args:
+            step: Counted from 1.
+            number: The round, counted from 1.
+            count: Prompts; in the first round, as many as a step has.
+        """
+        if number == 1:
+            self._begin_up_to(self._last_from(step) if self._config.rollout.continue_over_updates else step, step)
+            begun, self._taken = self._begun.popleft(), []
+        else:
+            begun = self._begin(step, number, count)
+        responses = self._turns.finish(begun.responses, more=number > 1)
+        self._taken += responses
+        return begun.prompts, responses
+
+    def move_on(self, step: int) -> dict[str, float]:
+        """Begin the responses of later steps that may come from the same weights, or let replicas sleep.
+
+        Args:
+            step: All of its responses are there.
+
+        Returns:
+            The memory of replicas that sleep, as metrics.
+        """
+        self._begin_up_to(self._last_from(step), step + 1)
+        if self._config.rollout.max_staleness:
+            self._pool.withdraw_weights()
+            self.age = _age(self._taken, self._version)
+        self._taken = []
+        return self._pool.sleep() if self._config.rollout.sleep else {}
+
+    def _begin_up_to(self, last: int, first: int) -> None:
+        """Begin the steps up to the last one that are not begun yet; those begun already start with the first one."""
+        for step in range(first + len(self._begun), last + 1):
+            self._begun.append(self._begin(step, 1, self._config.data.prompts_per_step))
+
+    def _begin(self, step: int, number: int, count: int) -> Prefetched:
+        places = self.sampler.places
+        prompts = self._prepared.draw(count)
+        name = "rollout" if number == 1 else f"rollout round {number}"
+        seed = derive_seed(self._config.trainer.seed, name, step)
+        return Prefetched(places, prompts, self._turns.begin(prompts, self._config.rollout.samples_per_prompt, seed))
+
+    def _last_from(self, step: int) -> int:
+        """The last step whose responses may come from the weights that a step begins with."""
+        last = min(step + self._config.rollout.max_staleness, self._config.trainer.total_steps)
+        every = self._config.checkpoint.every_steps
+        if every is None or not saves_checkpoints(self._config):
+            return last
+        return min(last, -(-step // every) * every)
+
+
+def _age(responses: Sequence[Sequence[Response]], version: int) -> dict[str, float]:
+    ages = [version - made for group in responses for response in group for made in response.versions]
+    return {"rollout/age_mean": sum(ages) / max(1, len(ages)), "rollout/age_max": float(max(ages, default=0))}

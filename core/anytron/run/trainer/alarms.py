@@ -1,0 +1,171 @@
+"""Warn of numbers that say that a run learns nothing, or the wrong thing, although nothing fails.
+
+Looked at are how far rollout and training disagree about tokens, the norm of each model's gradient, and how many groups
+of a step have signal. That an update gives NaN is another matter (:mod:`anytron.run.trainer.non_finite`).
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
+
+from anytron.run.trainer.metrics import AGREEMENT
+from anytron.run.trainer.skipped_steps import IN_A_ROW
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from anytron.config.schema import RunConfig
+    from anytron.record.tracking.progress import Progress
+    from anytron.record.tracking.run_directory import RunDirectory
+    from anytron.sequences.batch import RaggedBatch
+
+DISAGREEMENT = 0.1
+"""Nats from which they disagree: rounding stays far below it, in bfloat16 as well."""
+STEPS_BETWEEN = 100
+"""A warning is repeated after so many steps at the earliest."""
+
+_ROUNDING = 1e-4
+"""Relative error of metrics that are sums of many tokens, at most."""
+
+
+@dataclass
+class _Sightings:
+    """One kind of suspicious number: what to do, how many steps had it, how many of them were told of at which step."""
+
+    advice: str
+    steps: int = 0
+    told: int = 0
+    told_at: int = 0
+
+
+class Alarms:
+    """Looks at the numbers of a run. A context manager: leaving tells how many steps had suspicious ones.
+
+    Args:
+        config: The run.
+        run: Its directory, whose log has every warning.
+        progress: Shows them: each kind when it is first seen, and again after ``STEPS_BETWEEN`` steps.
+    """
+
+    def __init__(self, config: RunConfig, run: RunDirectory, progress: Progress) -> None:
+        self._config, self._run, self._progress = config, run, progress
+        self._examine = f"Find out where it comes from: anytron verify {shlex.quote(str(run.path / 'config.yaml'))}"
+        self._found: dict[str, tuple[str, str]] = {}  # what is to be said, and what to do
+        self._sightings: dict[str, _Sightings] = {}
+        self._steps = 0
+
+    def updated(self, mini_batch: RaggedBatch, metrics: Mapping[str, float]) -> None:
+        """Look at an update: a gradient of exactly 0 where there was something to learn.
+
+        Args:
+            mini_batch: What was learnt from.
+            metrics: Those of the update, the critic's and the policy's, or of one of them.
+        """
+        if metrics.get("critic/grad_norm") == 0.0 and critic_has_to_learn(metrics):
+            self._find(
+                "critic/grad_norm was 0",
+                "critic/grad_norm is 0, although values differ from returns: the critic learns nothing; "
+                "some kernel or hook gives no gradient",
+            )
+        if metrics.get("grad_norm") == 0.0 and policy_has_to_learn(mini_batch, metrics, self._config):
+            self._find(
+                "grad_norm was 0",
+                "grad_norm is 0, although there are tokens to learn from: the policy learns nothing; "
+                "some kernel or hook gives no gradient",
+            )
+
+    def stepped(self, metrics: Mapping[str, float]) -> None:
+        """Look at a finished step, and warn of what was found in it.
+
+        With ``rollout.max_staleness`` log-probs are compared only in steps whose tokens all come from the newest
+        weights. Those of older weights differ because the policy has changed. Every run has such a step: its first.
+        """
+        step, difference = int(metrics["step"]), metrics.get(AGREEMENT, 0.0)
+        fresh = metrics.get("rollout/age_max", 0.0) == 0.0
+        if fresh and difference > DISAGREEMENT and self._config.trainer.rollout_log_prob_tolerance is None:
+            self._find(
+                f"{AGREEMENT} was above {DISAGREEMENT}",
+                f"{AGREEMENT} is {difference:.3g}: above {DISAGREEMENT} generation and training disagree about the "
+                "model, and the policy learns from responses that are not its own",
+                f"{self._unmeasured()}{self._examine}",
+            )
+        missing = int(metrics.get("sampling/groups_missing", 0))
+        if in_a_row := int(metrics.get(IN_A_ROW, 0)):
+            limit = self._config.algorithm.max_steps_without_signal
+            self._find(
+                f"{IN_A_ROW} was above 0",
+                f"there is nothing to train on, and the step is skipped: {in_a_row} in a row, and with {limit} the run "
+                "ends (algorithm.max_steps_without_signal)",
+                "Look at the rewards and the lengths of responses in samples.jsonl",
+            )
+        elif missing:
+            self._find(
+                "sampling/groups_missing was above 0",
+                f"sampling/groups_missing is {missing}: the step has fewer groups than data.prompts_per_step, as "
+                f"{metrics['sampling/no_signal_fraction']:.0%} of those that were drawn in "
+                f"{metrics['sampling/rounds']:.0f} rounds have no signal",
+                "Take prompts that are neither always nor never solved, or raise algorithm.dynamic_sampling_rounds",
+            )
+        self._steps += 1
+        found, self._found = self._found, {}
+        for kind, (text, advice) in found.items():
+            seen = self._sightings.setdefault(kind, _Sightings(advice))
+            seen.steps += 1
+            if seen.told and step < seen.told_at + STEPS_BETWEEN:
+                continue
+            counted = f" ({seen.steps} steps so far)" if seen.told else ""
+            self._warn(f"step {step}: {text}{counted}. {advice}")
+            seen.told, seen.told_at = seen.steps, step
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for kind, seen in self._sightings.items():
+            if seen.steps > seen.told:
+                self._warn(f"{kind} in {seen.steps} of {self._steps} steps. {seen.advice}")
+
+    def _find(self, kind: str, text: str, advice: str | None = None) -> None:
+        """Note what is to be said of a kind of number, and what to do about it; by default, to examine the engines."""
+        self._found[kind] = (text, advice or self._examine)
+
+    def _unmeasured(self) -> str:
+        """How to have the other numbers of a disagreement; nothing if the run has them."""
+        if self._config.corrected_algorithm.importance_correction not in ("auto", "none"):
+            return ""
+        return (
+            "algorithm.importance_correction=measured adds its maximum, the KL divergence, the correlation and the "
+            "effective sample size, and corrects nothing. "
+        )
+
+    def _warn(self, text: str) -> None:
+        self._progress.warn(text)
+        self._run.log(f"warning: {text}")
+
+
+def policy_has_to_learn(batch: RaggedBatch, metrics: Mapping[str, float], config: RunConfig) -> bool:
+    """Say whether the policy's loss has a gradient, as far as its parts tell.
+
+    It has none if no token has an advantage (every group's rewards are equal), or if the ratio of each that has one
+    is clipped or its importance factor masked; and without an entropy bonus and a KL penalty. The penalty has no
+    gradient as long as the policy is the reference. Without advantages, in supervised fine-tuning, every token has
+    something to teach.
+    """
+    if batch.advantages is None:
+        return True
+    assert batch.token_shares is not None, "mini-batches have them"
+    advantaged = float(batch.token_shares[batch.advantages != 0].sum())
+    clipped = metrics.get("policy/clip_fraction", 0.0)
+    if config.algorithm.importance_correction == "masked":
+        clipped += metrics.get("rollout/importance_clip_fraction", 0.0)
+    entropic = config.algorithm.entropy_coefficient != 0.0 and metrics.get("policy/entropy", 0.0) != 0.0
+    return advantaged > clipped * (1.0 + _ROUNDING) or entropic or metrics.get("loss/kl", 0.0) != 0.0
+
+
+def critic_has_to_learn(metrics: Mapping[str, float]) -> bool:
+    """Say whether the critic's loss has a gradient: some value is neither its return nor at its limit."""
+    return metrics["critic/loss"] != 0.0 and metrics["critic/clip_fraction"] < 1.0 - _ROUNDING

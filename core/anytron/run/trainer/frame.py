@@ -1,0 +1,221 @@
+"""The frame of both loops: everything around the steps that does not depend on what a step computes.
+
+A loop fills it in::
+
+    with frame:
+        for step in frame.steps():        # the checkpoint of the step before, if it is time to
+            if not frame.begin(step):     # validation may end the run
+                break
+            metrics = ...                 # the algorithm
+            frame.record(step, metrics)   # directory, sinks, traces, restarts, progress, alarms
+        frame.finish()                    # the last checkpoint, the last validation, the trained models
+    return frame.summary()
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from anytron.record.sinks.delivery import MetricSinks
+from anytron.record.tracking.progress import Clock
+from anytron.run.trainer.alarms import Alarms
+from anytron.run.trainer.checkpointing import Checkpointing
+from anytron.run.trainer.throughput import Throughput
+from anytron.run.trainer.traces import Traces
+from anytron.run.trainer.trained_models import save_trained_models
+from anytron.run.trainer.validation_schedule import ValidationSchedule
+from anytron.run.trainer.workers import kernel_suppliers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Any
+
+    from transformers import PreTrainedTokenizerBase
+    from typing_extensions import Self
+
+    from anytron.config.schema import RunConfig
+    from anytron.record.checkpoint.resume import Start
+    from anytron.record.tracking.progress import Progress
+    from anytron.record.tracking.run_directory import RunDirectory
+    from anytron.run.trainer.checkpointing import PlaceInData
+    from anytron.run.trainer.restarts import Restarts
+    from anytron.run.trainer.workers import TrainingWorkers
+    from anytron.workers.executor.protocol import Executor
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a run, which lasts until the run ends or a process is lost.
+
+    Attributes:
+        config: The run.
+        executor: Starts the workers.
+        progress: Shows every step.
+        restarts: Counts losses, and the steps in between.
+        start: Where the attempt begins.
+        run: The run's directory, opened there.
+    """
+
+    config: RunConfig
+    executor: Executor
+    progress: Progress
+    restarts: Restarts
+    start: Start
+    run: RunDirectory
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """The result of a run.
+
+    Attributes:
+        output_dir: The run's directory.
+        steps: Training steps that are done, including the steps before a resume.
+        metrics: The metrics of the last step.
+        seconds: Wall-clock time of the training steps of this process, without start-up and saving the model.
+        stopped_by: Name of the signal that ended it before its last step or the saving of its model; None without.
+        early_stop: Why validation ended it before its last step; None if it did not.
+    """
+
+    output_dir: Path
+    steps: int
+    metrics: Mapping[str, float]
+    seconds: float
+    stopped_by: str | None = None
+    early_stop: str | None = None
+
+
+class Step(NamedTuple):
+    """A training step.
+
+    Attributes:
+        number: Counted from 1.
+        clock: Measures its parts.
+    """
+
+    number: int
+    clock: Clock
+
+
+class RunFrame:
+    """Checkpoints, records, shows and ends a run. A context manager around the steps.
+
+    Args:
+        attempt: The run, and where it begins.
+        trainer: The training engine.
+        data: Knows the place in the data.
+        tokenizer: Saved beside trained models.
+        measure: Validates the policy as it is after so many steps, and returns the metrics.
+        facts: Facts of the other engines, for the run's records.
+
+    Attributes:
+        directory: The run's directory.
+        checkpoints: Decide when a signal may interrupt a step.
+        throughput: Computes a step's speed.
+        alarms: Look at every update and every step.
+        metrics: The metrics of the last step.
+        weights_version: Optimizer updates behind the weights that the last responses came from.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        trainer: TrainingWorkers,
+        data: PlaceInData,
+        tokenizer: PreTrainedTokenizerBase,
+        measure: Callable[[int], dict[str, float]],
+        facts: Mapping[str, Any],
+    ) -> None:
+        config, start, run, progress = attempt.config, attempt.start, attempt.run, attempt.progress
+        self._attempt, self._trainer, self._tokenizer = attempt, trainer, tokenizer
+        self.directory = run.path
+        ranks = trainer.describe()
+        self.throughput = Throughput.of(config, ranks)
+        self.throughput.remark(progress.note)
+        run.write_patches({"trainer": ranks, **facts})
+        self.checkpoints = Checkpointing(config, trainer, data, run, progress.note)
+        self.checkpoints.restore(start)
+        devices = [str(rank["device"]) for rank in ranks]
+        progress.start(config.trainer.total_steps, devices, kernel_suppliers(ranks), start.step)
+        self._traces = Traces(config.trainer.profile, trainer, run.path, progress.note, progress.warn)
+        self._sinks = MetricSinks(config, run, progress, after=start.step if start.in_place else None)
+        self._validation = ValidationSchedule(
+            config, measure, run, self.checkpoints, progress, self._sinks, first=start.step
+        )
+        self.alarms = Alarms(config, run, progress)
+        self.weights_version, self.metrics = start.weights_version, start.metrics(run.last_metrics())
+        self._done, self._seconds = start.step, 0.0
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        for part in (self.checkpoints, self._sinks, self.alarms):
+            self._stack.enter_context(part)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._stack.__exit__(kind, error, trace)
+
+    def steps(self) -> Iterator[Step]:
+        """Begin one step after another, each with the checkpoint of the step before if it is time to."""
+        for number in range(self._attempt.start.step + 1, self._attempt.config.trainer.total_steps + 1):
+            step = Step(number, Clock(self._attempt.progress.part))
+            with step.clock.measure("checkpoint"):
+                self.checkpoints.boundary(number - 1, self.weights_version, self.metrics)
+            yield step
+
+    def begin(self, step: Step) -> bool:
+        """Validate the policy if it is time to, and begin the step's traces; return False if the run ends before it."""
+        with self._validating():
+            self._validation.after(step.number - 1, step.clock)
+        if self._validation.early_stop is not None:
+            return False
+        self._traces.begin(step.number)
+        return True
+
+    def record(self, step: Step, metrics: dict[str, float]) -> None:
+        """Write, send and show the metrics of a finished step, and warn of those that are suspicious."""
+        self.metrics = metrics
+        self._attempt.run.write_metrics(metrics)
+        self._sinks.write(metrics)
+        self._traces.end(step.number)
+        self._attempt.restarts.finished(step.number)
+        self._done, self._seconds = step.number, self._seconds + step.clock.elapsed()
+        self._attempt.progress.step(metrics)
+        self.alarms.stepped(metrics)
+
+    def finish(self, prepare_validation: Callable[[int], object] | None = None) -> None:
+        """Save the last checkpoint, validate, and save the trained models.
+
+        Args:
+            prepare_validation: Called with the steps that are done before the last validation; None = needs nothing.
+        """
+        config, run, done = self._attempt.config, self._attempt.run, self._done
+        self._attempt.progress.finish()
+        self.checkpoints.finish(done, self.weights_version, self.metrics)
+        if self._validation.due(done, last=True):
+            with self._validating():
+                if prepare_validation is not None:
+                    prepare_validation(done)
+                self._validation.examine(done)
+        with self.checkpoints.abandonable():
+            run.require_place()
+            if config.trainer.save_hf:
+                save_trained_models(config, self._trainer, self._tokenizer, run.path)
+            if config.tracking.plot:
+                run.plot()
+            run.finished(done, self._validation.early_stop)
+
+    def summary(self) -> RunSummary:
+        """Sum up the run after it has ended."""
+        stopped_by, early_stop = self.checkpoints.stopped_by, self._validation.early_stop
+        return RunSummary(self._attempt.run.path, self._done, self.metrics, self._seconds, stopped_by, early_stop)
+
+    def _validating(self) -> contextlib.AbstractContextManager[None]:
+        """Let a signal interrupt a validation, unless the training ranks carry it out."""
+        return contextlib.nullcontext() if self._attempt.config.supervised else self.checkpoints.interruptible()
