@@ -30,7 +30,7 @@ NOT_YET = (
 TWICE = re.compile(
     r"\b(?:what (?:of|about)|(?:is|are|be|was|were) told|(?:come|comes|came) for|(?:that|those) of"
     r"|of (?:its|their|one's) own|nobody|somebody|whoever|(?:is|are) (?-i:none)|belongs? into|(?:do|does) not fit"
-    r"|(?:goes|go) together|otherwise than|(?:takes|makes|gives) none)\b"
+    r"|(?:goes|go) together|otherwise than|(?:takes|makes|gives) (?-i:none))\b"
     r"|(?<!\bthere )\b(?:is|are) no (?!longer\b|more\b)|^(?:It|They|That|What)\.$",
     re.IGNORECASE,
 )

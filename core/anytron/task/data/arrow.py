@@ -90,7 +90,7 @@ def records(
         batches: Record batches, or tables, of a schema that has been checked.
         size: Bytes of the file.
         place: Names a row, by its number, for errors.
-        fix: How to write a sound file that is refused because it holds far more than its size.
+        fix: How to write a correct file that is refused because it expands to far more than its size.
         rows: How many there are, as the file says.
 
     Raises:

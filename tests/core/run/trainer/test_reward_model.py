@@ -81,7 +81,7 @@ def test_its_context_leaves_out_prompts_that_leave_no_room(new_run, tmp_path):
     judge = write_judge_of_last_tokens(tmp_path / "judge", WORTH, padding=EOS)
     text = (judge / "config.json").read_text().replace('"max_position_embeddings": 64', '"max_position_embeddings": 5')
     (judge / "config.json").write_text(text)
-    with pytest.raises(DataError, match="of 64 it has, 64 have more than 2 tokens"):
+    with pytest.raises(DataError, match="of its 64 prompts, 64 have more than 2 tokens"):
         new_run(reward_model={"path": str(judge)}, rewards=[ASKED]).train()
 
 

@@ -125,9 +125,9 @@ PARQUET = {
     "a type that is none": (lie((2, 1, 1), 99), "prompts cannot be read"),
     "a schema of 2 ** 30 children": (lie((2, 0, 5), 1 << 30), "prompts cannot be read"),
     "a column repeated that is not": (lie((2, 1, 3), 2), ""),
-    "60 rows of 50 MB in 2 kB": (bomb(60, 50 << 20), "holds far more than its size"),
+    "60 rows of 50 MB in 2 kB": (bomb(60, 50 << 20), "expands to far more than its size"),
     "60 rows of 50 MB in 2 kB, read as texts": (bomb(60, 50 << 20, plain=True), "rows.parquet.*more memory"),
-    "60 rows of 5 MB in 2 kB, read as texts": (bomb(60, 5 << 20, plain=True), "holds far more than its size"),
+    "60 rows of 5 MB in 2 kB, read as texts": (bomb(60, 5 << 20, plain=True), "expands to far more than its size"),
     "one row of 200 MB": (bomb(1, 200 << 20), "too long.*row 1 .row group 0"),
     "a row of 100 MB behind a sound one": (
         parquet(lambda: pa.table({"prompt": ["1>", "1" * (100 << 20)], "answer": ["1", "1"]}), compression="zstd"),
@@ -147,7 +147,7 @@ PARQUET = {
     "100,000 columns": (
         parquet(lambda: pa.table([[1]] * 100_000, names=[str(n) for n in range(100_000)])), "too many columns"),
     "a column twice": (
-        parquet(lambda: pa.table([["1>"], ["2>"]], names=["prompt", "prompt"])), "names of their own"),
+        parquet(lambda: pa.table([["1>"], ["2>"]], names=["prompt", "prompt"])), "have the same name"),
     "5,000 groups": (parquet(lambda: pa.table({n: v * 2000 for n, v in SOUND.items()}), row_group_size=1), None),
     "lists in each other, 40 levels": (deep(40), "more than 32 levels"),
     "lists in each other, 20 levels": (deep(20), None),
@@ -225,7 +225,7 @@ ARROW = {
     "offsets before the beginning": (replaced(b"\3\0\0\0\6\0\0\0\x09", b"\3\0\0\0\6\0\0\xff\x09"), "cannot be read"),
     "letters that are none": (replaced(b"21>", b"\xff\xff>"), "prompts cannot be read"),
     "a dictionary of one value, 60 times": (
-        arrow(lambda: {"prompt": repeated("1" * (50 << 20), [0] * 60), "answer": ["1"] * 60}), "rows.arrow|No prompt"),
+        arrow(lambda: {"prompt": repeated("1" * (50 << 20), [0] * 60), "answer": ["1"] * 60}), "rows.arrow|left out"),
     "1,000 times a value of 50 MB": (
         arrow(lambda: {"prompt": ["1>"] * 1000, "answer": ["1"] * 1000, "x": repeated("1" * (50 << 20), [0] * 1000)}),
         "rows.arrow"),
