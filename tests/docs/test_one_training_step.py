@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.walk import WALK, walk
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/explanation/one-training-step.md").read_text(encoding="utf-8")
 SECTIONS = {section.splitlines()[0]: section for section in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]}
@@ -59,3 +61,12 @@ def test_the_picture_names_what_the_sections_explain():
 
     assert len(names) >= 8
     assert sorted(names - defined) == []
+
+
+@pytest.mark.slow
+def test_the_walk_enters_as_many_files_as_the_page_says():
+    found = walk()
+    others = sum(map(len, found.values())) - len(found[WALK])
+    assert f"enters {len(found[WALK])} files" in PAGE
+    assert f"and {others} more" in PAGE
+    assert len(found[WALK]) <= 60
