@@ -16,13 +16,12 @@ import random
 import re
 from typing import TYPE_CHECKING
 
-from anytron.task.data import Prompt
-from anytron.task.environments import Observation
+from anytron.tasks import Observation, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.task.environments import Task, Turn
+    from anytron.tasks import Task, Turn
 
 SIGNS = "0123456789*>;!"
 SPECIAL = ("<eos>", "<pad>", "<unk>")

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw
 
-from anytron.task.data import Prompt
+from anytron.tasks import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from anytron.task.rewards import Sample
+    from anytron.tasks import Sample
 
 DIGITS = "123456"
 QUESTION = "?"

@@ -6,7 +6,7 @@ classes, with multi-latent attention, on packed sequences (thd) and on padded ro
 
 import sys
 
-from anytron.device.layer import Layer, open_layer
+from anytron.train import Layer, open_layer
 
 VOCABULARY, CONTEXT = 64, 32
 
@@ -18,9 +18,9 @@ def train(layer: Layer, sequence_format: str, steps: int) -> list[float]:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
     from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-    from anytron.base.traits import ModelTraits
-    from anytron.sequences.batch import RaggedBatch
-    from anytron_megatron.own_trainer import forward, micro_batches, token_log_probs
+    from anytron import ModelTraits
+    from anytron.sequences import RaggedBatch
+    from anytron_megatron import forward, micro_batches, token_log_probs
 
     config = MLATransformerConfig(
         num_layers=2, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64, normalization="RMSNorm",
@@ -51,7 +51,7 @@ def train(layer: Layer, sequence_format: str, steps: int) -> list[float]:
 
 if __name__ == "__main__":
     with open_layer() as layer:  # before anything imports Megatron; leaving it undoes every patch
-        from anytron_megatron.own_trainer import join
+        from anytron_megatron import join
 
         join(layer)  # process groups, between the phases of patches
         for sequence_format in ("thd", "bshd"):

@@ -10,12 +10,12 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from anytron.task.data import Prompt
+from anytron.tasks import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from anytron.task.rewards import Sample
+    from anytron.tasks import Sample
 
 DIGITS = "0123456789"
 SEPARATOR = ">"

@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).parents[1]
-PROJECTS = [ROOT, *(path.parent for path in sorted(ROOT.glob("plugins/**/pyproject.toml")))]
+PROJECTS = [
+    ROOT,
+    *(path.parent for places in ("core/*", "plugins/**") for path in sorted(ROOT.glob(f"{places}/pyproject.toml"))),
+]
 """The folders of our distributions. Those of examples/ and of ``anytron new-platform`` are other people's."""
 LEARNED = 0.9
 """Mean reward of the last steps with which the README's training has learned to sort."""

@@ -20,6 +20,7 @@ BEGIN, END = "<!-- floors: written by python -m tests.house --draw -->", "<!-- e
 
 PACKAGES = {
     "anytron": ROOT / "core" / "anytron",
+    "anytron_conformance": ROOT / "core" / "anytron_conformance",
     "anytron_megatron": ROOT / "backends" / "anytron_megatron",
     "anytron_rollout": ROOT / "backends" / "anytron_rollout",
     "anytron_vllm": ROOT / "backends" / "anytron_vllm",
@@ -41,15 +42,23 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("sequences",),
         ("algorithms", "kernels"),
         ("device", "record"),
-        ("__init__",),
         ("workers",),
         ("run",),
         ("proof",),
         ("cli",),
-        ("__main__",),
+        ("__init__", "__main__", "engines", "public", "tasks", "train", "verification"),
+    ),
+    "anytron_conformance": (
+        ("prediction_modules", "subject", "tiny_models"),
+        ("recorded", "rules"),
+        ("checking", "compare", "levels", "micro_batches"),
+        ("document", "run", "worker"),
+        ("command", "plugin", "ranks"),
+        ("__init__", "device", "kernels", "sequences", "training_ranks"),
+        ("model", "training"),
     ),
     "anytron_megatron": (
-        ("__init__", "metrics", "names", "portable_te", "redirect"),
+        ("metrics", "names", "portable_te", "redirect"),
         ("options",),
         ("training",),
         ("models",),
@@ -59,16 +68,20 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("critic", "plugin"),
         ("building", "checkpoint", "own_trainer"),
         ("engine", "reward_model"),
+        ("__init__",),
     ),
     "anytron_rollout": (
-        ("__init__", "options", "placement", "routing", "routing_check", "shared_prompts", "weights"),
+        ("options", "placement", "routing", "routing_check", "shared_prompts", "weights"),
         ("memory", "sampling"),
+        ("generation",),
         ("transformers_engine",),
+        ("__init__",),
     ),
     "anytron_vllm": (
-        ("__init__", "adapter", "expected_weights", "installation", "options", "prompts", "under_way", "worker"),
+        ("adapter", "expected_weights", "installation", "options", "prompts", "under_way", "worker"),
         ("checks", "memory", "received", "start"),
         ("engine", "transfer"),
+        ("__init__",),
     ),
     "anytron_verifiers": (("loading", "messages", "tool_calls"), ("client", "source"), ("environment",), ("__init__",)),
     "anytron_ray": (("__init__", "agent"), ("cluster",), ("examination", "group"), ("executor",)),
@@ -114,7 +127,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("activate",),
     ),
 }
-"""From the ground up. Packages are stacked as well: a backend stands on the core, a plugin on both."""
+"""From the ground up. Packages are stacked as well: kit and backends stand on the core, plugins on backends."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +144,12 @@ class Import:
 
 
 def modules(package: str) -> dict[str, Path]:
-    """The files of a package by dotted name."""
+    """The files of a package by dotted name, without the template of new platforms, which is data to it."""
     folder = PACKAGES[package]
     found = {}
     for path in sorted(folder.rglob("*.py")):
+        if "template" in path.parts:
+            continue
         parts = [package, *path.relative_to(folder).with_suffix("").parts]
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found

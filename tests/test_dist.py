@@ -61,7 +61,16 @@ def wheels(tmp_path_factory) -> dict[str, Wheel]:
 
 def test_each_project_is_a_distribution_of_its_own(wheels):
     assert sorted(wheels) == sorted(NAMES)
-    assert len(NAMES) == 6
+    assert len(NAMES) == 7
+
+
+def test_no_file_is_in_two_wheels(wheels):
+    owners: dict[str, list[str]] = {}
+    for name, wheel in wheels.items():
+        for path in wheel.files:
+            owners.setdefault(path, []).append(name)
+    assert {path: names for path, names in owners.items() if len(names) > 1} == {}
+    assert owners["anytron_conformance/command.py"] == ["anytron-conformance"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,7 +110,7 @@ def test_every_link_of_a_readme_works_on_an_index(wheels, name):
         assert link.startswith(("https://", "#")), link
         ours = re.fullmatch(rf"{re.escape(home(wheels))}/(?:blob|raw)/main/([^#]+)(?:#.*)?", link)
         assert ours is None or (ROOT / ours[1]).exists(), link
-        assert ours is None or ("/raw/" in link) == link.endswith(".png"), link
+        assert ours is None or ("/raw/" in link) == link.endswith((".png", ".svg")), link
     assert len(LINK.findall(text)) == len(LINK.findall(readme_of(name)))
 
 
@@ -127,7 +136,8 @@ def test_what_is_built_meets_what_our_wheels_ask_of_each_other(wheels):
     assert {(name, need.name) for name, need in asked} == {
         ("anytron", "anytron-cuda"),
         ("anytron", "anytron-ascend"),
-        *((f"anytron-{plugin}", "anytron") for plugin in ("cuda", "ascend", "verl", "swift")),
+        ("anytron", "anytron-conformance"),
+        *((f"anytron-{plugin}", "anytron") for plugin in ("conformance", "cuda", "ascend", "verl", "swift")),
     }
     for _, need in asked:
         assert need.specifier.contains(*version), need  # as pip asks: a range without .dev takes no version of a commit

@@ -342,7 +342,9 @@ class MegatronEngine:
     def _reference_model(self) -> tuple[list[ModelChunk], contextlib.AbstractContextManager[None]]:
         """Return the model that scores for the reference, and a context that gives it the reference's weights."""
         if not self._has_reference:
-            raise EngineError("There is no reference model.", where="score", fix="set algorithm.kl_coefficient above 0")
+            raise EngineError(
+                "This engine has no reference model.", where="score", fix="set algorithm.kl_coefficient above 0"
+            )
         if self._adapters is not None:
             return self._policy, self._adapters.reference_weights()
         assert self._reference is not None
@@ -350,20 +352,20 @@ class MegatronEngine:
 
     def _the_teacher(self, where: str) -> FrozenModel:
         if self._teacher is None:
-            raise EngineError("There is no teacher.", where=where, fix="set teacher.path")
+            raise EngineError("This engine has no teacher.", where=where, fix="set teacher.path")
         return self._teacher
 
     def _the_critic(self, where: str) -> Critic:
         if self._critic is None:
-            raise EngineError("There is no critic.", where=where, fix="set algorithm.advantage=gae and critic")
+            raise EngineError("This engine has no critic.", where=where, fix="set algorithm.advantage=gae and critic")
         return self._critic
 
     def _the_adapters(self, where: str) -> Adapters:
         if self._adapters is None:
-            raise EngineError("There are no adapters.", where=where, fix="set model.lora")
+            raise EngineError("This engine has no adapters.", where=where, fix="set model.lora")
         return self._adapters
 
     def _the_rollout(self, where: str) -> PolicyRollout:
         if self._rollout is None:
-            raise EngineError("There is no rollout on these ranks.", where=where, fix=f"set rollout.engine={ENGINE}")
+            raise EngineError("These ranks do not generate.", where=where, fix=f"set rollout.engine={ENGINE}")
         return self._rollout

@@ -35,15 +35,15 @@ class MegatronOptions(Section):
     is then always made), so that probability ratios compare one network with itself."""
     mtp_loss_coefficient: float = Field(0.0, ge=0.0)
     """Train the model's multi-token prediction modules (DeepSeek-V3's ``num_nextn_predict_layers``) on the responses:
-    weight of their cross entropy beside the policy's loss; 0.1 is usual. 0 = they are saved as they were loaded and
-    cost nothing."""
+    weight of their cross entropy, added to the policy's loss; 0.1 is usual. 0 = they are saved unchanged and cost
+    nothing."""
     mtp_detach: bool = True
     """Keep the gradients of that loss in the modules. Off, it moves the policy too, as in pretraining."""
     overlap_grad_reduce: bool = False
     """Reduce gradients over data-parallel ranks while the last micro-batch's backward pass computes further ones,
     instead of after it."""
     ddp_bucket_size: int | None = Field(None, ge=1)
-    """Parameters whose gradients are reduced together then; the default is Megatron's, 40 million, or a million for
+    """Parameters whose gradients are then reduced together; the default is Megatron's, 40 million, or a million for
     each data-parallel rank if that is more."""
     share_prompts: bool = True
     """Compute a prompt once for all of its samples in a micro-batch, where that saves a tenth of the tokens or more.

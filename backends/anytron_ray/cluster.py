@@ -53,7 +53,7 @@ def connect() -> bool:
                 "The Ray cluster cannot be joined.",
                 where=f"RAY_ADDRESS={named}" if named else "the cluster that runs on this machine",
                 why=str(error),
-                fix="`ray status` shows whether it runs; its Ray and its Python must be of the driver's versions",
+                fix="`ray status` shows whether it runs; its versions of Ray and Python must be the driver's",
             ) from error
         logger.warning("no Ray cluster is named by RAY_ADDRESS or runs here: starting one on this machine alone")
         start_here()
@@ -95,7 +95,7 @@ def require(ranks: int, replicas: int, resource: str | None) -> None:
                 f"The Ray cluster has too few {name}.",
                 where="executor.kind=ray",
                 why=f"{they} need {ranks + replicas} {name}, and the cluster has {total.get(name, 0):g}",
-                fix=f"lower a parallel size, or tell Ray what its machines have: ray start --head {option}",
+                fix=f"lower a parallel size, or declare what the machines have: ray start --head {option}",
             )
 
 
@@ -189,7 +189,7 @@ def _placed_without_resources(
     for rank, _ in wanted:
         if (node := trainers.places[rank].host.id) not in alive:
             raise ProcessLost(
-                f"The machine of rank {rank} is gone, and that of a process beside it.",
+                f"The machine of rank {rank} is gone, and so is the machine of another process.",
                 where="executor.kind=ray",
                 why=f"Ray counts node {node} as dead",
             )
@@ -215,7 +215,7 @@ def _not_placed(ranks: int, bundle: dict[str, float], timeout_s: float) -> Worke
         where="executor.start_timeout_s",
         why=f"each needs {', '.join(f'1 {name}' for name in bundle)} on one machine; "
         f"free in the cluster: {', '.join(f'{free.get(name, 0):g} {name}' for name in bundle)}",
-        fix="`ray status` shows who holds the rest; end it, or wait longer",
+        fix="`ray status` shows what uses the rest; stop that, or wait longer",
     )
 
 

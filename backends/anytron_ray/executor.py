@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from anytron.base.components import find_component
-from anytron.base.entries import Entry
 from anytron.base.errors import ConfigError, WorkerError
+from anytron.base.results import Result
 from anytron.workers.executor.base import BaseExecutor
 from anytron.workers.executor.environment import loopback_variables, ranks_beside, with_devices, worker_environment
 
@@ -78,12 +78,12 @@ class RayExecutor(BaseExecutor):
     on_this_machine: ClassVar[bool] = False
 
     @classmethod
-    def examine(cls, config: RunConfig | None, platform: Platform) -> Iterator[Entry]:
+    def examine(cls, config: RunConfig | None, platform: Platform) -> Iterator[Result]:
         """Say which Ray is installed, whether a cluster runs, and what it has for the run."""
         used = config is not None and config.executor.kind == NAME
         if find_spec("ray") is None:
             fix = "pip install 'anytron[ray]', on every machine"
-            yield Entry("executors.ray.version", "fail" if used else "skip", "Ray is not installed", fix)
+            yield Result("executors.ray.version", "failed" if used else "skipped", "Ray is not installed", fix)
             return
         from anytron_ray.examination import examine
 

@@ -106,7 +106,9 @@ class RayRank:
             made: str = ray.get(self._agent.new_store.remote(self._address if shared else None), timeout=ASK_S)
         except RayError as error:
             raise ProcessLost(
-                f"The Ray agent of {self.name} makes no store.", where=self.where, why=str(error)
+                f"The Ray agent of {self.name} could not open a store for its ranks to meet.",
+                where=self.where,
+                why=str(error),
             ) from error
         return made
 

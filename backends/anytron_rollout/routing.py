@@ -87,7 +87,7 @@ def with_routing(
 
 def _unknown(why: str) -> EngineError:
     return EngineError(
-        "The routing of this model cannot be told.",
+        "The rollout engine cannot record the routing of this model.",
         where="rollout.replay_routing",
         why=f"{why}, in this version of transformers",
         fix="leave rollout.replay_routing out, or install the version in constraints/",

@@ -30,5 +30,5 @@ def routing_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagn
     except ConfigError:
         return  # reported by itself
     if fields.get("model_type") not in TOLD:
-        message = f"the engine transformers cannot tell the routing of {fields.get('model_type')}"
-        yield Diagnostic("error", "rollout.replay_routing", message, f"leave it out; it can of {', '.join(TOLD)}")
+        message = f"the engine transformers cannot record the routing of {fields.get('model_type')}"
+        yield Diagnostic("error", "rollout.replay_routing", message, f"leave it out; supported are {', '.join(TOLD)}")

@@ -8,24 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from anytron.base.errors import EngineError
-from anytron.task.data.pretrained import load_hf_config, load_tokenizer, model_class, take_latent_epsilon
+from anytron.task.data.pretrained import load_hf_config, load_tokenizer
 from anytron.workers.engines.device_memory import MemoryUse, Parked
 from anytron.workers.engines.sampling import RequestQueue, StopStrings
+from anytron_rollout.generation import build_model, generate, image_arguments
 from anytron_rollout.options import TransformersOptions
 from anytron_rollout.placement import place
 from anytron_rollout.routing import RoutingRecorder, with_routing
-from anytron_rollout.sampling import TokenSampler
-from anytron_rollout.shared_prompts import can_share, owners_of, read_prompts
 from anytron_rollout.weights import differing_weights, load_verified
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from anytron.task.data.images import ImagePatches
+    from torch import Tensor
+
     from anytron.workers.engines.context import EngineContext
     from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
     from anytron.workers.weights.transfer import WeightOrigin
@@ -58,13 +56,10 @@ class TransformersEngine:
         config = load_hf_config(context.config.model)
         dtype = getattr(torch, context.config.model.dtype)
         attention = options.model_dump(include={"attn_implementation"}, exclude_none=True)
-        model = model_class(config).from_config(config, dtype=dtype, **attention)
-        take_latent_epsilon(model)
-        # The model's own sampling defaults (temperature, repetition penalty) must not take effect.
-        model.generation_config = GenerationConfig()
+        model = build_model(config, dtype, **attention)
         self._model = place(model, self._runtime, options.device_map).eval().requires_grad_(requires_grad=False)
         self._routing = RoutingRecorder(self._model) if rollout.replay_routing else None
-        self._shares_prompts = self._routing is None and can_share(self._model)  # routing is of every row's every token
+        self._shares_prompts = self._routing is None  # routing is of every row's every token
 
     def load_weights(self, origin: WeightOrigin) -> int:
         """Load new weights and verify them, see :func:`anytron_rollout.weights.load_verified`."""
@@ -124,8 +119,9 @@ class TransformersEngine:
         found = []
         for sequence in sequences:
             input_ids = torch.tensor([sequence.tokens])
-            arguments = {} if sequence.images is None else self._image_arguments([sequence.images], input_ids)
-            output = self._model(input_ids.to(device), **{name: value.to(device) for name, value in arguments.items()})
+            images = [] if sequence.images is None else [sequence.images]
+            arguments = image_arguments(self._model, images, input_ids, device) if images else {}
+            output = self._model(input_ids.to(device), **arguments)
             found.append(output.logits[0].float().cpu())
         return found
 
@@ -141,65 +137,22 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _generate(self, requests: Sequence[GenerationRequest], version: int) -> list[Response]:
-        sampling, prompts = requests[0].sampling, [request.prompt for request in requests]
-        input_ids, attention_mask = left_pad([prompt.tokens for prompt in prompts], sampling.pad_token_id)
-        images = [prompt.images for prompt in prompts if prompt.images is not None]
-        arguments: dict[str, Any] = self._image_arguments(images, input_ids) if images else {}
-        device = self._runtime.current_device()
-        arguments = {name: value.to(device) for name, value in arguments.items()}
-        input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
-        rows, owners = owners_of(prompts)
-        if self._shares_prompts and len(rows) < len(prompts) and input_ids.shape[1] > 1:
-            arguments["past_key_values"] = read_prompts(self._model, input_ids, attention_mask, rows, owners)
-        seeds, stop = [request.seed for request in requests], self._stop_strings(sampling)
-        sampler = TokenSampler(sampling, seeds, prompt_width=input_ids.shape[1], stop=stop)
         with self._recording() as passes:
-            output = self._model.generate(
-                input_ids,
-                attention_mask=attention_mask,
-                **arguments,
-                # Our sampler does all of the sampling, end tokens included: this code could not tell in which
-                # order transformers' own processors come.
-                generation_config=GenerationConfig(
-                    do_sample=False, max_new_tokens=sampling.max_new_tokens, pad_token_id=sampling.pad_token_id
-                ),
-                logits_processor=LogitsProcessorList([sampler]),
-                stopping_criteria=StoppingCriteriaList([sampler.stopping]),
+            responses = generate(
+                self._model,
+                requests,
+                version,
+                device=self._runtime.current_device(),
+                share_prompts=self._shares_prompts,
+                stop=self._stop_strings(requests[0].sampling),
             )
-        responses = sampler.responses(output, version)
-        return with_routing(responses, prompts, passes) if passes else responses
+        return with_routing(responses, [request.prompt for request in requests], passes) if passes else responses
 
     def _recording(self) -> contextlib.AbstractContextManager[list[Tensor]]:
         """Keep the experts of every token, if they are asked for."""
         return contextlib.nullcontext([]) if self._routing is None else self._routing.recording()
 
-    def _image_arguments(self, images: Sequence[ImagePatches], input_ids: Tensor) -> dict[str, Tensor]:
-        """Make the model's arguments for images, which are in the order of the rows that hold their tokens.
-
-        ``mm_token_type_ids`` (0 = text, 1 = image) tells where mrope's positions are two-dimensional. Without it
-        transformers takes image tokens for text, without an error.
-        """
-        return {
-            "pixel_values": torch.cat([patches.pixel_values for patches in images]),
-            "image_grid_thw": torch.cat([patches.grid_thw for patches in images]),
-            "mm_token_type_ids": (input_ids == self._model.config.image_token_id).int(),
-        }
-
     def _stop_strings(self, sampling: SamplingParams) -> StopStrings | None:
         if sampling.stop and self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._context.config.model)
         return StopStrings(sampling.stop, self._tokenizer) if sampling.stop else None
-
-
-def left_pad(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:
-    """Arrange prompts of different lengths so that they all end in the last column.
-
-    Returns:
-        ``input_ids`` and ``attention_mask`` (1 = real token), both int64 ``[B, S]``.
-    """
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    width = int(lengths.max())
-    real = torch.arange(width) >= (width - lengths)[:, None]
-    input_ids = torch.full((len(prompts), width), pad_token_id)
-    input_ids[real] = torch.tensor([token for prompt in prompts for token in prompt])
-    return input_ids, real.long()

@@ -37,7 +37,7 @@ def require_supported() -> None:
         why = f"verifiers {found} is installed, not {SUPPORTED}"
         if found not in SpecifierSet("<0.4", prereleases=True):
             why += "; from 0.4 on its environments reach the model over HTTP only, and tokens are not the run's own"
-    raise ConfigError("There is no verifiers whose environments can be used.", where="verifiers", why=why, fix=INSTALL)
+    raise ConfigError("No supported version of verifiers is installed.", where="verifiers", why=why, fix=INSTALL)
 
 
 def load(name: str, args: Mapping[str, Any]) -> Any:
@@ -67,7 +67,9 @@ def load(name: str, args: Mapping[str, Any]) -> Any:
         raise ConfigError(
             f"The environment {name!r} of verifiers scores the responses to a prompt together.",
             where="option name",
-            why="its rubric has reward functions of a whole group; here each response has an environment of its own",
-            fix="take these functions out of the rubric; algorithm.advantage compares the responses to a prompt",
+            why=(
+                "its rubric has reward functions of a whole group, but Anytron gives each response its own environment"
+            ),
+            fix="remove these functions from the rubric; algorithm.advantage compares the responses to a prompt",
         )
     return environment

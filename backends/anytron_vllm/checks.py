@@ -108,9 +108,9 @@ def _arguments(options: VllmOptions) -> Iterator[Diagnostic]:
     for name in options.engine_args:
         key = f"rollout.options.engine_args.{name}"
         if name in OWN_ARGUMENTS:
-            yield Diagnostic("error", key, "it has a key of its own", f"set {OWN_ARGUMENTS[name]}")
+            yield Diagnostic("error", key, "it has its own key", f"set {OWN_ARGUMENTS[name]}")
         elif name in FIXED_ARGUMENTS:
-            yield Diagnostic("error", key, "this engine sets it itself, for its numbers to be right", "remove it")
+            yield Diagnostic("error", key, "this engine sets it itself, because its results depend on it", "remove it")
 
 
 def _model(run: RunConfig) -> tuple[str, Mapping[str, Any]]:
@@ -149,8 +149,11 @@ def _images(run: RunConfig, installation: Installation | None) -> Iterator[Diagn
     """Check what vLLM starts a model that takes images with, whether or not the run has any."""
     if installation is not None and not installation.torchvision:
         where = "this environment" if run.rollout.python is None else f"the environment of {run.rollout.python}"
-        message = f"vLLM {installation.version} needs torchvision for a model that takes images; {where} has none"
-        fix = "install the one that was built for the torch there, or set rollout.engine=transformers"
+        message = (
+            f"vLLM {installation.version} needs torchvision for a model that takes images, and it is not installed "
+            f"in {where}"
+        )
+        fix = "install the torchvision that was built for its torch, or set rollout.engine=transformers"
         yield Diagnostic("error", "rollout.engine", message, fix)
     if run.model.processor is None and not (run.model.path and processor_files(Path(run.model.path))):
         message = "vLLM needs the image processor of a model that takes images"
@@ -180,20 +183,20 @@ def _lengths(text: Mapping[str, Any], run: RunConfig, options: VllmOptions) -> I
         message = f"responses of {run.longest_response} tokens (max_new_tokens) leave no room for a prompt"
         yield Diagnostic("error", length_key, message, "raise it, or shorten the responses")
     if longest is not None and context and longest > context:
-        yield Diagnostic("error", length_key, f"the model's context has {context} tokens", f"at most {context}")
+        yield Diagnostic("error", length_key, f"the model's context is {context} tokens", f"at most {context}")
 
 
 def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accelerator: bool) -> Iterator[Diagnostic]:
     """Check what vLLM computes with adapters that come alone; merged ones are weights as others."""
     if lora.rank > LARGEST_RANK:
-        message = f"vLLM has room for adapters of rank {LARGEST_RANK} at most"
+        message = f"vLLM supports adapters up to rank {LARGEST_RANK}"
         yield Diagnostic("error", "model.lora.rank", message, "choose a smaller one, or rollout.lora=merged")
     if family in PROVED_WITH_ADAPTERS:
         return
     message = f"no test compares vLLM's {family} with adapters and with merged weights"
     message = f"{message} (proved: {', '.join(PROVED_WITH_ADAPTERS)})"
     if not accelerator and text.get("num_experts"):
-        message = "vLLM's experts with adapters are Triton kernels, which the processor has none of"
+        message = "vLLM computes experts with adapters by Triton kernels, which do not run on a processor"
     yield Diagnostic("error", "rollout.lora", message, "rollout.lora=merged")
 
 

@@ -129,7 +129,9 @@ class VllmEngine:
         self._empty_caches()
         if (found := self._llm.get_weight_version()) != str(version):
             why = f"it says version {found}"
-            raise EngineError("vLLM has other weights than were sent.", where=f"version {version}", why=why)
+            raise EngineError(
+                "vLLM has different weights than the ones that were sent.", where=f"version {version}", why=why
+            )
         self._version = version
         return version
 
@@ -153,8 +155,10 @@ class VllmEngine:
         self._empty_caches()
         for held in self._llm.collective_rpc("anytron_adapter_checksums", args=(ADAPTER_ID,)):
             if held != sent:
-                why = f"{len(set(sent) - set(held))} of {len(sent)} tensors are others, or are missing"
-                raise EngineError("vLLM has another adapter than was sent.", where=f"version {version}", why=why)
+                why = f"{len(set(sent) - set(held))} of {len(sent)} tensors differ or are missing"
+                raise EngineError(
+                    "vLLM has a different adapter than the one that was sent.", where=f"version {version}", why=why
+                )
         self._version = version
         return version
 
@@ -167,7 +171,9 @@ class VllmEngine:
         from vllm import SamplingParams
 
         if self._under_way:
-            raise EngineError("Logits cannot be computed while requests are under way.", fix="poll or abort them first")
+            raise EngineError(
+                "Logits cannot be computed while requests are being generated.", fix="poll or abort them first"
+            )
         self._set_temperature(1.0)
         params = SamplingParams(
             max_tokens=1, prompt_logprobs=-1, logprobs=-1, flat_logprobs=True, detokenize=False, ignore_eos=True
@@ -237,8 +243,8 @@ class VllmEngine:
             return
         if self._under_way:
             raise EngineError(
-                "The temperature cannot change while requests are under way.",
-                why=f"they are sampled at {self._temperature:g}, and {temperature:g} was asked for",
+                "The temperature cannot change while requests are being generated.",
+                why=f"they are sampled at {self._temperature:g}, and the new value is {temperature:g}",
             )
         self._llm.collective_rpc("set_anytron_temperature", args=(temperature,))
         self._temperature = temperature
@@ -251,7 +257,7 @@ class VllmEngine:
             one, (new,) = self._under_way[int(output.request_id)], output.outputs
             if new.finish_reason not in (None, "stop", "length"):
                 raise EngineError(
-                    "vLLM gave up a request.", where=f"request {output.request_id}", why=new.finish_reason
+                    "vLLM aborted a request.", where=f"request {output.request_id}", why=new.finish_reason
                 )
             log_probs = [entry[token].logprob for entry, token in zip(new.logprobs, new.token_ids, strict=True)]
             one.extend(new.token_ids, log_probs, self._version, ended=output.finished)

@@ -96,7 +96,7 @@ def require_supported() -> Installation:
     found = find_installation()
     if found is None or not found.supported:
         raise ConfigError(
-            "There is no vLLM that this engine supports.",
+            "No supported version of vLLM is installed.",
             where="rollout.engine",
             why="vLLM is not installed" if found is None else f"vLLM {found.version} is installed, not {SUPPORTED}",
             fix=INSTALL,

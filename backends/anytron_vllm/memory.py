@@ -34,5 +34,5 @@ def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -
         return [weights]
     share = options.gpu_memory_utilization or DEFAULT_SHARE
     rest = max(0, int(share * device.total) - size)
-    how = f"what rollout.options.gpu_memory_utilization={share:g} leaves beside the weights"
+    how = f"what rollout.options.gpu_memory_utilization={share:g} leaves after the weights"
     return [weights, MemoryPart("rollout-cache", rest, how, when)]

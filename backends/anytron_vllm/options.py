@@ -19,7 +19,7 @@ class VllmOptions(Section):
     tensor_parallel_size: int = Field(1, ge=1)
     """Processes that share each layer of the model; vLLM starts them."""
     max_model_len: int | None = Field(None, ge=2)
-    """Longest prompt and response together, in tokens; default: the model's context. vLLM wants room in its cache for
+    """Longest prompt and response together, in tokens; default: the model's context. vLLM needs room in its cache for
     at least one sequence of that length."""
     gpu_memory_utilization: float | None = Field(None, gt=0.0, le=1.0)
     """Share of the device's memory that vLLM takes, weights and cache together; default: vLLM's own (0.9). A training
@@ -28,14 +28,14 @@ class VllmOptions(Section):
     """Memory of the cache of keys and values, in GiB; default: what ``gpu_memory_utilization`` leaves, and 1 on the
     processor."""
     max_num_batched_tokens: int | None = Field(None, ge=1)
-    """Tokens that one step of the engine computes at most, those of prompts included; default: vLLM's own."""
+    """Most tokens that one step of the engine computes, prompts included; default: vLLM's."""
     enable_prefix_caching: bool = True
-    """Compute what prompts have in common once. The cache is emptied at every update of the weights."""
+    """Compute a common beginning of prompts once. The cache is emptied at every update of the weights."""
     enforce_eager: bool = True
     """Compute step by step. Off: vLLM compiles the model and records graphs, which takes minutes at the start and is
     faster afterwards."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of ``vllm.EngineArgs``, passed on as they are; those that this engine sets itself are
+    """Further arguments of ``vllm.EngineArgs``, passed on unchanged; arguments that this engine sets itself are
     refused."""
 
 

@@ -53,7 +53,7 @@ def engine_input(prompt: PromptInputs, image_tokens: ImageTokens | None) -> Any:
     from transformers import BatchFeature
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
-    assert image_tokens is not None, "the core refuses images for a model that takes none"
+    assert image_tokens is not None, "the core refuses images for a model without vision"
     sizes = images.grid_thw.prod(-1)
     fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", sizes),

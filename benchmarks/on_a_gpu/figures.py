@@ -40,15 +40,18 @@ def printed(folder: Path, output: str) -> Any:  # noqa: ARG001 - as all readers
 
 def checks(folder: Path, output: str) -> dict[str, Any]:
     """What ``anytron verify --json`` prints, by check."""
-    return {row["check"]: {key: row[key] for key in ("status", "max_abs_diff", "tolerance", "detail")}
-            for row in printed(folder, output)}  # fmt: skip
+    return {row["name"]: {key: row[key] for key in ("status", "difference", "tolerance", "detail")}
+            for row in printed(folder, output)["results"]}  # fmt: skip
 
 
 def rules(folder: Path, output: str) -> dict[str, Any]:
     """What ``anytron conformance --json`` counts, the seconds of each level, and every rule that is broken."""
     report = printed(folder, output)
-    seconds = {one["level"]: round(sum(rule["seconds"] for rule in one["rules"]), 1) for one in report["levels"]}
-    broken = [rule for one in report["levels"] for rule in one["rules"] if rule["status"] == "failed"]
+    seconds: dict[str, float] = {}
+    for rule in report["results"]:
+        level = rule["name"].partition(".")[0]
+        seconds[level] = round(seconds.get(level, 0.0) + rule["seconds"], 1)
+    broken = [rule for rule in report["results"] if rule["status"] == "failed"]
     return {**report["counts"], "seconds": seconds, "failures": broken}
 
 

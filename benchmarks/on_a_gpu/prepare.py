@@ -22,6 +22,8 @@ from pathlib import Path
 from wheels import OWN, PIECE_BYTES, ROOT, carried, digest, normalised, pieces
 
 LIST = Path(__file__).with_name("wheels.txt")
+PROJECTS = ("", "core/anytron_conformance", "plugins/cuda")
+"""Where our own lie in the tree."""
 WHEELS = ROOT / "build" / "on_a_gpu" / "wheels"
 NOTE = Path("1", "prepared.json")
 """Beside the wheels that are carried first."""
@@ -58,7 +60,7 @@ def pip(*arguments: object) -> None:
 
 
 def build_own(folder: Path) -> None:
-    pip("wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT, ROOT / "plugins" / "cuda")
+    pip("wheel", "--quiet", "--no-deps", "--wheel-dir", folder, *(ROOT / place for place in PROJECTS))
 
 
 def download(folder: Path, python: str, newest: str) -> None:

@@ -19,6 +19,7 @@ MODULES = {
     "peft": "peft",
     "datasets": "datasets",
     "anytron": "anytron",
+    "anytron_conformance": "anytron-conformance",
     "anytron_cuda": "anytron-cuda",
     "triton": "triton",
     "transformer_engine": "transformer-engine",

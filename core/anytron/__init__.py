@@ -1,11 +1,12 @@
 """Anytron: reinforcement-learning training of language models on Megatron-Core, on any accelerator.
 
-A plugin author needs three names from here::
+For authors of platforms and of other plugins::
 
     from anytron import Platform, hookimpl
 
     class MyChip(Platform):          # entry point group ``anytron.platforms``
         name = "mychip"
+        api_version = 1
 
         @hookimpl
         def attention_kernel(self, spec): ...
@@ -16,34 +17,86 @@ place where Python looks for modules, those of the standard library included.
 
 TYPE_CHECKING = False  # the constant of typing, without importing it
 if TYPE_CHECKING:
+    from anytron.base.errors import (
+        AnytronError,
+        ConfigError,
+        DataError,
+        EngineError,
+        HookContractError,
+        PatchError,
+        PlatformError,
+        PluginError,
+        did_you_mean,
+    )
+    from anytron.base.traits import ModelTraits, ParallelSizes
+    from anytron.base.version import __version__
+    from anytron.config.diagnostics import Diagnostic
+    from anytron.config.schema import RunConfig, default_run
+    from anytron.config.section import Section
     from anytron.device.hooks.markers import hookimpl
-    from anytron.device.platform import Platform
+    from anytron.device.hooks.types import ConfigEdit, PatchContext, ProcessInfo, Requirement, Role
+    from anytron.device.limits import Feature, Limit
+    from anytron.device.loading import hooks_of
+    from anytron.device.loading.neutral import NeutralDefaults
+    from anytron.device.patches import Installed, Ledger, Patch, Phase, Supersession
+    from anytron.device.platform import (
+        Availability,
+        Decision,
+        EngineFacts,
+        LayoutRequest,
+        PeakFlops,
+        Platform,
+        Probe,
+    )
+    from anytron.device.runtime import DeviceRuntime, MemoryStats, TorchDeviceRuntime
+else:
 
-    __version__: str
+    def __getattr__(name: str) -> object:
+        from anytron.base.lazy import find
 
-__all__ = ["Platform", "__version__", "hookimpl"]
-
-
-def __getattr__(name: str) -> object:
-    """Import what is above when it is first asked for."""
-    if name == "Platform":
-        from anytron.device.platform import Platform
-
-        return Platform
-    if name == "hookimpl":
-        from anytron.device.hooks.markers import hookimpl
-
-        return hookimpl
-    if name == "__version__":
-        return _version()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return find(__name__, name)
 
 
-def _version() -> str:
-    """Give the version of the installed distribution: it names the commit from which it was installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("anytron")
-    except PackageNotFoundError:  # its sources are on the path, and nobody has installed them
-        return "0+not.installed"
+__all__ = [
+    "AnytronError",
+    "Availability",
+    "ConfigEdit",
+    "ConfigError",
+    "DataError",
+    "Decision",
+    "DeviceRuntime",
+    "Diagnostic",
+    "EngineError",
+    "EngineFacts",
+    "Feature",
+    "HookContractError",
+    "Installed",
+    "LayoutRequest",
+    "Ledger",
+    "Limit",
+    "MemoryStats",
+    "ModelTraits",
+    "NeutralDefaults",
+    "ParallelSizes",
+    "Patch",
+    "PatchContext",
+    "PatchError",
+    "PeakFlops",
+    "Phase",
+    "Platform",
+    "PlatformError",
+    "PluginError",
+    "Probe",
+    "ProcessInfo",
+    "Requirement",
+    "Role",
+    "RunConfig",
+    "Section",
+    "Supersession",
+    "TorchDeviceRuntime",
+    "__version__",
+    "default_run",
+    "did_you_mean",
+    "hookimpl",
+    "hooks_of",
+]

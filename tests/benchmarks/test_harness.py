@@ -17,6 +17,7 @@ from benchmarks import harness
 from tests.house import ROOT
 
 SMALL = {
+    "confined_reading.py": ["--words", "100", "--prompts", "20", "--turns", "1"],
     "code_reward.py": ["--turns", "1", "--programs", "1"],
     "planning.py": ["--counts", "4", "200", "--repeats", "1"],
     "sequences.py": ["--counts", "4", "8", "--repeats", "1"],

@@ -9,26 +9,28 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from anytron.base.errors import ConfigError, PlatformError
-from anytron.cli.conformance import run_conformance
+from anytron.base.results import Result
+from anytron.cli import main
 from anytron.cli.main import app
 from anytron.device.limits import Feature, Limit
 from anytron.device.loading import hooks_of
 from anytron.device.loading.session import Session
-from anytron.proof.conformance import document, levels
-from anytron.proof.conformance.checking import check_rule
-from anytron.proof.conformance.levels import checked_levels, find_rule, rules_of
-from anytron.proof.conformance.results import ConformanceReport, RuleResult
-from anytron.proof.conformance.rules import LEVELS, PAGE, TITLE, Broken, Case, Inapplicable, rule
-from anytron.proof.conformance.run import Checker, run
-from anytron.proof.conformance.subject import Source, Subject
-from anytron.proof.verification.report import Status
+from anytron.proof.checks import Inapplicable, Report, Watcher
+from anytron_conformance import document, levels
+from anytron_conformance.checking import check_rule
+from anytron_conformance.command import run_conformance
+from anytron_conformance.levels import checked_levels, find_rule, rules_of
+from anytron_conformance.rules import LEVELS, PAGE, TITLE, Broken, Case, rule
+from anytron_conformance.run import Checker, run
+from anytron_conformance.subject import Source, Subject
 from anytron_cpu import CpuPlatform
 from tests.conformance.device_mutants import with_runtime
 from tests.conformance.mutant import Mutant
@@ -46,14 +48,6 @@ class Misbehaves(Mutant):
     )
 
 
-class Watcher:
-    def begins(self, rule):
-        pass
-
-    def made(self, result):
-        pass
-
-
 class Declines:
     """A subject that declares things."""
 
@@ -62,6 +56,11 @@ class Declines:
 
     def declined(self, features):
         return next((self.reasons[feature.name] for feature in features if feature.name in self.reasons), None)
+
+
+def title(name):
+    """A rule's name without its level."""
+    return name.partition(".")[2]
 
 
 def made_rule(check, **options):
@@ -77,13 +76,13 @@ def test_what_kills_hangs_or_raises_fails_alone(tmp_path, offer):
     rules[1] = replace(rules[1], limit_s=3.0)
     with Checker(Source(name), tmp_path) as checker:
         dead, late, raised, right = (checker.check(one) for one in rules)
-    assert (dead.status, dead.case) == (Status.FAILED, "rand"), dead.explanation
-    assert "exited with status 3" in dead.reason
-    assert late.reason.startswith("It did not end within 3 s")
-    assert "in own_generator" in late.reason, "the place where it hangs is shown"
-    assert "ZeroDivisionError" in raised.reason
-    assert "test_kit.py" in raised.reason, "the platform's line is shown"
-    assert right.status is Status.PASSED
+    assert (dead.status, dead.broken) == ("failed", "rand"), dead.explanation
+    assert "exited with status 3" in dead.detail
+    assert late.detail.startswith("It did not end within 3 s")
+    assert "in own_generator" in late.detail, "the place where it hangs is shown"
+    assert "ZeroDivisionError" in raised.detail
+    assert "test_kit.py" in raised.detail, "the platform's line is shown"
+    assert right.status == "passed"
 
 
 class WithoutCollectives(Mutant):
@@ -97,8 +96,8 @@ def test_ranks_that_do_not_come_up_are_every_rule_s_own_failure(tmp_path, offer)
     with Checker(Source(name), tmp_path) as checker:
         for rule_name in ("environment-reaches-ranks", "collective-results"):
             result = checker.check(find_rule("device", rule_name))
-            assert result.status is Status.FAILED
-            assert "acmeccl" in result.difference, "and not that processes are gone"
+            assert result.status == "failed"
+            assert "acmeccl" in result.detail, "and not that processes are gone"
 
 
 def test_the_smallest_case_that_fails_is_shown():
@@ -112,7 +111,8 @@ def test_the_smallest_case_that_fails_is_shown():
     cases = [Case(str(number), number, number) for number in (9, 3, 1, 5)]
     result = check_rule(made_rule(check, cases=cases), Declines())
     assert tried == ["1", "3"]
-    assert (result.case, result.reason, result.difference, result.cases) == ("3", "Too many.", "3, allowed 2", 2)
+    assert (result.broken, result.detail, result.notes["difference"]) == ("3", "Too many.", "3, allowed 2")
+    assert result.cases == 2
 
 
 def test_what_is_declared_or_impossible_is_counted():
@@ -123,16 +123,16 @@ def test_what_is_declared_or_impossible_is_counted():
             raise Inapplicable("one device only")
 
     result = check_rule(made_rule(check, cases=cases), Declines(BSHD="no rows"))
-    assert (result.status, result.cases, result.skipped) == (Status.PASSED, 1, 2)
-    assert RuleResult.from_json(result.as_json()) == replace(result, seconds=round(result.seconds, 3))
-    assert (result.made, [*result.left_out]) == (["a"], ["b", "c"])
-    assert result.reason == "no rows; one device only"
+    assert Result(**json.loads(json.dumps(result.as_json()))) == result
+    assert (result.status, result.made, [*result.left_out]) == ("passed", ["a"], ["b", "c"])
+    assert result.detail == "no rows; one device only"
     whole = check_rule(made_rule(check, needs=[Feature.BSHD]), Declines(BSHD="no rows"))
-    assert (whole.status, whole.cases, whole.skipped, whole.reason) == (Status.SKIPPED, 0, 1, "no rows")
+    assert (whole.status, whole.cases, whole.detail) == ("skipped", 0, "no rows")
+    assert Report([result, whole]).counts["cases_skipped"] == 3
 
 
 def test_no_case_is_no_pass():
-    assert check_rule(made_rule(lambda *_: None, cases=[]), Declines()).status is Status.SKIPPED
+    assert check_rule(made_rule(lambda *_: None, cases=[]), Declines()).status == "skipped"
 
 
 class NoContext(Mutant):
@@ -146,16 +146,16 @@ def test_a_declared_limit_is_a_skip_with_its_reason(tmp_path, offer):
         result = checker.check(find_rule("sequences", "context-parallel-outputs"))
         partly = checker.check(find_rule("sequences", "constraints-are-fixed"))
     reason = f"{name} declares no context-parallel: the ring is not written yet"
-    assert (result.status, result.reason) == (Status.SKIPPED, reason)
-    assert (partly.status, partly.reason, partly.cases, partly.skipped) == (Status.PASSED, reason, 24, 24)
+    assert (result.status, result.detail) == ("skipped", reason)
+    assert (partly.status, partly.detail, partly.cases, len(partly.left_out)) == ("passed", reason, 24, 24)
 
 
 def test_the_sample_keeps_the_rules(tmp_path, offer):
     name = offer("basalt", "anytron_basalt:BasaltPlatform")
-    report = run(Source(name), ("device", "sequences"), tmp_path, Watcher())
-    failed = [result.explanation for result in report.results if result.status is Status.FAILED]
+    results = run(Source(name), ("device", "sequences"), tmp_path, Watcher())
+    failed = [result.explanation for result in results if result.status == "failed"]
     assert failed == []
-    skipped = {result.rule for result in report.results if result.status is Status.SKIPPED}
+    skipped = {title(result.name) for result in results if result.status == "skipped"}
     by_declaration = {"own-device"}
     by_machine = {"peak-memory", "streams-order-work", "pinned-memory"}
     of_two_devices = {
@@ -171,13 +171,14 @@ def test_the_processor_keeps_the_rules_and_the_command_says_so(offer):
     done = CliRunner().invoke(app, ["conformance", "cpu", "--level", "device", "--level", "sequences", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert [*found] == ["platform", "versions", "levels", "counts", "interrupted"]
+    assert [*found] == ["platform", "versions", "results", "counts", "interrupted"]
     assert found["interrupted"] is False
-    assert [level["level"] for level in found["levels"]] == ["device", "sequences"]
-    rules = [one for level in found["levels"] for one in level["rules"]]
-    assert all({"rule", "status", "cases", "reason", "case", "docs", "seconds"} <= one.keys() for one in rules)
+    rules = found["results"]
+    assert [level for level, _ in groupby(rules, lambda one: one["name"].partition(".")[0])] == ["device", "sequences"]
+    assert all(one.keys() == {field.name for field in fields(Result)} for one in rules)
+    assert all(one["notes"].keys() == {"contract", "docs"} for one in rules)
     assert found["counts"]["passed"] + found["counts"]["skipped"] == len(rules)
-    skipped = {one["rule"] for one in rules if one["status"] == "skipped"}
+    skipped = {title(one["name"]) for one in rules if one["status"] == "skipped"}
     assert skipped == {"peak-memory", "streams-order-work", "pinned-memory", "patches-take-effect"}
 
 
@@ -187,7 +188,7 @@ def test_the_command_fails_if_a_rule_is_broken(offer):
     )
     done = CliRunner().invoke(app, ["conformance", name, "--level", "device"])
     assert done.exit_code == 1
-    assert "device/own-device failed\nThe platform says that it is an accelerator" in done.stdout
+    assert "device.own-device failed\nThe platform says that it is an accelerator" in done.stdout
     assert f"docs: the page '{TITLE}', section own-device ({PAGE}#own-device in the source" in done.stdout
     told = " ".join(find_rule("device", "own-device").help.replace("``", "`").split())
     assert f"checked: {told}" in done.stdout, "all that the page says, where only a wheel is installed"
@@ -213,14 +214,15 @@ def test_what_was_checked_before_ctrl_c_is_shown_and_no_process_stays(tmp_path, 
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert said[1].startswith("device/probe-and-runtime: passed")
+    assert said[1].startswith("device.probe-and-runtime: passed")
     if as_json:
         found = json.loads(output)
         assert found["interrupted"] is True
-        assert found["levels"][0]["rules"][0]["rule"] == "probe-and-runtime"
+        assert found["platform"] == "cpu"
+        assert found["results"][0]["name"] == "device.probe-and-runtime"
         assert found["counts"]["passed"] >= 1
     else:
-        assert re.search(r"^device +probe-and-runtime +passed", output, re.MULTILINE)
+        assert re.search(r"^passed +probe-and-runtime +", output, re.MULTILINE)
     assert "collective-results" not in output
     assert "interrupted: the other rules were not checked" in errors
     assert children
@@ -245,7 +247,7 @@ def test_what_a_platform_answers_or_asserts_is_told_in_words(tmp_path):
         session = Session(hooks_of(platform), platform, platform.probe(), "", (), ())
         for name in ("probe-and-runtime", "own-generator"):
             result = check_rule(find_rule("device", name), Subject(Source(platform.name), session, tmp_path))
-            told[platform.name, name] = result.reason
+            told[platform.name, name] = result.detail
     assert [*told.values()][:2] == [
         "current_device() answers with something else than a torch.device.",
         "default_generator() answers with something else than a torch.Generator.",
@@ -262,7 +264,17 @@ def test_before_any_rule_ctrl_c_gives_an_empty_report(monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         run_conformance("cpu", [], ["device"], as_json=True)
     found = json.loads(capsys.readouterr().out)
-    assert (found["levels"], found["interrupted"]) == ([], True)
+    assert (found["results"], found["interrupted"]) == ([], True)
+
+
+def test_without_the_kit_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(main, "find_spec", lambda name: None)
+    done = CliRunner().invoke(app, ["conformance", "cpu"])
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.what == "The conformance kit is not installed."
+    assert done.exception.where
+    assert done.exception.why
+    assert done.exception.fix == 'pip install "anytron[conformance]"'
 
 
 def test_without_torch_it_says_what_to_install(tmp_path):
@@ -294,7 +306,7 @@ def test_without_torch_it_says_what_to_install(tmp_path):
 def test_a_mistake_is_told_before_torch_is_imported():
     program = (
         "import sys\nfrom anytron.base.errors import AnytronError\n"
-        "from anytron.cli.conformance import run_conformance\n"
+        "from anytron_conformance.command import run_conformance\n"
         "try:\n    run_conformance(sys.argv[1], [], sys.argv[2:], as_json=False)\n"
         "except AnytronError as error:\n    print(error.what, 'torch' in sys.modules)"
     )
@@ -312,29 +324,28 @@ def test_levels_come_in_their_order():
 
 def test_a_report_counts():
     results = [check_rule(made_rule(lambda *_: None), Declines()), check_rule(made_rule(lambda *_: 1 // 0), Declines())]
-    report = ConformanceReport("acme", {"device": results})
+    report = Report(results)
     assert not report.passed
-    assert report.counts == {"passed": 1, "failed": 1, "skipped": 0, "cases": 2, "cases_skipped": 0}
+    assert report.counts == {"skipped": 0, "passed": 1, "warning": 0, "failed": 1, "cases": 2, "cases_skipped": 0}
 
 
 def test_every_rule_has_a_name_of_its_own_and_a_section():
     page = (ROOT / PAGE).read_text(encoding="utf-8")
     rules = [rule for level in LEVELS for rule in rules_of(level)]
-    assert len({rule.name for rule in rules}) == len(rules)
+    assert len({rule.title for rule in rules}) == len(rules)
     for one in rules:
-        assert f"\n### {one.name}\n" in page
+        assert f"\n### {one.title}\n" in page
         assert one.help, one.name
     assert page.splitlines()[2] == f"# {TITLE}"
     assert f"- {TITLE}: reference/conformance.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert document.render() == page, "run python -m anytron.proof.conformance.document docs/reference/conformance.md"
+    assert document.render() == page, "run python -m anytron_conformance.document docs/reference/conformance.md"
 
 
 def test_it_is_three_lines_in_a_suite(pytester_run):
     output = pytester_run(
-        "from anytron.proof.conformance import conformance\n\n"
-        "test_conformance = conformance('basalt', level='device')\n"
+        "from anytron_conformance import conformance\n\ntest_conformance = conformance('basalt', level='device')\n"
     )
-    assert "test_conformance[device/rng-round-trip] PASSED" in output
+    assert "test_conformance[device.rng-round-trip] PASSED" in output
     assert "basalt declares no own-device: the simulator computes on the host's processor" in output
     assert "failed" not in output
 

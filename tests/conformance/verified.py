@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from anytron.base.errors import AnytronError
+from anytron.base.results import in_one_line
 from anytron.config.diagnostics import refuse
-from anytron.proof.verification.report import in_one_line
 from anytron.proof.verification.tolerances import FACTORS
 from anytron.record.tracking.progress import Progress
 from anytron.run.preflight.open_run import open_run
@@ -173,7 +173,7 @@ class Laboratory:
                 report = verify(opened.config, opened.session, LastingProcesses, Watcher())
             except AnytronError as error:
                 return {"start": in_one_line(error)}
-            return {one.check: one.detail for one in report.results if one.status.value == "failed"}
+            return {one.name: one.detail for one in report.results if one.status == "failed"}
 
     @contextlib.contextmanager
     def _opened(self, run: str, platform: str):

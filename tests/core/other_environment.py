@@ -21,5 +21,6 @@ def make_environment(directory: Path, *, anytron: str | None) -> Path:
     if anytron is not None:
         paths = [path for path in sys.path if path and Path(path).is_dir()]
         # Not a sitecustomize.py: some distributions' Python has one of its own, which comes first.
-        (site / "tests.pth").write_text("\n".join([*paths, f"import anytron; anytron.__version__ = {anytron!r}"]))
+        said = f"import anytron.base.version as said; said.__version__ = {anytron!r}"
+        (site / "tests.pth").write_text("\n".join([*paths, said]))
     return directory / "bin" / "python"

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CORE = ROOT / "core" / "anytron"
+COMMAND = CORE / "cli" / "main.py"
+"""``anytron conformance`` imports the kit as it runs."""
 TEMPLATE = CORE / "cli" / "scaffold" / "template"
 """Of the packages of new platforms: to the core it is data."""
+KIT = ROOT / "core" / "anytron_conformance"
 BACKENDS = ROOT / "backends"
 BACKEND_NAMES = ("anytron_megatron", "anytron_rollout", "anytron_vllm", "anytron_verifiers", "anytron_ray")
 PLATFORM_NAMES = ("anytron_cpu", "anytron_cuda", "anytron_ascend")
@@ -150,16 +153,24 @@ def imported(path: Path, *, module_level_only: bool = False) -> set[str]:
 def test_core_imports_no_backend_no_platform_and_no_engine_at_module_level(path):
     if TEMPLATE in path.parents:
         return
+    kit = {KIT.name} if path != COMMAND else set()
+    assert imported(path).isdisjoint({*BACKEND_NAMES, *PLATFORM_NAMES, *kit})
+    assert imported(path, module_level_only=True).isdisjoint({*HEAVY, KIT.name, "mcore_bridge"})
+
+
+@pytest.mark.parametrize("path", sources(KIT), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_kit_imports_no_backend_and_no_platform(path):
     assert imported(path).isdisjoint({*BACKEND_NAMES, *PLATFORM_NAMES})
-    assert imported(path, module_level_only=True).isdisjoint({*HEAVY, "mcore_bridge"})
 
 
 @pytest.mark.parametrize("path", sources(BACKENDS), ids=lambda path: str(path.relative_to(ROOT)))
 def test_backends_import_no_platform(path):
-    assert imported(path).isdisjoint({*PLATFORM_NAMES, "torch_npu", "mindspeed"})
+    assert imported(path).isdisjoint({*PLATFORM_NAMES, KIT.name, "torch_npu", "mindspeed"})
 
 
-@pytest.mark.parametrize("path", [*sources(CORE), *sources(BACKENDS)], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", [*sources(CORE), *sources(KIT), *sources(BACKENDS)], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_no_device_words_outside_of_plugins(path):
     text = path.read_text(encoding="utf-8")
     assert re.findall(r"is_npu|is_torch_npu|is_cuda_available", text) == []
@@ -181,7 +192,9 @@ def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-@pytest.mark.parametrize("path", [*sources(CORE), *sources(BACKENDS)], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", [*sources(CORE), *sources(KIT), *sources(BACKENDS)], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_only_the_facade_calls_hooks(path):
     assert not re.search(r"\b(?:pm|manager)\.hook\b", path.read_text(encoding="utf-8"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.house import ROOT
 
-FOLDERS = ("core/anytron", "backends", "plugins/cpu", "plugins/cuda/anytron_cuda", "plugins/ascend/anytron_ascend")
+FOLDERS = ("core", "backends", "plugins/cpu", "plugins/cuda/anytron_cuda", "plugins/ascend/anytron_ascend")
 FOLDERS += ("plugins/verl/anytron_verl",)
 
 PARSERS = {"json.load", "json.loads", "yaml.safe_load", "yaml.load", "OmegaConf.create", "OmegaConf.load"}
@@ -16,7 +16,7 @@ METHODS = {"model_validate_json", "validate_json"}
 PARSED_ELSEWHERE = {
     "core/anytron/config/json_files.py": "the reader",
     "core/anytron/config/load.py": "YAML, whose depth is bounded before it is built",
-    "core/anytron/cli/conformance.py": "values of the command line, which its user types",
+    "core/anytron_conformance/command.py": "values of the command line, which its user types",
     "core/anytron/workers/weights/messages.py": "from an end that has proved that it knows the run's secret",
     "core/anytron/workers/executor/channel.py": "the first message of the process that started it",
     "core/anytron/workers/executor/standing.py": "notes in memory that processes share, and of torch's recorder",
@@ -25,8 +25,8 @@ PARSED_ELSEWHERE = {
     "core/anytron/task/isolation/worker.py": "the first message of the process that started it",
     "core/anytron/record/report/workers.py": "what the line above has written",
     "core/anytron/task/rewards/chat.py": "answers of a server, a fault of which is the sample's, depth included",
-    "core/anytron/proof/conformance/prediction_modules.py": "a model that a test has made",
-    "core/anytron/proof/conformance/training/runs.py": "metrics of a run that a test has made",
+    "core/anytron_conformance/prediction_modules.py": "a model that a test has made",
+    "core/anytron_conformance/training/runs.py": "metrics of a run that a test has made",
     "backends/anytron_verifiers/environment.py": "arguments of the driver",
     "backends/anytron_verifiers/source.py": "rows of an environment, a package that the user has installed",
     "backends/anytron_verifiers/tool_calls.py": "what a model wrote, in which a malformed call is none, depth included",

@@ -19,8 +19,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from anytron.base.errors import AnytronError
-from anytron.proof.conformance.results import versions
-from anytron.proof.conformance.subject import Source
+from anytron.proof.checks import versions
+from anytron_conformance.subject import Source
 from tests.docs import support_matrix
 from tests.docs.results import Measured
 from tests.house import ROOT

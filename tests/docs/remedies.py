@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 SECTIONS = "|".join(RunConfig.model_fields)
-KEY = re.compile(rf"(?<![\w./])((?:{SECTIONS})(?:\.[a-z]\w*|\[\])*)(?:=(\{{[^}}]*\}}|\[[^\]]*\]|[^\s,;:)'\"\u2026]+))?")
+KEY = re.compile(rf"(?<![\w./])((?:{SECTIONS})(?:\.[a-z]\w*|\[\])*)(?:=(\{{[^}}]*\}}|\[[^\]]*\]|[^\s,;:)'\"\u2039]+))?")
 ASKS = re.compile(
     r"\b(?:set|raise|lower|try|change|leave|take|choose|check|correct|give|shorten|split|skip|share|train|name)\b",
     re.IGNORECASE,
@@ -75,21 +75,21 @@ def remedies() -> tuple[Remedy, ...]:
                 continue
             file = str(path.relative_to(ROOT))
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            for node in _texts(tree):
+            for node in said_in(tree):
                 for text in texts(node):
                     found.update(remedies_of(text, file))
     return tuple(sorted(found))
 
 
-def _texts(node: ast.AST) -> Iterator[ast.expr]:
-    """Outermost expressions that are text, but docstrings."""
+def said_in(node: ast.AST) -> Iterator[ast.expr]:
+    """The outermost expressions of a tree that are text, without docstrings."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
             continue
         if isinstance(child, ast.JoinedStr) or (isinstance(child, ast.Constant) and isinstance(child.value, str)):
             yield child
         else:
-            yield from _texts(child)
+            yield from said_in(child)
 
 
 def exists(key: str) -> bool:

@@ -43,7 +43,8 @@ class Measured:
     @property
     def rules(self) -> list[dict[str, Any]]:
         """The rules of the kit's report."""
-        return [rule for level in self.found["levels"] for rule in level["rules"]]
+        rules: list[dict[str, Any]] = self.found["results"]
+        return rules
 
 
 def path(name: str) -> Path:
@@ -64,14 +65,14 @@ def of_test(one: Measured | None, test: str) -> str:
 
 def of_case(one: Measured | None, rule: str, case: str) -> str:
     """What the kit found in one case of a rule."""
-    found = next((each for each in one.rules if each["rule"] == rule), None) if one is not None else None
+    found = next((each for each in one.rules if each["name"] == rule), None) if one is not None else None
     if found is None:
         return NOT_RUN
     if case in found["made"]:
         return "passed"
     if case in found["left_out"] or found["status"] == "skipped":
         return "skipped"
-    return "failed" if found["status"] == "failed" and found["case"] in (case, "") else NOT_RUN
+    return "failed" if found["status"] == "failed" and found["broken"] in (case, "") else NOT_RUN
 
 
 def worst(results: Iterable[str]) -> str:

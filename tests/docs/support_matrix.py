@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.proof.conformance.levels import rules_of
-from anytron.proof.conformance.tiny_models import CONFIGS
+from anytron_conformance.levels import rules_of
+from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.families.layouts import MODELS
 from tests.docs.results import NOT_RUN, measured, of_case, of_test, worst
@@ -224,14 +225,17 @@ def _levels(kit: Measured | None) -> list[str]:
     if kit is None:
         return []
     lines = ["| level | passed | failed | skipped | cases | cases skipped |", "|---|---|---|---|---|---|"]
-    for level in kit.found["levels"]:
-        rules = level["rules"]
+    for level, members in groupby(kit.rules, key=lambda rule: rule["name"].partition(".")[0]):
+        rules = list(members)
         counts = [sum(rule["status"] == status for rule in rules) for status in ("passed", "failed", "skipped")]
-        counts += [sum(rule[key] for rule in rules) for key in ("cases", "skipped")]
-        lines.append(f"| {level['level']} | {' | '.join(map(str, counts))} |")
+        counts += [sum(len(rule["made"]) + (rule["broken"] is not None) for rule in rules)]
+        counts += [sum(len(rule["left_out"]) or rule["status"] == "skipped" for rule in rules)]
+        lines.append(f"| {level} | {' | '.join(map(str, counts))} |")
     failed = [rule for rule in kit.rules if rule["status"] == "failed"]
     lines.append("")
-    lines += [f"- [{rule['rule']}](conformance.md#{rule['rule']}) fails: {rule['case'] or 'it'}" for rule in failed]
+    titles = [rule["name"].partition(".")[2] for rule in failed]
+    cases = [rule["broken"] or "it" for rule in failed]
+    lines += [f"- [{title}](conformance.md#{title}) fails: {case}" for title, case in zip(titles, cases, strict=True)]
     return [*lines, ""] if failed else lines
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from anytron.proof.conformance.levels import rules_of
-from anytron.proof.conformance.rules import LEVELS
 from anytron.proof.verification.checks import CHECKS
+from anytron_conformance.levels import rules_of
+from anytron_conformance.rules import LEVELS
 from tests.docs.test_commands import BLOCKS
 from tests.house import ROOT
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FIRST, TUTORIAL = ROOT / "docs/index.md", ROOT / "docs/tutorial/bring-up-a-chip.md"
 PLATFORM, EXTENSION = "docs/how-to/write-a-platform.md", "docs/how-to/write-an-extension.md"
-HOOKS, MASKS, KERNELS = "docs/reference/hooks.md", "docs/explanation/masks.md", "docs/how-to/check-your-kernels.md"
+NAMES, MASKS, KERNELS = "docs/reference/api.md", "docs/explanation/masks.md", "docs/how-to/check-your-kernels.md"
 WORD_FOR_WORD = "tests/plugins/test_wheels.py::test_the_tutorial_word_for_word"
 
 
@@ -76,16 +76,16 @@ ANSWERS = {
     "where is a complete one": (PLATFORM, "", ["examples/third_party_platform", "anytron new-platform acme"]),
     "how is an extension offered": (EXTENSION, "Offer it", ["anytron.plugins", "**module**", "**class**"]),
     "how is a plugin switched off": (EXTENSION, "Switch it off", ["ANYTRON_PLUGINS", "ANYTRON_DISABLE_PLUGINS"]),
-    "what is a layout constraint": (HOOKS, "LayoutConstraints", ["from anytron.sequences.layout import", "`align`"]),
-    "what has a runtime": (HOOKS, "DeviceRuntime", ["`device_type`", "`communication_backend`"]),
-    "fewer queries than keys": (HOOKS, "AttentionKernel", ["last query stands at its last\n  key", "top left"]),
-    "lengths without padding": (HOOKS, "AttentionCall", ["None = there is no padding between them"]),
-    "mask and mode at once": (HOOKS, "AttentionCall", ["with a causal mode, both count"]),
-    "where the window is": (HOOKS, "AttentionSpec", ["`traits`", "indow"]),
-    "options of fused kernels": (HOOKS, "KernelSpec", ["`zero_centered` (bool); the others have none"]),
+    "what is a layout constraint": (NAMES, "LayoutConstraints", ["from anytron.sequences import", "`align`"]),
+    "what has a runtime": (NAMES, "DeviceRuntime", ["`device_type`", "`communication_backend`"]),
+    "fewer queries than keys": (NAMES, "AttentionKernel", ["last query stands at its last\n  key", "top left"]),
+    "lengths without padding": (NAMES, "AttentionCall", ["None = there is no padding between them"]),
+    "mask and mode at once": (NAMES, "AttentionCall", ["with a causal mode, both count"]),
+    "where the window is": (NAMES, "AttentionSpec", ["`traits`", "indow"]),
+    "options of fused kernels": (NAMES, "KernelSpec", ["`zero_centered` (bool); the others have none"]),
     "shapes of fused kernels": (PLATFORM, "4. ", ["heads of queries and keys `[S, B, heads, D]`", "`[S, B, 2 N]`"]),
-    "entropy of ignored labels": (HOOKS, "LogProbKernel", ["log-prob and entropy 0, no gradient of either"]),
-    "padding of the vocabulary": (HOOKS, "LogProbKernel", ["at the end of the last ranks, are padding"]),
+    "entropy of ignored labels": (NAMES, "LogProbKernel", ["log-prob and entropy 0, no gradient of either"]),
+    "padding of the vocabulary": (NAMES, "LogProbKernel", ["at the end of the last ranks, are padding"]),
     "which masks are accepted": (MASKS, "", ["| `bshd` | `none`, `full-4d` | `none` |", "families.md#"]),
     "hooks without entry points": (PLATFORM, "7. ", ["hooks_of(platform)"]),
     "two scopes": (PLATFORM, "4. ", ["scopes.combine("]),
@@ -107,5 +107,7 @@ def test_a_question_has_its_answer(question):
 def test_what_kernels_must_satisfy_is_what_the_kit_checks():
     rows = [line for line in (ROOT / KERNELS).read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     named = {name for row in rows for name in re.findall(r"`([a-z0-9-]+)`", row.strip("|").split("|")[-1])}
-    assert named - {rule.name for level in LEVELS for rule in rules_of(level)} - set(CHECKS) == set()
-    assert {rule.name for rule in rules_of("kernels")} - named == set()
+    assert (
+        named - {rule.title for level in LEVELS for rule in rules_of(level)} - {check.name for check in CHECKS} == set()
+    )
+    assert {rule.title for rule in rules_of("kernels")} - named == set()

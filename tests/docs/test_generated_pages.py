@@ -75,19 +75,71 @@ def test_every_class_of_error_of_ours_is_on_the_page():
     ("source", "said"),
     [
         ("'The disk is full.'", ["The disk is full."]),
-        ("f'There is no {what} here'", ["There is no \u2026 here"]),
-        ("'one ' + (f'{n} two' if n else 'none')", ["one \u2026 two", "one none"]),
-        ("error.what", ["\u2026"]),
-        ("near(name) or 'look again'", ["\u2026", "look again"]),
+        ("f'There is no {what} here'", ["There is no \u2039what\u203a here"]),
+        ("'one ' + (f'{n} two' if n else 'none')", ["one \u2039n\u203a two", "one none"]),
+        ("error.what", ["\u2039what\u203a"]),
+        ("near(name) or 'look again'", ["\u2039near\u203a", "look again"]),
+        (
+            "f'{len(rows)} of {type(self).__name__}: {config.model.path!r}'",
+            ["\u2039number\u203a of \u2039type\u203a: \u2039path\u203a"],
+        ),
+        ("', '.join(sorted(one.name for one in known))", ["\u2039name\u203a"]),
+        ("FIX + f' {LIMIT}'", ["try again \u2039limit\u203a", "wait \u2039limit\u203a"]),
     ],
 )
 def test_texts_are_read_from_the_sources(source, said):
-    assert error_page.texts(ast.parse(source, mode="eval").body) == said
+    scope = {"FIX": [ast.Constant("try again"), ast.Constant("wait")]}
+    assert error_page.texts(ast.parse(source, mode="eval").body, scope) == said
+
+
+BRANCHES = """
+FIX = "ask again"
+
+def check(small):
+    fix = "shrink"
+    if large:
+        fix = "wait"
+    yield Diagnostic("error", key, "too large", fix)
+    if small:
+        message, fix = "too small", "grow"
+    else:
+        message = f"more than {LIMIT}"
+        fix = FIX
+    yield Diagnostic("error", key, message, fix)
+    message = "too late"
+    yield Diagnostic("error", key, message, fix="hurry")
+"""
+
+
+def test_each_branch_s_message_has_the_fix_of_its_branch():
+    found = {(one.what, one.fix) for one in error_page.raised_in(BRANCHES, "module", ["Diagnostic"])}
+    assert found == {
+        ("too small", ("grow",)),
+        ("more than \u2039limit\u203a", ("ask again",)),
+        ("too large", ("wait", "shrink")),
+        ("too late", ("hurry",)),
+    }
+
+
+def test_an_entry_has_the_lines_of_the_error_and_names_what_is_filled_in():
+    entry = re.search(r"^### There is no configuration file .*?(?=^##)", error_page.render(), re.DOTALL | re.MULTILINE)[
+        0
+    ]
+    assert entry.splitlines() == [
+        "### There is no configuration file *path*.",
+        "",
+        "- where: *parent*",
+        "- why: no such file *or* no such directory",
+        "- fix: did you mean *name*? *or* give the path of a YAML file",
+        "- raised in `anytron.config.load`",
+        "",
+    ]
+    assert "\u2026" not in error_page.render()
 
 
 def test_the_errors_that_are_raised_are_found():
     found = {(one.name, one.what) for one in error_page.raised()}
-    assert ("ConfigError", "The configuration has \u2026 mistakes.") in found
+    assert ("ConfigError", "The configuration has \u2039number\u203a mistakes.") in found
     assert ("EngineError", "Rollout and training log-probs differ.") in found
     assert ("PlatformError", "npu_fusion_attention does not have so many heads.") in found
     assert len(found) > 250
@@ -108,7 +160,7 @@ def strings(path):
 
 def is_said(headline):
     """Whether an error has this headline, or one file says all its pieces."""
-    if headline in {one.what for one in error_page.raised()}:
+    if headline in {re.sub("\u2039.*?\u203a", "\u2026", one.what) for one in error_page.raised()}:
         return True
     pieces = [piece.strip(" :.") for piece in headline.split("\u2026") if any(map(str.isalpha, piece))]
     return any(

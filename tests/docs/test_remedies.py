@@ -15,6 +15,7 @@ from tests.house import ROOT
 
 BEFORE = re.compile(
     r"core/anytron/(?:config|cli|proof|run/preflight|task/data)/"
+    r"|core/anytron_conformance/"
     r"|core/anytron/record/(?:tracking/(?:document|metric_table)|checkpoint/differences)\.py"
     r"|backends/anytron_megatron/(?:checks|estimate)/"
     r"|plugins/ascend/anytron_ascend/(?:options|platform|adaptors/mindspeed_llm|mindspeed_llm/\w+)\.py"
@@ -26,7 +27,6 @@ STARTS = {
     "backends/anytron_megatron/models/bridge.py": "a configuration is read while the engine is built",
     "backends/anytron_megatron/lora/peft_directory.py": "the adapter is read before the first step",
     "backends/anytron_rollout/routing.py": "found while the rollout engine is built",
-    "backends/anytron_verifiers/loading.py": "found while the environment is loaded",
     "core/anytron/task/rewards/reference.py": "right answers are looked at before the first step",
     "core/anytron/task/rewards/judge.py": "right answers are looked at before the first step",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import yaml
 
 from tests.house import ROOT
@@ -23,10 +25,38 @@ def test_every_page_is_in_the_table_of_contents_once():
     assert {page for page in set(listed) - there if not page.startswith("project/")} == set()
 
 
-def test_every_page_is_linked_from_the_first_one():
-    first = (ROOT / "docs/index.md").read_text(encoding="utf-8")
-    pages = [page for page in pages_of(SITE["nav"]) if not page.startswith("project/") and page != "index.md"]
-    assert [page for page in pages if f"]({page})" not in first] == []
+def reached(start):
+    """The files to which links lead from a page, through other pages of the repository."""
+    found, ahead = {start}, [start]
+    while ahead:
+        page = ahead.pop()
+        for target in re.findall(r"\]\(([^)#:]+\.md)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            other = (page.parent / target).resolve()
+            if other.is_file() and other not in found:
+                found.add(other)
+                ahead.append(other)
+    return found
+
+
+def test_links_lead_from_the_readme_to_every_page():
+    """Whoever reads the repository has no table of contents beside the page."""
+    pages = {page.resolve() for page in (ROOT / "docs").rglob("*.md")}
+    assert sorted(map(str, pages - reached(ROOT / "README.md"))) == []
+
+
+def test_a_page_to_which_no_link_leads_is_noticed(tmp_path):
+    (tmp_path / "first.md").write_text("[second](second.md#part), [site](https://example.org/third.md)")
+    (tmp_path / "second.md").write_text("[back](first.md)")
+    (tmp_path / "third.md").write_text("")
+    assert reached(tmp_path / "first.md") == {tmp_path / "first.md", tmp_path / "second.md"}
+
+
+def test_the_first_impression_is_short():
+    readme, first = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/index.md"))
+    assert len(readme.splitlines()) <= 60
+    assert len(re.findall(r"(?<!!)\[[^]]*\]\(", readme)) <= 5
+    (tasks,) = re.findall(r"^\| task \|.*?\n\|[-|]+\|\n((?:\|.*\n)+)", first, re.MULTILINE)
+    assert len(tasks.splitlines()) == 8
 
 
 def test_nothing_is_fetched_and_every_warning_counts():

@@ -10,8 +10,8 @@ from copy import deepcopy
 
 import pytest
 
-from anytron.proof.conformance.levels import rules_of
-from anytron.proof.conformance.rules import LEVELS
+from anytron_conformance.levels import rules_of
+from anytron_conformance.rules import LEVELS
 from tests.docs import results, support_matrix
 from tests.docs.measure import Measurement, measurements
 from tests.docs.results import FOLDER, NOT_RUN, Measured, measured, of_case, of_test, worst
@@ -25,13 +25,13 @@ AGAIN = "it is of other code: run python -m tests.docs.measure"
 
 def stale_rules(report, levels=LEVELS):
     """Rules of a report on some levels that are not the code's: missing, unknown, with other words, of other cases."""
-    found = {(level["level"], rule["rule"]): rule for level in report["levels"] for rule in level["rules"]}
-    code = {(level, rule.name): rule for level in levels for rule in rules_of(level)}
-    stale = {name for _, name in found.keys() ^ code.keys()}
+    found = {rule["name"]: rule for rule in report["results"]}
+    code = {rule.name: rule for level in levels for rule in rules_of(level)}
+    stale = found.keys() ^ code.keys()
     for key in found.keys() & code.keys():
         one, rule = found[key], code[key]
         known = {*one["made"], *one["left_out"]}
-        if one["contract"] != rule.contract:
+        if one["notes"]["contract"] != rule.contract:
             stale.add(rule.name)
         if not callable(rule.cases):
             cases = {case.name for case in rule.cases}
@@ -51,27 +51,15 @@ def made_up(found):
     return Measured("command", "2026-01-01", 1, {}, found)
 
 
-def passed(level, rule):
+def passed(rule):
     cases = [] if callable(rule.cases) else [case.name for case in rule.cases]
-    return {
-        "rule": rule.name,
-        "level": level,
-        "contract": rule.contract,
-        "status": "passed",
-        "cases": len(cases),
-        "skipped": 0,
-        "made": cases,
-        "left_out": {},
-        "case": "",
-    }
+    return rule.result("passed", made=cases).as_json()
 
 
 @pytest.fixture
 def report():
     """The kit's report of a platform that keeps all rules."""
-    return {
-        "levels": [{"level": level, "rules": [passed(level, rule) for rule in rules_of(level)]} for level in LEVELS]
-    }
+    return {"results": [passed(rule) for level in LEVELS for rule in rules_of(level)]}
 
 
 def test_rules_and_cases_are_those_of_the_code():
@@ -89,19 +77,20 @@ def test_every_file_is_one_that_a_command_writes():
 
 
 def test_stale_results_are_noticed(report):
-    rules = report["levels"][-2]["rules"]
+    names = [rule["name"] for rule in report["results"]]
+    first = names.index("model.model-logits")
     assert stale_rules(report) == []
 
     def changed(change):
         other = deepcopy(report)
-        change(other["levels"][-2]["rules"])
+        change(other["results"])
         return stale_rules(other)
 
-    assert changed(lambda found: found.pop(0)) == [rules[0]["rule"]]
-    assert changed(lambda found: found[0].update(rule="old")) == sorted([rules[0]["rule"], "old"])
-    assert changed(lambda found: found[1].update(contract="It is right.")) == [rules[1]["rule"]]
-    assert changed(lambda found: found[1]["made"].pop()) == [rules[1]["rule"]]
-    assert changed(lambda found: found[1]["made"].append("GPT-2, one rank")) == [rules[1]["rule"]]
+    assert changed(lambda found: found.pop(first)) == [names[first]]
+    assert changed(lambda found: found[first].update(name="old")) == sorted([names[first], "old"])
+    assert changed(lambda found: found[first]["notes"].update(contract="It is right.")) == [names[first]]
+    assert changed(lambda found: found[first]["made"].pop()) == [names[first]]
+    assert changed(lambda found: found[first]["made"].append("GPT-2, one rank")) == [names[first]]
     name, group = next(iter(GROUPS.items()))
     outcomes = {proof.test: "passed" for proof in group.proofs}
     assert stale_tests(name, outcomes) == []
@@ -109,21 +98,21 @@ def test_stale_results_are_noticed(report):
     assert stale_tests(name, {**outcomes, "test_old.py::test_old": "passed"}) == sorted([gone, "test_old.py::test_old"])
 
 
-RULE = {"rule": "r", "status": "failed", "made": ["a"], "left_out": {"b": "no"}, "case": "c"}
+RULE = {"name": "model.r", "status": "failed", "made": ["a"], "left_out": {"b": "no"}, "broken": "c"}
 
 
 @pytest.mark.parametrize(
     ("case", "said"), [("a", "passed"), ("b", "skipped"), ("c", "failed"), ("d", NOT_RUN), ("other rule", NOT_RUN)]
 )
 def test_a_case_has_the_result_that_the_kit_found(case, said):
-    one = made_up({"levels": [{"level": "model", "rules": [RULE]}]})
-    assert of_case(one, "other" if case == "other rule" else "r", case) == said
-    assert of_case(None, "r", case) == NOT_RUN
+    one = made_up({"results": [RULE]})
+    assert of_case(one, "model.other" if case == "other rule" else "model.r", case) == said
+    assert of_case(None, "model.r", case) == NOT_RUN
 
 
 def test_a_rule_that_is_declined_is_skipped_in_every_case():
-    rule = {**RULE, "status": "skipped", "made": [], "left_out": {}, "case": ""}
-    assert of_case(made_up({"levels": [{"level": "model", "rules": [rule]}]}), "r", "a") == "skipped"
+    rule = {**RULE, "status": "skipped", "made": [], "left_out": {}, "broken": None}
+    assert of_case(made_up({"results": [rule]}), "model.r", "a") == "skipped"
 
 
 def test_a_test_has_the_worst_result_of_its_cases():
@@ -147,11 +136,11 @@ def test_a_failure_and_a_missing_result_show_on_the_page(report, monkeypatch):
     monkeypatch.setattr(support_matrix, "measured", lambda name: kit if name == "conformance-cpu" else None)
     assert {cell.strip() for cell in row()[1].split("|")[2:-1]} == {"kit", NOT_RUN, ""}
 
-    (rule,) = (one for one in kit.rules if one["rule"] == "tensor-parallel")
-    rule |= {"status": "failed", "case": rule["made"][0], "made": []}
+    (rule,) = (one for one in kit.rules if one["name"] == "model.tensor-parallel")
+    rule |= {"status": "failed", "broken": rule["made"][0], "made": []}
     page, line = row()
     assert "**kit fails**" in line
-    assert f"[tensor-parallel](conformance.md#tensor-parallel) fails: {rule['case']}" in page
+    assert f"[tensor-parallel](conformance.md#tensor-parallel) fails: {rule['broken']}" in page
 
 
 @pytest.mark.parametrize("test", sorted({proof.test.partition("[")[0] for g in GROUPS.values() for proof in g.proofs}))

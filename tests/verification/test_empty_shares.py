@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anytron.proof.conformance.recorded import recorded, recorded_images
 from anytron.proof.verification.empty_shares import empty_shares, short_lengths
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.sequences.layout import ContextShard
 from anytron.sequences.planning import plan_layout
+from anytron_conformance.recorded import recorded, recorded_images
 
 BATCHES = {"text": recorded(), "images": recorded_images()}
 

@@ -1,14 +1,15 @@
 """What stands in one cell of the table is one line."""
 
 import math
-from dataclasses import fields
 from itertools import permutations
 
 import pytest
 
 from anytron.base.errors import AnytronError, ConfigError, EngineError, ProcessLost, WorkerError
-from anytron.cli.verify import _print_table
-from anytron.proof.verification.report import CheckResult, Status, failed, in_one_line, joined, measured, skipped, used
+from anytron.base.results import Result, in_one_line, of_error
+from anytron.cli.results import print_report
+from anytron.proof.checks import Report
+from anytron.proof.verification.report import joined, measured, used
 
 TRACEBACK = """Traceback (most recent call last):
   File "kernels.py", line 3, in norm
@@ -75,7 +76,8 @@ def errors():
 @pytest.mark.parametrize("kind", errors(), ids=lambda kind: kind.__name__)
 def test_no_field_of_an_error_is_dropped(kind):
     fields = {"what": "Something failed.", "where": "layers.0.weight", "why": "ValueError: no", "fix": "set it"}
-    line = in_one_line(kind(fields["what"], where=fields["where"], why=fields["why"], fix=fields["fix"]))
+    found = of_error("check", kind(fields["what"], where=fields["where"], why=fields["why"], fix=fields["fix"]))
+    line = found.detail + found.fix
     dropped = {name for name, text in fields.items() if text not in line}
     assert dropped == ({"why"} if issubclass(kind, ProcessLost) else set())  # there it is the end of the log it names
 
@@ -94,16 +96,16 @@ def test_of_two_models_the_worse_one_is_told_of_whichever_it_is(order):
         policy, critic = (results[index] for index in order)
         both = joined([policy, critic])
         assert both.detail == f"{policy.detail}; the critic: {critic.detail}"
-        return both.status, both.max_abs_diff
+        return both.status, both.difference
 
     far, near = measured("logits", 5.0, 1.0, "far"), measured("logits", 0.5, 1.0, "near")
     fine, nan = measured("logits", 0.9, 2.0, "fine"), measured("logits", math.nan, 1.0, "NaN")
-    assert told(far, near) == (Status.FAILED, 5.0)
-    assert told(near, fine) == (Status.PASSED, 0.5), "by the part of its tolerance"
-    assert told(failed("logits", "an error"), near) == (Status.FAILED, None)
-    for other in (far, near, skipped("logits", "no such model")):
+    assert told(far, near) == ("failed", 5.0)
+    assert told(near, fine) == ("passed", 0.5), "by the part of its tolerance"
+    assert told(Result("logits", "failed", "an error"), near) == ("failed", None)
+    for other in (far, near, Result("logits", "skipped", "no such model")):
         status, difference = told(nan, other)
-        assert status is Status.FAILED
+        assert status == "failed"
         assert math.isnan(difference), other.detail
 
 
@@ -112,9 +114,24 @@ def test_one_model_s_result_is_its_own():
     assert joined([alone]) is alone
 
 
-def test_the_table_prints_every_field_of_a_result(capsys):
-    values = {"check": "hf-logits", "max_abs_diff": 0.25, "tolerance": 0.5, "status": Status.FAILED, "detail": "a [b]"}
-    assert set(values) == {field.name for field in fields(CheckResult)}, "a new field needs a column"
-    _print_table([CheckResult(**values)])
-    row = capsys.readouterr().out.splitlines()[-1].strip().split(maxsplit=4)
-    assert row == ["hf-logits", "0.25", "0.5", "failed", "a [b]"]
+def test_the_table_has_the_columns_that_some_result_fills(capsys):
+    found = [
+        Result("hf-logits", "failed", "a [b]", "set it", difference=0.25, tolerance=0.5),
+        Result("critic-values", "skipped", "the run has no critic"),
+    ]
+    assert print_report(Report(found), as_json=False) is False
+    header, logits, fix, critic, *rest = (line.strip() for line in capsys.readouterr().out.splitlines())
+    assert header.split() == ["status", "name", "difference", "tolerance", "detail"]
+    assert logits.split(maxsplit=4) == ["failed", "hf-logits", "0.25", "0.5", "a [b]"]
+    assert fix == "fix: set it"
+    assert critic.split(maxsplit=4) == ["skipped", "critic-values", "-", "-", "the run has no critic"]
+    assert rest == ["", "hf-logits failed", "a [b]", "fix: set it", "", "1 failed, 0 warning, 0 passed, 1 skipped"]
+
+
+def test_results_with_cases_show_and_count_them(capsys):
+    rule = Result("device.seeds", "failed", "It is wrong.", made=["a"], left_out={"b": "no"}, broken="c")
+    print_report(Report([rule, Result("device.other", "skipped", "not here")]), as_json=False)
+    title, header, seeds, _, *rest = (line.strip() for line in capsys.readouterr().out.splitlines())
+    assert (title, header.split()) == ("device", ["status", "name", "cases", "skipped", "detail"])
+    assert seeds.split(maxsplit=4) == ["failed", "seeds", "2", "1", "It is wrong."]
+    assert rest[-1] == "1 failed, 0 warning, 0 passed, 1 skipped; 2 cases made, 2 skipped"

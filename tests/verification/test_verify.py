@@ -29,7 +29,7 @@ OF_PARTS = {
     "adapters-equal-merged": "the run trains no adapters (model.lora)",
 }
 """Checks of what not every run has, and why they are skipped."""
-MADE = set(CHECKS) - {"recomputed-equals-kept", *OF_PARTS}
+MADE = {check.name for check in CHECKS} - {"recomputed-equals-kept", *OF_PARTS}
 """Checks of two ranks that keep their activations, and have no such part."""
 PLUGIN = """
 import torch
@@ -153,11 +153,11 @@ def verify(*arguments: str, environment: dict[str, str] | None = None, example: 
 def verify_json(*arguments: str, environment: dict[str, str] | None = None, example: Path = EXAMPLE):
     code, output, errors = verify(*arguments, "--json", environment=environment, example=example)
     assert output, errors
-    results = json.loads(output)
-    assert [result["check"] for result in results] == list(CHECKS)
-    keys = {"check", "max_abs_diff", "tolerance", "status", "detail", "kernels"}
-    assert all(set(result) == keys for result in results)
-    return code, {result["check"]: result for result in results}
+    report = json.loads(output)
+    assert report.keys() == {"kernels", "versions", "results", "counts", "interrupted"}
+    results = {result["name"]: result for result in report["results"]}
+    assert list(results) == [check.name for check in CHECKS]
+    return code, results, report["kernels"]
 
 
 def with_status(results, status):
@@ -165,24 +165,24 @@ def with_status(results, status):
 
 
 def test_two_ranks_that_compute_right_pass_every_check():
-    code, results = verify_json("parallel.tensor_model_parallel_size=2")
+    code, results, _ = verify_json("parallel.tensor_model_parallel_size=2")
     assert code == 0
     assert with_status(results, "passed") == MADE, results
-    assert all(results[name]["max_abs_diff"] <= results[name]["tolerance"] for name in MADE)
+    assert all(results[name]["difference"] <= results[name]["tolerance"] for name in MADE)
     assert results["recomputed-equals-kept"]["detail"] == "nothing is recomputed (engine.recompute)"
-    assert results["export-equals-import"]["max_abs_diff"] == 0
+    assert results["export-equals-import"]["difference"] == 0
 
 
 @pytest.mark.slow
 def test_two_ranks_that_share_the_heads_of_a_recurrence_pass_every_check():
-    code, results = verify_json("parallel.context_parallel_size=2", example=RECURRENT)
+    code, results, _ = verify_json("parallel.context_parallel_size=2", example=RECURRENT)
     assert code == 0
     assert with_status(results, "passed") == MADE, results
 
 
 @pytest.mark.slow
 def test_a_critic_on_two_ranks_passes_every_check_and_is_part_of_those_of_every_run():
-    code, results = verify_json("parallel.tensor_model_parallel_size=2", example=CRITIC)
+    code, results, _ = verify_json("parallel.tensor_model_parallel_size=2", example=CRITIC)
     assert code == 0, results
     assert with_status(results, "passed") == MADE | {"critic-values", "critic-gradients"}, results
     assert "the critic: 25 weights" in results["optimizer-update"]["detail"]
@@ -199,7 +199,7 @@ def teacher(tmp_path_factory):
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from anytron.proof.conformance.training.sort_task import tokenizer
+    from anytron_conformance.training.sort_task import tokenizer
 
     directory = tmp_path_factory.mktemp("teacher")
     torch.manual_seed(5)
@@ -213,7 +213,7 @@ def teacher(tmp_path_factory):
 @pytest.fixture(scope="module")
 def judge(teacher, tmp_path_factory):
     """A reward model of the teacher's trunk."""
-    from anytron.proof.conformance.training.sort_task import tokenizer
+    from anytron_conformance.training.sort_task import tokenizer
 
     directory = write_reward_model(teacher, tmp_path_factory.mktemp("judge"))
     tokenizer().save_pretrained(directory)
@@ -230,7 +230,7 @@ def judged(judge, **parallel):
 @pytest.mark.slow
 def test_a_teacher_and_a_reward_model_of_another_layout_are_compared_with_transformers(teacher, judge):
     models = (f"teacher.path={teacher}", *TAUGHT, *judged(judge, context_parallel_size=2))
-    code, results = verify_json("parallel.tensor_model_parallel_size=2", *models)
+    code, results, _ = verify_json("parallel.tensor_model_parallel_size=2", *models)
     assert code == 0, results
     assert with_status(results, "passed") == MADE | {"teacher-log-probs", "reward-model-scores"}, results
     assert results["reward-model-scores"]["detail"].startswith("8 sequences, scores from ")
@@ -240,16 +240,18 @@ def test_a_teacher_and_a_reward_model_of_another_layout_are_compared_with_transf
 def test_what_a_teacher_and_a_reward_model_compute_wrongly_fails_their_own_checks(install, teacher, judge):
     """The one forgets the temperature, the other reads its score before the last token."""
     models = (f"teacher.path={teacher}", *TAUGHT, *judged(judge))
-    code, results = verify_json(*models, environment=install(temperature=True, places=True))
+    code, results, _ = verify_json(*models, environment=install(temperature=True, places=True))
     assert code == 1
     failing = {"hf-log-probs", "teacher-log-probs", "reward-model-scores"}
     assert failing <= with_status(results, "failed"), results
-    assert results["reward-model-scores"]["max_abs_diff"] > 0.1
+    assert results["reward-model-scores"]["difference"] > 0.1
 
 
 @pytest.mark.slow
 def test_gradients_of_one_rank_s_heads_are_not_those_of_all(install):
-    code, results = verify_json("parallel.context_parallel_size=2", environment=install(heads=True), example=RECURRENT)
+    code, results, _ = verify_json(
+        "parallel.context_parallel_size=2", environment=install(heads=True), example=RECURRENT
+    )
     assert code == 1
     # Values are right, and what compares norms sees that two layouts have different ones.
     assert with_status(results, "failed") == {"hf-gradients", "parallel-equals-single"}, results
@@ -258,7 +260,7 @@ def test_gradients_of_one_rank_s_heads_are_not_those_of_all(install):
 
 def test_a_broken_sum_over_ranks_fails_what_compares_layouts(install):
     arguments = ("parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=false")
-    code, results = verify_json(*arguments, environment=install(reduce=True))
+    code, results, _ = verify_json(*arguments, environment=install(reduce=True))
     assert code == 1
     # One rank alone needs no sum, so that the comparison with it shows the fault, as Hugging Face does.
     failing = {"hf-logits", "hf-log-probs", "hf-gradients", "rollout-equals-training", "parallel-equals-single"}
@@ -266,9 +268,9 @@ def test_a_broken_sum_over_ranks_fails_what_compares_layouts(install):
 
 
 def test_a_wrong_mask_and_a_permuted_weight_fail_their_own_checks(install):
-    code, results = verify_json(environment=install(mask=True, export=True, packed_only=True))
+    code, results, kernels = verify_json(environment=install(mask=True, export=True, packed_only=True))
     assert code == 1
-    assert results["mask-conformance"]["max_abs_diff"] > 1
+    assert results["mask-conformance"]["difference"] > 1
     assert "down_proj" in results["export-equals-import"]["detail"]
     # The rollout engine has the permuted weight, and gradients are exported in the same way.
     hugging_face = {"hf-logits", "hf-log-probs", "hf-gradients"}
@@ -281,37 +283,35 @@ def test_a_wrong_mask_and_a_permuted_weight_fail_their_own_checks(install):
         "recomputed-equals-kept": "nothing is recomputed (engine.recompute)",
         "parallel-equals-single": "the configured layout has one rank",
     }
-    # Who supplied the kernels stands beside every result.
-    kernels = results["mask-conformance"]["kernels"]
     assert (kernels["log_prob_kernel"], kernels["attention_kernel"]) == ("sabotage", "neutral-default")
 
 
 def test_a_gradient_that_is_cut_off_is_not_equal_to_itself(install):
-    code, results = verify_json(environment=install(gradient=True))
+    code, results, _ = verify_json(environment=install(gradient=True))
     assert code == 1
     assert with_status(results, "failed") == {"hf-gradients", "packed-equals-padded"}, results
     assert "gradient is 0" in results["packed-equals-padded"]["detail"]
 
 
 def test_a_temperature_that_is_left_out_is_seen_though_the_run_has_none(install):
-    code, results = verify_json(environment=install(temperature=True))
+    code, results, _ = verify_json(environment=install(temperature=True))
     assert code == 1
     assert with_status(results, "failed") == {"hf-log-probs", "hf-gradients"}, results
-    assert results["hf-log-probs"]["max_abs_diff"] > 0.1
+    assert results["hf-log-probs"]["difference"] > 0.1
     assert "at temperature 0.7" in results["hf-log-probs"]["detail"]
     assert results["hf-gradients"]["detail"].startswith("begin with hf-log-probs: gradients of wrong values are wrong")
 
 
 def test_entropies_are_compared_and_so_are_their_gradients(install):
-    code, results = verify_json(environment=install(entropy=True))
+    code, results, _ = verify_json(environment=install(entropy=True))
     assert code == 1
     assert with_status(results, "failed") == {"hf-log-probs", "hf-gradients"}, results
-    assert results["hf-log-probs"]["max_abs_diff"] == pytest.approx(0.04 * 2.77, rel=0.1)
+    assert results["hf-log-probs"]["difference"] == pytest.approx(0.04 * 2.77, rel=0.1)
 
 
 def test_a_check_that_ends_a_process_does_not_take_the_others_with_it(install):
     """What needs no gradient is computed, in new processes."""
-    code, results = verify_json(environment=install(attention="raises backwards"))
+    code, results, _ = verify_json(environment=install(attention="raises backwards"))
     assert code == 1
     assert with_status(results, "failed") == {"mask-conformance", "hf-gradients", "packed-equals-padded"}, results
     left_out = {"optimizer-update", "empty-shares", "recomputed-equals-kept", "parallel-equals-single", *OF_PARTS}
@@ -330,7 +330,7 @@ def test_a_check_that_ends_a_process_does_not_take_the_others_with_it(install):
 
 @pytest.mark.slow
 def test_what_needs_values_that_nobody_can_compute_is_not_made(install):
-    code, results = verify_json(environment=install(attention="raises"))
+    code, results, _ = verify_json(environment=install(attention="raises"))
     assert code == 1
     assert with_status(results, "passed") == {"export-equals-import"}, results
     assert with_status(results, "failed") == {"mask-conformance", "hf-logits"}, results
@@ -345,7 +345,7 @@ def test_what_needs_values_that_nobody_can_compute_is_not_made(install):
 def test_a_platform_with_a_kernel_mode_of_its_own_passes(tmp_path):
     """Its attention kernel also insists on what the scope of its micro-batch has set."""
     path = os.pathsep.join(install_into(tmp_path))
-    code, results = verify_json(environment={**os.environ, **USABLE, "PYTHONPATH": path})
+    code, results, _ = verify_json(environment={**os.environ, **USABLE, "PYTHONPATH": path})
     assert with_status(results, "failed") == set(), results
     assert code == 0
     assert "thd 'basalt_lengths' attends as defined" in results["mask-conformance"]["detail"]
@@ -354,7 +354,7 @@ def test_a_platform_with_a_kernel_mode_of_its_own_passes(tmp_path):
 def test_a_platform_of_packed_sequences_alone_is_asked_for_no_others(tmp_path):
     """Its kernel would raise."""
     path = os.pathsep.join([*packed_platform.install_into(tmp_path), os.environ.get("PYTHONPATH", "")])
-    code, results = verify_json("platform.name=packed", environment={**os.environ, "PYTHONPATH": path})
+    code, results, _ = verify_json("platform.name=packed", environment={**os.environ, "PYTHONPATH": path})
     assert code == 0, results
     assert results["packed-equals-padded"]["status"] == "skipped"
     assert results["packed-equals-padded"]["detail"] == (

@@ -180,8 +180,8 @@ def _require_written(directory: Path, error: BaseException | None) -> None:
             "The checkpoint could not be written.",
             where=str(directory),
             why="; ".join(failed),
-            fix="make room on that disk or set checkpoint.path to another one, then continue with resume=auto from the "
-            "last checkpoint, which is whole",
+            fix="make room on that disk or set checkpoint.path to another one, then continue with resume=auto from "
+            "the last complete checkpoint",
         )
 
 

@@ -99,7 +99,7 @@ def _list(ranks: Sequence[dict[_Description, torch.dtype]]) -> dict[str, TensorS
         elements = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
         if elements != math.prod(entry.size):
             raise EngineError(
-                "The ranks do not hold each part of the model once.",
+                "The ranks together do not hold each part of the model exactly once.",
                 where=key,
                 why=f"they have {elements} of {math.prod(entry.size)} elements of {tuple(entry.size)}",
             )

@@ -62,7 +62,7 @@ class Progress:
                 raise refusal(file, f"it has version {content['version']}, this Anytron reads {VERSION}")
             models = {role: ModelProgress(**model) for role, model in content["models"].items()}
             if not all(type(count) is int for model in models.values() for count in asdict(model).values()):
-                raise refusal(file, "its counters are no numbers")
+                raise refusal(file, "its counters are not numbers")
             return cls(dict(content["layout"]), models)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise refusal(file, f"{type(error).__name__}: {error}") from error

@@ -86,7 +86,7 @@ def read_table_of_contents(file: Path) -> Metadata:
     if not isinstance(table, Metadata) or not all(
         isinstance(part, dict) for part in (table.state_dict_metadata, table.storage_data)
     ):
-        raise refusal(file, "it is no table of contents")
+        raise refusal(file, "it is not a table of contents")
     for name, entry in table.state_dict_metadata.items():
         _check_entry(file, name, entry)
     for index, stored in table.storage_data.items():
@@ -97,7 +97,7 @@ def read_table_of_contents(file: Path) -> Metadata:
 def _check_entry(file: Path, name: object, entry: object) -> None:
     """Refuse what is no tensor with a shape."""
     if not isinstance(entry, TensorStorageMetadata):
-        raise refusal(file, f"{name} is no tensor: it would have to be unpickled")
+        raise refusal(file, f"{name} is not a tensor: reading it would need unpickling")
     sizes = [entry.size, *(size for chunk in entry.chunks for size in (chunk.offsets, chunk.sizes))]
     if not all(isinstance(size, torch.Size) and len(size) == len(entry.size) for size in sizes):
         raise refusal(file, f"it does not say which shape {name} has")
@@ -110,7 +110,7 @@ def _check_place(file: Path, index: object, stored: object) -> None:
     if not all(type(number) is int and number >= 0 for number in (stored.offset, stored.length)):
         raise refusal(file, f"it does not say where {index.fqn} is")
     if stored.relative_path != Path(str(stored.relative_path)).name:
-        raise refusal(file, f"{index.fqn} lies outside of the checkpoint, in {stored.relative_path!r}")
+        raise refusal(file, f"{index.fqn} is outside of the checkpoint, in {stored.relative_path!r}")
     if getattr(stored, "transform_descriptors", None):
         raise refusal(file, f"{index.fqn} is encoded")
 

@@ -18,7 +18,7 @@ def critic_diagnostics(critic: Subject, policy: Subject, run: RunConfig) -> Iter
     """Check a critic, whose model is the policy's if it has none of its own; checks of any model are elsewhere."""
     without = "set algorithm.advantage=grpo"
     if run.model.lora is not None:
-        message = "no test trains a critic beside a policy with adapters"
+        message = "no test trains a critic together with a policy with adapters"
         yield Diagnostic("error", "critic", message, f"leave model.lora out, or {without}")
     if policy.config.get("vision_config") or critic.config.get("vision_config"):
         message = "the value head is for language models, and this is a vision-language model"

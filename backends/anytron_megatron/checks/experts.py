@@ -33,15 +33,15 @@ def balancing_diagnostics(coefficients: Mapping[str, float], sequence_format: st
         yield Diagnostic(
             "error",
             _BALANCING,
-            "seq_aux_loss: it balances each sequence, and Megatron takes a packed micro-batch for one sequence",
+            "seq_aux_loss: it balances each sequence, but Megatron treats a packed micro-batch as one sequence",
             f"set {_BALANCING}=aux_loss, or engine.sequence_format=bshd",
         )
     if "global_aux_loss" in used:
         yield Diagnostic(
             "error",
             _BALANCING,
-            "global_aux_loss: it adds up token counts over an update, so that its value depends on the order of the "
-            "micro-batches, and synchronizes all data-parallel replicas in each of them",
+            "global_aux_loss: it adds up token counts over an update, so its value depends on the order of "
+            "micro-batches, and it synchronizes all data-parallel replicas in each of them",
             f"set {_BALANCING}=aux_loss",
         )
     if "sinkhorn" in used:
@@ -95,7 +95,7 @@ def _rollout_routing(policy: Subject, options: MegatronOptions) -> Iterator[Diag
         message = f"no test compares the replayed routing of {model_type} with Hugging Face"
         yield Diagnostic("error", _ROLLOUT_REPLAY, message, f"leave it out; there is one for {proved('replay')}")
     if options.transformer.get("moe_expert_capacity_factor") is not None:
-        message = "Megatron drops tokens of experts that are over their capacity, which no rollout engine does"
+        message = "Megatron drops tokens that exceed an expert's capacity, and rollout engines do not"
         yield Diagnostic("error", _ROLLOUT_REPLAY, message, f"leave {_CAPACITY} out")
 
 
@@ -133,7 +133,7 @@ def _adapters(run: RunConfig) -> Iterator[Diagnostic]:
             "error",
             _EXPERT_TENSOR,
             f"mcore-bridge cannot split adapters of experts over {ranks} tensor-parallel ranks",
-            f"set {_EXPERT_TENSOR}=1 and share the experts out ({_EXPERT}), or leave them out of model.lora.targets",
+            f"set {_EXPERT_TENSOR}=1 and distribute the experts ({_EXPERT}), or leave them out of model.lora.targets",
         )
 
 

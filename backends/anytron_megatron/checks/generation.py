@@ -38,14 +38,14 @@ def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpt
             "error",
             "parallel.tensor_model_parallel_size",
             "mcore-bridge's multi-latent attention gathers keys over tensor-parallel ranks as if the sequence were "
-            "split, and a step of generation has one token",
+            "split, but a step of generation has one token",
             f"set it to 1, or {_FIX}",
         )
     if run.parallel.context_parallel_size > 1:
         yield Diagnostic(
             "error",
             "parallel.context_parallel_size",
-            "Megatron's cache of keys and values holds whole sequences, and context parallelism splits them",
+            "Megatron's cache of keys and values holds whole sequences, but context parallelism splits them",
             f"set it to 1, or {_FIX}",
         )
     for name in ("fp8", "fp4"):
@@ -53,7 +53,10 @@ def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpt
             yield Diagnostic(
                 "error",
                 f"engine.options.transformer.{name}",
-                "kernels of this format take whole blocks of tokens, and a step of generation has one of each sequence",
+                (
+                    "kernels of this format take whole blocks of tokens, but a step of generation has one token of "
+                    "each sequence"
+                ),
                 f"set it to null, or {_FIX}",
             )
 
@@ -65,7 +68,7 @@ def platform_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnos
         yield Diagnostic(
             "error",
             _KEY,
-            f"generation on training ranks is tested with the portable attention modules, and {platform.name} has its "
-            "vendor's",
+            f"generation on training ranks is tested with the portable attention modules only, and {platform.name} "
+            "uses its vendor's modules",
             _FIX,
         )

@@ -33,7 +33,7 @@ def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[D
         yield Diagnostic(
             "error",
             "parallel.context_parallel_size",
-            "its recurrent layers are not Gated DeltaNet, the only ones whose heads context-parallel ranks share",
+            "its recurrent layers are not Gated DeltaNet, the only ones whose heads context-parallel ranks can divide",
             "set parallel.context_parallel_size=1",
         )
     for name in ("linear_num_key_heads", "linear_num_value_heads"):

@@ -27,11 +27,14 @@ _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
 
 _REFUSED: Mapping[str, tuple[str, str]] = {
     "mtp_detach_heads": (
-        "Megatron leaves prediction modules out of the gradient norm, by which an update that is not finite is dropped",
+        (
+            "Megatron leaves prediction modules out of the gradient norm, which decides whether an update that is "
+            "not finite is dropped"
+        ),
         "set engine.options.mtp_detach=true",
     ),
     "mtp_use_repeated_layer": (
-        "prediction modules are computed by a loop of ours, in which each depth has a layer of its own",
+        "prediction modules are computed in a loop of Anytron, in which each depth has its own layer",
         "leave it out",
     ),
     **dict.fromkeys(
@@ -122,7 +125,7 @@ def _obstacle(row: Family, text: Mapping[str, Any]) -> tuple[str, str] | None:
     if row.model_type in transformers.CONFIG_MAPPING:
         return None
     known = f"transformers {transformers.__version__} has no such model type"
-    return f"{known}, and no model directory runs code of its own (SECURITY.md)", _ANOTHER
+    return f"{known}, and Anytron runs no code of a model directory (SECURITY.md)", _ANOTHER
 
 
 def prediction_diagnostics(policy: Subject, options: MegatronOptions) -> Iterator[Diagnostic]:
@@ -140,7 +143,10 @@ def prediction_diagnostics(policy: Subject, options: MegatronOptions) -> Iterato
         yield Diagnostic(
             "error",
             key,
-            "a model that starts from random weights has no multi-token prediction modules: transformers makes none",
+            (
+                "a model that starts from random weights has no multi-token prediction modules: transformers does "
+                "not make them"
+            ),
             "set it to 0, or give a model.path",
         )
 
@@ -174,15 +180,16 @@ def _routing(key: str, family: str, text: Mapping[str, Any], options: MegatronOp
             key,
             f"Megatron rates a group of experts by its best {chosen // groups} (num_experts_per_tok // topk_group), "
             f"and DeepSeek-V3 by its best {_RATING_EXPERTS}: tokens would go to other experts",
-            "such a model cannot be trained; DeepSeek-V3 itself has 8 // 4",
+            "this model cannot be trained; DeepSeek-V3 itself has 8 // 4",
         )
     if chosen == 1 or not text.get("norm_topk_prob", True):
         yield Diagnostic(
             "error",
             key,
-            f"num_experts_per_tok {chosen}, norm_topk_prob {text.get('norm_topk_prob', True)}: behind a sigmoid, "
-            "Megatron makes the weights of the chosen experts add up to 1 if there are several, and never otherwise",
-            "such a model cannot be trained",
+            f"num_experts_per_tok {chosen}, norm_topk_prob {text.get('norm_topk_prob', True)}: with a sigmoid, "
+            "Megatron scales the weights of the chosen experts so that they add up to 1 exactly if there are "
+            "several experts",
+            "this model cannot be trained",
         )
 
 
@@ -202,8 +209,8 @@ def _rotary(key: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagn
         yield Diagnostic(
             "error",
             key,
-            f"rotary embeddings of type {kind} depend on the longest sequence of a batch, so that the same tokens have "
-            "other log-probs in the rollout than in training",
+            f"rotary embeddings of type {kind} depend on the longest sequence of a batch, so the rollout and "
+            "training compute different log-probs for the same tokens",
             "give rope_parameters of a fixed type, for example yarn",
         )
     elif kind not in _ROPE_TYPES:
@@ -211,5 +218,5 @@ def _rotary(key: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagn
             "error",
             key,
             f"rotary embeddings of type {kind}: no test compares them with Hugging Face's",
-            f"known to agree: {', '.join(sorted(_ROPE_TYPES))}",
+            f"tested are: {', '.join(sorted(_ROPE_TYPES))}",
         )

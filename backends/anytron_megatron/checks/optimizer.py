@@ -28,7 +28,7 @@ def optimizer_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "error",
                 "engine.distributed_optimizer",
-                f"Megatron's distributed optimizer knows Adam only, and {key} is {name}",
+                f"Megatron's distributed optimizer supports Adam only, and {key} is {name}",
                 f"set engine.distributed_optimizer=false, or {key}=adam",
             )
 
@@ -36,7 +36,7 @@ def optimizer_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
 def reduction_diagnostics(policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
     """Check that every parameter gets a gradient in each micro-batch, which overlapped reduction waits for."""
     if options.ddp_bucket_size is not None and not options.overlap_grad_reduce:
-        message = "there are buckets only where reduction overlaps with the backward pass"
+        message = "gradients are divided into buckets only if reduction overlaps with the backward pass"
         yield Diagnostic("error", "engine.options.ddp_bucket_size", message, f"set {_OVERLAP}=true, or leave it out")
     idle = _SEES - set(run.model.freeze)
     if options.overlap_grad_reduce and policy.config.get("vision_config") and idle:
@@ -44,7 +44,7 @@ def reduction_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpti
         yield Diagnostic(
             "error",
             _OVERLAP,
-            f"micro-batches without images give no gradients to {' and '.join(sorted(idle))}: reduction would wait for "
-            "them",
+            f"micro-batches without images have no gradients for {' and '.join(sorted(idle))}, and overlapped "
+            "reduction would wait for them",
             "leave it out, or put them into model.freeze",
         )

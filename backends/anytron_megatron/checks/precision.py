@@ -41,7 +41,6 @@ def _delayed_scaling(run: RunConfig, transformer: Mapping[str, Any]) -> Iterator
         yield Diagnostic(
             "warning",
             "engine.options.transformer.fp8_recipe",
-            "a run that is resumed is not the same to the last bit: checkpoints do not hold the scales of FP8 with "
-            "delayed scaling, which are measured anew",
-            "tensorwise, blockwise and mxfp8 scale by what they see",
+            "a resumed run is not equal bit for bit: checkpoints do not hold the scales of FP8 with delayed scaling",
+            "use the recipe tensorwise, blockwise or mxfp8, which keep no history",
         )

@@ -21,13 +21,13 @@ def reward_model_diagnostics(model: Subject, policy: Subject) -> Iterator[Diagno
     if model.path is None or not model.config:
         return
     if policy.config.get("vision_config") or model.config.get("vision_config"):
-        message = "no test scores with a vision-language model, or what one has written about images"
+        message = "no test scores with a vision-language model, or scores responses to images"
         yield Diagnostic("error", model.key, message, "leave reward_model out, or train a language model")
     labels, shapes = model.config.get("id2label"), stored_shapes(model.path)
     head = None if shapes is None else shapes.get(SCORE_HEAD)
     if shapes and head is None:
         known = ", ".join(model.config.get("architectures") or ()) or "nothing that it names"
-        message = f"{model.path} has no {SCORE_HEAD}, so that nothing of it gives a score (it is {known})"
+        message = f"{model.path} has no {SCORE_HEAD}, so it cannot score (it is {known})"
         yield Diagnostic("error", model.key, message, _FIX)
     elif head is not None and head[0] != 1:
         message = f"{SCORE_HEAD} gives {head[0]} numbers for a sequence (num_labels), and a reward is one"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anytron_megatron.checks.critic import critic_diagnostics
 from anytron_megatron.checks.deterministic import deterministic_diagnostics
@@ -22,7 +22,7 @@ from anytron_megatron.models.weight_files import weight_diagnostics
 from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig
@@ -53,6 +53,18 @@ def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
                 yield replace(found, message=f"the {whose}'s model: {found.message}")
     if (scoring := Subject.reward_model(run)) is not None:
         yield from _of_reward_model(scoring, policy, run, options)
+
+
+def split_diagnostics(run: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """Check for an engine with models of its own whether Megatron can split the policy as the run says.
+
+    Args:
+        run: Whose ``engine.options`` are the other engine's, and are not read.
+        model: The policy's Hugging Face config.
+    """
+    policy, options = replace(Subject.policy(run), config=model), MegatronOptions()
+    yield from size_diagnostics(policy, run, options)
+    yield from expert_diagnostics(policy, run, options)
 
 
 def _of_reward_model(model: Subject, policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
 
 
+def models_of(run: RunConfig) -> list[Subject]:
+    """List the policy's model, and those of critic and teacher where they have directories of their own."""
+    return [one for one in (Subject.policy(run), Subject.critic(run), Subject.teacher(run)) if one is not None]
+
+
 @dataclass(frozen=True)
 class Subject:
     """The policy's model, the critic's, the teacher's, or a reward model.

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 def teacher_diagnostics(teacher: Subject, policy: Subject) -> Iterator[Diagnostic]:
     """Check a teacher against the policy; checks of any model are elsewhere, that of tokenizers is the driver's."""
     if policy.config.get("vision_config") or teacher.config.get("vision_config"):
-        message = "no test distils from or into a vision-language model, which may read images in another way"
+        message = "no test distils from or into a vision-language model"
         yield Diagnostic("error", teacher.key, message, "leave teacher out, or train a language model")
     known, needed = teacher.text.get("vocab_size"), policy.text.get("vocab_size")
     if known and needed and known < needed:
         yield Diagnostic(
             "error",
             teacher.key,
-            f"the teacher knows {known} tokens, and the policy {needed}: it could write what has no probability there",
+            (
+                f"the teacher knows {known} tokens, and the policy {needed}: it could write tokens that have no "
+                "probability there"
+            ),
             "give a teacher whose vocab_size is at least the policy's",
         )

@@ -131,7 +131,7 @@ def _load(head: ValueHead, file: Path) -> None:
     if found is None or found.shape != head.weight.shape:
         why = f"no {VALUE_HEAD}" if found is None else f"{VALUE_HEAD} has {tuple(found.shape)}"
         raise EngineError(
-            "The value head does not fit the critic.",
+            "The value head does not match the critic.",
             where=str(file),
             why=f"{why}, the critic {tuple(head.weight.shape)}",
             fix="give a directory that a run has saved, or remove the file to start with a new head",

@@ -43,10 +43,10 @@ def model_shapes(subject: Subject, *, predicts_ahead: bool) -> Shapes:
         shapes = {name: shape for name, shape in shapes.items() if name not in unread}
     if not shapes:
         raise ConfigError(
-            "The tensors of this model are not known before it is built.",
+            "The tensors of this model cannot be listed before it is built.",
             where=subject.key,
-            why=f"the family {subject.config.get('model_type')!r} has no list of them, or its config leaves sizes out",
-            fix="name a directory with weights in model.path: the headers of its files say them",
+            why=f"the family {subject.config.get('model_type')!r} has no list of tensors, or the config lacks sizes",
+            fix="set model.path to a directory with weights: the headers of its files list the tensors",
         )
     return {name: shape for name, shape in shapes.items() if not name.endswith(BUFFERS)}
 

@@ -114,4 +114,4 @@ def require_same_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]
 
 
 def _refuse(path: Path, why: str, fix: str) -> None:
-    raise EngineError("The adapter does not fit the model.", where=str(path), why=why, fix=fix)
+    raise EngineError("The adapter does not match the model.", where=str(path), why=why, fix=fix)

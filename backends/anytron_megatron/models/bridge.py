@@ -268,8 +268,8 @@ class BridgeSource:
             raise EngineError(
                 "The adapter cannot be trained here.",
                 where=str(directory),
-                why=f"{error}: Megatron keeps q_proj, k_proj and v_proj in one layer with one lora_A, and so "
-                "gate_proj and up_proj; in this adapter each has its own",
+                why=f"{error}: Megatron keeps q_proj, k_proj and v_proj in one layer with one lora_A, and likewise "
+                "gate_proj and up_proj, but in this adapter each has its own",
                 fix="merge the adapter into the model, and start a new one",
             ) from error
 
@@ -310,11 +310,11 @@ class BridgeSource:
 
 def _unreadable(model_dir: Path, error: Exception) -> ConfigError:
     return ConfigError(
-        "Megatron and mcore-bridge do not take the model's configuration.",
+        "Megatron and mcore-bridge refuse the model's configuration.",
         where=str(model_dir / "config.json"),
         why=f"{type(error).__name__}: {error}",
-        fix="compare it with the published one, remove fields of engine.options.transformer that it does not go with, "
-        "or train another family (docs/reference/families.md)",
+        fix="compare it with the published one, remove fields of engine.options.transformer that contradict it, or "
+        "train another family (docs/reference/families.md)",
     )
 
 

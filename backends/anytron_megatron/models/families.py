@@ -79,8 +79,8 @@ _DENSE = (*_FORMATS, "TP", "PP", "CP")
 _EXPERTS = (*_DENSE, "VPP", "EP", "replay", "LoRA", "cache")
 _NO_STATE = "mcore-bridge's Gated DeltaNet keeps no state from one forward pass to the next"
 _NO_IMAGES = "no test generates from images with a cache"
-_UNRELEASED = "mcore-bridge builds it beside Megatron's development branch only"
-_OTHER_IMAGES = "it reads images otherwise than as patches with a grid (as Qwen2-VL and its successors do)"
+_UNRELEASED = "mcore-bridge builds it with Megatron's development branch only"
+_OTHER_IMAGES = "it does not read images as patches with a grid, as Qwen2-VL and its successors do"
 _INDEXER = ("indexer_n_heads", "indexer_kv_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
 
 _ROWS = (

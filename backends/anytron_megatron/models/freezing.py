@@ -42,7 +42,7 @@ def freeze(
     missing = [part for part in parts if part not in found]
     if missing and any(getattr(chunk, "visual", None) is not None for chunk in chunks):
         raise EngineError(
-            "A part that is to be frozen has no parameters.",
+            "A part to freeze has no parameters.",
             where="model.freeze",
             why=f"no parameter of this model belongs to {', '.join(missing)}",
             fix="leave it out",

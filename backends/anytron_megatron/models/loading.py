@@ -65,7 +65,9 @@ def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: 
     unread -= prediction_tensors(unread, layers)
     unknown = sorted(name for name in unread if not may_stay_unread(name) and not _tied_copy(bridge, name))
     if unknown:
-        _refuse(directory, f"{len(unknown)} of {len(read.offered)} tensors are none of the model's: {listed(unknown)}")
+        _refuse(
+            directory, f"{len(unknown)} of {len(read.offered)} tensors do not belong to the model: {listed(unknown)}"
+        )
 
 
 class _Reading:
@@ -134,7 +136,7 @@ def _differences(bridge: Any, chunks: list[nn.Module], read: _Reading) -> Iterat
 
 def _refuse(directory: Path, *reasons: str) -> None:
     raise EngineError(
-        "The weights do not fit the model.",
+        "The weights do not match the model.",
         where=str(directory),
         why="; ".join(reasons),
         fix="use the weights that belong to this config.json, or complete the download",

@@ -98,7 +98,7 @@ def _faults(directory: Path, config: Mapping[str, Any], *, scores: bool) -> Iter
     if absent := sorted(expected.keys() - shapes.keys()):
         yield f"{len(absent)} of the model's {len(expected)} tensors are missing: {listed(absent)}", own
     if unknown := sorted(name for name in shapes.keys() - expected.keys() - modules if not _allowed(name, config)):
-        yield f"{len(unknown)} of {len(shapes)} tensors are none of the model's: {listed(unknown)}", own
+        yield f"{len(unknown)} of {len(shapes)} tensors do not belong to the model: {listed(unknown)}", own
     differing = sorted(name for name in expected.keys() & shapes.keys() if expected[name] != shapes[name])
     if differing:
         first = differing[0]
@@ -148,7 +148,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
         TypeError: It is something else.
     """
     if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
-        raise TypeError(f"{value!r:.60} are no sizes")
+        raise TypeError(f"{value!r:.60} is not a list of sizes")
     return tuple(value)
 
 
@@ -186,8 +186,10 @@ def _weight_map(directory: Path) -> dict[str, str]:
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
         raise ConfigError("The index is malformed.", why="its weight_map names no file for each tensor", fix=_DOWNLOAD)
     if outside := sorted(name for name in set(index.values()) if Path(name).name != name or "\0" in name):
-        why = f"{outside[0]!r:.60} is no plain file name, and weights lie in the model directory itself"
-        raise ConfigError("The index leads elsewhere.", why=why, fix="remove what is not a file name from it")
+        why = f"{outside[0]!r:.60} is not a plain file name, and weight files must be in the model directory itself"
+        raise ConfigError(
+            "The index names a file outside of the model directory.", why=why, fix="correct the file names in it"
+        )
     return index
 
 

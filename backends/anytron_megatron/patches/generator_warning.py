@@ -23,7 +23,7 @@ def drop_warning(context: PatchContext) -> Installed:
     import torch
 
     if context.platform.runtime().default_generator() is not torch.default_generator:
-        return Installed(lambda: None, "not needed: the device has a generator of its own")
+        return Installed(lambda: None, "not needed: the device has its own generator")
     logger = logging.getLogger(LOGGER)
 
     def keep(record: logging.LogRecord) -> bool:

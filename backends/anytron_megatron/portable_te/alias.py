@@ -45,7 +45,7 @@ def install(kernels: KernelSource, device_type: str) -> Callable[[], None]:
         raise PatchError(
             "The portable Transformer Engine cannot take its name.",
             where=f"sys.modules[{NAME!r}]",
-            why=f"it was imported earlier in this process, from {getattr(present, '__file__', 'an unknown place')}",
+            why=f"it was already imported in this process, from {getattr(present, '__file__', 'an unknown place')}",
             fix="apply the patches before anything imports transformer_engine; Megatron, peft and accelerate do",
         )
     real = importlib.util.find_spec(NAME)

@@ -114,7 +114,7 @@ class TokenScoreHead:
 
     def _micro_batch(self) -> PreparedBatch:
         if self._prepared is None:
-            raise EngineError("The model was run outside of the scope of a micro-batch.", where="TokenScoreHead")
+            raise EngineError("The model ran outside of the scope of a micro-batch.", where="TokenScoreHead")
         return self._prepared
 
     def _evaluate(
@@ -140,9 +140,12 @@ class TokenScoreHead:
         answers = self._kernel(rows, weight, wanted, self._micro_batch().batch.temperature, group)
         if any(one.dtype != torch.float32 for one in answers):
             raise EngineError(
-                f"The log_prob kernel answers in {' and '.join(str(one.dtype) for one in answers)}.",
+                f"The log_prob kernel returns {' and '.join(str(one.dtype) for one in answers)}.",
                 where="log_prob_kernel",
-                why="log-probs and entropies are float32 whatever the operands are: ratios of policies come of them",
+                why=(
+                    "log-probs and entropies must be float32 whatever the operands are, because policy ratios are "
+                    "computed from them"
+                ),
                 fix="compute the softmax in float32 and leave its results there",
             )
         scores = torch.stack(answers)

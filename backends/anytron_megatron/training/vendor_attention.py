@@ -42,7 +42,7 @@ def set_mask_type(chunks: Iterable[nn.Module], mask: AttnMask, sequence_format: 
     known = MODES.get((sequence_format, mask.kind), ())
     if mask.kernel_mode not in known:
         raise EngineError(
-            f"The kernel mode '{mask.kernel_mode}' cannot be handed to the vendor's attention modules.",
+            f"The vendor's attention modules do not know the kernel mode '{mask.kernel_mode}'.",
             where=f"build_attn_mask of plugin '{mask.plugin}', {sequence_format}, kind {mask.kind.value}",
             why=f"they take Transformer Engine's attn_mask_type, here {' or '.join(known) or 'nothing'}",
             fix="answer one of these; or set portable_modules and answer attention_kernel; or let the vendor's "

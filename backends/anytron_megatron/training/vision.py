@@ -115,7 +115,7 @@ class VisionInputs:
         for (t, h, w), own in zip(grids, torch.split(places, sizes), strict=True):
             begin, size = int(own[0]), own.numel()
             if int(own[-1]) - begin != size - 1:
-                raise _misfit(sequence, f"the {size} tokens of an image do not stand together")
+                raise _misfit(sequence, f"the {size} tokens of an image are not contiguous")
             axes.append(_count_on(next_position, begin - done))
             next_position += begin - done
             axes.append(torch.cartesian_prod(*map(torch.arange, (t, h, w))).view(size, 3).t() + next_position)
@@ -148,7 +148,7 @@ def refuse_images(batch: RaggedBatch) -> None:
         raise DataError(
             "This model takes no images.",
             where="a micro-batch with images",
-            why="it is not of a family whose images are supported (docs/reference/families.md)",
+            why="it does not belong to a family whose images are supported (docs/reference/families.md)",
             fix="use a model of such a family, or data without images",
         )
 
@@ -159,8 +159,8 @@ def _count_on(first: int, count: int) -> Tensor:
 
 def _misfit(sequence: int, why: str) -> DataError:
     return DataError(
-        "Images and image tokens do not fit.",
+        "A sequence does not have one block of image tokens for each image.",
         where=f"sequence {sequence} of the micro-batch",
         why=why,
-        fix="prepare prompts with the model's own processor, and cut none",
+        fix="prepare prompts with the model's own processor, and do not truncate them",
     )

@@ -105,7 +105,7 @@ class Called:
         said = "".join(f": {text}" for text in str(error).strip().splitlines()[:1])
         headline = _writable(f"{type(error).__name__}{said}")
         if not isinstance(error, Exception):
-            fix = "let it return instead; a program that it tries out belongs into a process of its own"
+            fix = "let it return instead; run programs in a separate process"
             return Fault(f"{self.name} wanted to end its process.", f"{headline} ({line})\n{traced(error)}", fix)
         fix = self.advised(f"correct {line}")
         return Fault(f"{self.name} raised.", f"{headline} ({line})\n{traced(error)}", fix)

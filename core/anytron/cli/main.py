@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-import anytron
-from anytron.base.errors import AnytronError, WorkerError
+from anytron.base.errors import AnytronError, ConfigError, WorkerError
 from anytron.base.files import exhausted
 from anytron.base.terminal import make_output_visible
+from anytron.base.version import __version__
 from anytron.cli.checkpoint import app as checkpoint_app
 from anytron.cli.data import app as data_app
 from anytron.cli.patches import app as patches_app
@@ -23,6 +24,8 @@ from anytron.device.loading.requirements import not_installed
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
+RESULTS = "versions, results: [{name, status, detail, fix, ...}], counts, interrupted"
+"""In the JSON object of every command that makes checks."""
 
 app = typer.Typer(
     name="anytron",
@@ -57,7 +60,7 @@ Overrides = Annotated[
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"anytron {anytron.__version__}")
+        typer.echo(f"anytron {__version__}")
         raise typer.Exit
 
 
@@ -101,7 +104,7 @@ def verify(
     overrides: Overrides = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print a list of {check, max_abs_diff, tolerance, status, detail, kernels}."),
+        typer.Option("--json", help=f"Print one object: {{kernels, {RESULTS}}}."),
     ] = False,
     of_verl: Annotated[
         bool, typer.Option("--verl", help="CONFIG and overrides are verl's own: check verl's engine (anytron-verl).")
@@ -144,9 +147,7 @@ def conformance(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object: {platform, versions, levels, counts, interrupted}.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help=f"Print one object: {{platform, {RESULTS}}}.")] = False,
 ) -> None:
     """Check a platform against the contract, rule by rule, on its device.
 
@@ -156,7 +157,14 @@ def conformance(
 
     Example: anytron conformance cpu --level device --level sequences
     """
-    from anytron.cli.conformance import run_conformance
+    if find_spec("anytron_conformance") is None:
+        raise ConfigError(
+            "The conformance kit is not installed.",
+            where="anytron conformance",
+            why="it is a distribution of its own, anytron-conformance",
+            fix='pip install "anytron[conformance]"',
+        )
+    from anytron_conformance.command import run_conformance
 
     _handle_signals()
     try:
@@ -292,7 +300,7 @@ def doctor(
         ),
     ] = None,
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of {name, status, detail, fix}.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help=f"Print one object: {{{RESULTS}}}.")] = False,
 ) -> None:
     """Say what is here, what is wrong with it, and how to cure it.
 
@@ -300,7 +308,7 @@ def doctor(
     executors, which kernels are in use and why not faster ones, and a few numbers that they compute on the device
     against float64. With CONFIG: for its engines, with all checks of the run and an estimate of its memory.
 
-    The status of an entry is ok, warn, fail or skip. The exit status is 1 if one fails.
+    The status of an entry is passed, warning, failed or skipped. The exit status is 1 if one failed.
 
     Example: anytron doctor examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """

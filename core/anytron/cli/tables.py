@@ -8,19 +8,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rich.table import Table
-    from rich.text import Text
 
 FILE_WIDTH = 200
 """Columns where the output is not a terminal: rich would take 80 and cut names short."""
-
-_COLORS = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
-
-
-def colored(status: str) -> Text:
-    """Give a check's outcome in its color."""
-    from rich.text import Text
-
-    return Text(status, _COLORS[status])
 
 
 def print_table(table: Table) -> None:

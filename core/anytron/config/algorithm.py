@@ -10,23 +10,24 @@ from anytron.config.section import Section
 
 
 class AlgorithmSection(Section):
-    """What gradients are made of. The page docs/how-to/algorithms.md has formulas and papers."""
+    """How gradients are computed. The page docs/how-to/algorithms.md has formulas and papers."""
 
     name: Literal["rl", "sft"] = "rl"
     """``rl`` learns from rewards, with the estimator and the loss below; ``sft``, supervised fine-tuning, from the
-    responses that the data have, and of the keys below it has ``aggregation`` alone; docs/how-to/fine-tune.md."""
+    responses in the data, and of the keys below it uses only ``aggregation``; docs/how-to/fine-tune.md."""
     advantage: str = "grpo"
     """Advantage estimator: ``grpo``, ``dr_grpo``, ``rloo`` and ``reinforce_plus_plus_baseline`` compare the responses
-    to a prompt with each other, ``reinforce_plus_plus`` with the whole step; ``gae`` compares each token with what a
-    critic expected (PPO; needs ``critic``); with ``none`` rewards are measured and teach nothing, a ``teacher`` does.
-    Or ``module:function`` / ``file.py:function``."""
+    to a prompt with each other, ``reinforce_plus_plus`` with the whole step; ``gae`` compares each token with a
+    critic's estimate (PPO; needs ``critic``); with ``none`` rewards are only measured, and a ``teacher`` is learnt
+    from. Or ``module:function`` / ``file.py:function``."""
     loss: str = "ppo_clip"
-    """Policy loss of a token: ``ppo_clip`` is that of PPO and GRPO, ``gspo`` and ``gspo_token`` clip whole responses,
-    ``cispo`` clips weights, not gradients, ``sapo`` fades smoothly. Or ``module:function`` / ``file.py:function``."""
+    """Policy loss of a token: ``ppo_clip`` is the loss of PPO and GRPO, ``gspo`` and ``gspo_token`` clip whole
+    responses, ``cispo`` clips weights, not gradients, ``sapo`` fades smoothly. Or ``module:function`` /
+    ``file.py:function``."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of an estimator or a loss of your own, which finds them here; built-in ones have none."""
     gamma: float = Field(1.0, ge=0.0, le=1.0)
-    """``gae``, ``reinforce_plus_plus``: discount of what comes a token later (default as in verl)."""
+    """``gae``, ``reinforce_plus_plus``: discount for each later token (default as in verl)."""
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
     """``gae``: 0 trusts the critic, 1 the outcome (https://arxiv.org/abs/1506.02438; default as in verl)."""
     normalize_std: bool = True
@@ -37,19 +38,19 @@ class AlgorithmSection(Section):
     clip_high: float = Field(0.2, ge=0.0)
     """The probability ratio is clipped above ``1 + clip_high``."""
     dual_clip: float | None = Field(None, gt=1.0)
-    """``ppo_clip``, ``gspo``, ``gspo_token``: a token of negative advantage costs at most this many times that (dual
-    clip, https://arxiv.org/abs/1912.09729; 3 in verl); null = no limit."""
+    """``ppo_clip``, ``gspo``, ``gspo_token``: a token of negative advantage costs at most this many times its advantage
+    (dual clip, https://arxiv.org/abs/1912.09729; 3 in verl); null = no limit."""
     sapo_tau_positive: float = Field(1.0, gt=0.0)
     """``sapo``: how fast the gradient of tokens of positive advantage fades (default as in TRL and verl)."""
     sapo_tau_negative: float = Field(1.05, gt=0.0)
-    """``sapo``: how fast that of the others fades (default of the paper)."""
+    """``sapo``: how fast the gradient of other tokens fades (default of the paper)."""
     importance_correction: Literal["auto", "none", "measured", "truncated", "masked"] = "auto"
     """``truncated`` multiplies the loss of each token by how much more probable training found it than the rollout did,
     up to ``importance_cap`` (truncated importance sampling); ``masked`` leaves out tokens whose factor is above that or
     below ``importance_floor``; ``measured`` gives the metrics of that factor and corrects nothing; ``auto`` is
     ``truncated`` with ``rollout.max_staleness`` and ``none`` without."""
     importance_level: Literal["token", "sequence"] = "token"
-    """The factor is the probability ratio of a token, or that of its whole response."""
+    """Whether the factor is the probability ratio of a token or of its whole response."""
     importance_cap: float = Field(2.0, gt=0.0)
     """Largest factor of ``importance_correction`` (default as in verl)."""
     importance_floor: float = Field(0.0, ge=0.0)
@@ -61,16 +62,16 @@ class AlgorithmSection(Section):
     """Weight of the KL divergence to the reference model; 0 = no reference model is built."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """The KL divergence is a part of the loss, or is taken from the reward of each token before advantages are
-    estimated (which asks for log-probs before a step's updates)."""
+    estimated (which needs log-probs before a step's updates)."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL divergence (Schulman, http://joschu.net/blog/kl-approx.html). In the reward ``k1`` is the one
-    whose expected gradient is right; in the loss it has none."""
+    """Estimator of the KL divergence (Schulman, http://joschu.net/blog/kl-approx.html). In the reward, ``k1`` has the
+    right expected gradient; in the loss, its expected gradient is zero."""
     kl_target: float | None = Field(None, gt=0.0)
-    """Change ``kl_coefficient`` from step to step so that the divergence comes near to this, in nats per token
+    """Change ``kl_coefficient`` from step to step so that the divergence approaches this, in nats per token
     (https://arxiv.org/abs/1909.08593, section 2.2); null = leave it."""
     kl_horizon: float = Field(10000.0, gt=0.0)
-    """Samples after which a divergence of 20 % beside ``kl_target`` has changed the coefficient by about 20 % (default
-    as in verl)."""
+    """Samples after which a divergence that differs from ``kl_target`` by 20 % has changed the coefficient by about 20
+    % (default as in verl)."""
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
     aggregation: Literal["token-mean", "sequence-mean", "token-sum", "length-constant"] = "token-mean"
@@ -80,8 +81,8 @@ class AlgorithmSection(Section):
     """The constant of ``aggregation=length-constant``, in tokens; default: ``rollout.max_new_tokens``, and none with
     ``name=sft``."""
     dynamic_sampling: bool = False
-    """Train on groups of responses whose rewards differ, and draw new prompts in the place of the others, which teach
-    nothing (DAPO, https://arxiv.org/abs/2503.14476). Rewards are those of ``rewards``, before penalties."""
+    """Train on groups of responses whose rewards differ, and draw new prompts to replace the other groups, which give
+    no gradient (DAPO, https://arxiv.org/abs/2503.14476). The reward is the sum of ``rewards``, before penalties."""
     dynamic_sampling_rounds: int = Field(10, ge=1)
     """Rounds of drawing in a step, the first one included; each draws as many prompts as are missing. If some are
     missing after the last one, the step has fewer groups, and a warning says so; if all are, the step has no signal."""
@@ -89,10 +90,11 @@ class AlgorithmSection(Section):
     """A step that has no token to train on is skipped: no group with signal for ``dynamic_sampling``, every response
     masked, failed for or empty. So many such steps in a row end the run."""
     overlong_buffer: int | None = Field(None, ge=1)
-    """Take from the reward, in so many last tokens before ``rollout.max_new_tokens``, from nothing at their beginning
-    to ``overlong_penalty`` at the limit (soft overlong punishment of DAPO). Not in validation. null = nothing."""
+    """Subtract a penalty from the reward of a response that ends in this many last tokens before
+    ``rollout.max_new_tokens``: it grows from 0 to ``overlong_penalty`` at the limit (soft overlong punishment of DAPO).
+    Not in validation. null = nothing."""
     overlong_penalty: float = Field(1.0, gt=0.0)
-    """What a response loses that reaches the limit (default of the paper)."""
+    """Penalty of a response that reaches the limit (default of the paper)."""
     overlong_masking: bool = False
     """Leave responses that ended at a limit of length or of turns out of the update and out of their groups, as if
     they had not been drawn."""

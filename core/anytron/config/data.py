@@ -29,20 +29,21 @@ _TEMPLATE_ARGUMENTS = (
 
 
 class ReadingOptions(Section):
-    """What makes a prompt of a row."""
+    """How a row becomes a prompt."""
 
     path: str = Field(min_length=1)
     """The file, or a pattern that several match (``train-*.parquet``), in the order of their names; of ``dataset`` a
     folder that ``Dataset.save_to_disk`` has written, or an ``.arrow`` file. Relative to the YAML file."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Columns by what they are used as: ``{prompt: question, answer: solution}``. ``prompt`` is a text, a list of
-    messages (with ``role`` and ``content``) or of token ids; ``id`` names the prompt; ``images`` are paths or pictures;
-    ``tools`` are shown by the chat template. Any other name is one of the prompt's data, where rewards look. A dot
-    reaches into a column, ``reward_model.ground_truth``. A column that is named here must be in every row; of the
-    others, ``prompt`` must. With ``algorithm.name=sft``, ``response`` is what is learnt: a text or a list of token ids;
+    """Columns by their use: ``{prompt: question, answer: solution}``. ``prompt`` is a text, a list of messages (with
+    ``role`` and ``content``) or of token ids; ``id`` names the prompt; ``images`` are paths or pictures; ``tools`` are
+    shown by the chat template. Any other name becomes an entry of the prompt's data, which rewards read. A dot reaches
+    into a column, ``reward_model.ground_truth``. A column that is named here must be in every row; of the others,
+    ``prompt`` must. With ``algorithm.name=sft``, ``response`` is the text to learn: a text or a list of token ids;
     without one, the answers in a ``prompt`` that is a conversation."""
     chat: bool = False
-    """Make a user's message of a prompt that is text, images before the text, so that the chat template is applied."""
+    """Turn a prompt that is text into a user's message, with images before the text, so that the chat template is
+    applied."""
     system: str | None = None
     """With ``chat``: a system message at the beginning of conversations that have none."""
     image_folder: str | None = None
@@ -52,7 +53,7 @@ class ReadingOptions(Section):
     @model_validator(mode="after")
     def _system_of_a_chat(self) -> ReadingOptions:
         if self.system is not None and not self.chat:
-            raise ValueError("system is a message of a conversation: set chat=true as well")
+            raise ValueError("system is a message of a conversation: set chat=true too")
         return self
 
 
@@ -64,13 +65,13 @@ class DatasetOptions(ReadingOptions):
 
 
 class ImagesOptions(Section):
-    """What makes a prompt of a picture."""
+    """How a picture becomes a prompt."""
 
     path: str = Field(min_length=1)
-    """The folder; pictures in folders inside count. Relative to the YAML file. What rewards find as ``label`` is the
-    name of the folder inside that a picture lies in, and as ``file`` its path."""
+    """The folder; pictures in folders inside count. Relative to the YAML file. Rewards find the name of a picture's
+    subfolder as ``label``, and its path as ``file``."""
     prompt: str = Field(min_length=1)
-    """What is asked of every picture."""
+    """The question about every picture."""
     chat: bool = True
     """Put picture and question into a user's message, for the chat template; otherwise ``prompt`` has the image
     token."""
@@ -103,7 +104,7 @@ class MixedSource(Section):
     """How many of its prompts are drawn in proportion to the others' weights; null for all sources = in proportion to
     their sizes, so that an epoch of the mix has every prompt once."""
     name: str | None = Field(None, min_length=1)
-    """Stands before the ids of its prompts; default: the name of its file or function."""
+    """Prefix of the ids of its prompts; default: the name of its file or function."""
 
     @property
     def title(self) -> str:
@@ -119,7 +120,7 @@ class DataSection(Section):
     """``jsonl``, ``csv``, ``parquet``, ``dataset`` (Hugging Face's, from disk), ``images`` (a folder of pictures),
     ``reasoning_gym`` (procedural tasks), or ``module:function`` / ``file.py:function`` that returns prompts."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the source; those of registered sources stand below."""
+    """Keyword arguments of the source; the options of registered sources are listed below."""
     mix: list[MixedSource] = Field(default_factory=list)
     """Instead of ``source``: several sources. After any number of draws, each has given its share to within one
     prompt."""
@@ -128,27 +129,27 @@ class DataSection(Section):
     shuffle: bool = True
     """Draw the prompts of a source in a random order, new in each epoch; the order follows from ``trainer.seed``."""
     max_prompt_tokens: int | None = Field(None, ge=1)
-    """Longer prompts are left out, and counted; so are, with or without this, those that leave no room for
+    """Longer prompts are left out, and counted; so are, in any case, prompts that leave no room for
     ``rollout.max_new_tokens`` in the model's context. Image tokens count. With ``algorithm.name=sft`` the tokens of the
     response count as well, and nothing else needs room."""
     deduplicate: bool = False
-    """Leave out prompts whose tokens and images are those of an earlier one, in any source, and count them."""
+    """Leave out prompts with the same tokens and images as an earlier prompt of any source, and count them."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the chat template, for example ``{enable_thinking: false}`` for Qwen3."""
 
     continue_final_message: bool = False
-    """Let the response go on where a conversation's last message ends, if that is the assistant's. Otherwise a prompt
-    that ends with such a message is an error: the template would begin a second answer behind it."""
+    """Let the response continue the last message of a conversation if it is the assistant's. Otherwise a prompt that
+    ends with such a message is an error, because the template would begin a second answer after it."""
     on_bad_answer: Literal["error", "drop"] = "error"
-    """What becomes of prompts with a right answer that a reward cannot read: null, missing, empty, no text. ``error``
-    names and counts them before anything starts, since they mostly come from a column that is not the one you meant;
-    ``drop`` leaves them out and counts them."""
+    """What happens to prompts whose right answer a reward cannot read (null, missing, empty or not a text). ``error``
+    names and counts them before anything starts, since the usual cause is a wrong column; ``drop`` leaves them out and
+    counts them."""
 
     @field_validator("chat_template_kwargs")
     @classmethod
     def _of_the_template(cls, given: dict[str, Any]) -> dict[str, Any]:
         if taken := sorted(set(given) & set(_TEMPLATE_ARGUMENTS)):
-            raise ValueError(f"{', '.join(taken)} cannot be set: what a prompt needs of it is given already")
+            raise ValueError(f"{', '.join(taken)} cannot be set: Anytron passes its own value")
         return given
 
     @model_validator(mode="after")
@@ -156,7 +157,7 @@ class DataSection(Section):
         if (self.source is None) == (not self.mix):
             raise ValueError("give exactly one of data.source and data.mix")
         if self.mix and self.options:
-            raise ValueError("data.options belong to data.source: of a mix, each source has its own")
+            raise ValueError("data.options are the options of data.source: in a mix, give each source its own options")
         if len({one.weight is None for one in self.mix}) > 1:
             raise ValueError("give every source of data.mix a weight, or none")
         titles = [one.title for one in self.mix]

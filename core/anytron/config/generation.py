@@ -30,19 +30,19 @@ class RolloutSection(Section):
     stop: list[str] = Field(default_factory=list)
     """Strings that end a response, besides the end token."""
     weights: Literal["auto", "shared_memory", "network", "file"] = "auto"
-    """How weights come from the training ranks: bucket by bucket, through memory that rank 0 shares with the rollout
-    (``shared_memory``) or over TCP (``network``), or through a file in ``TMPDIR``. ``auto`` shares memory where all
-    processes are on one machine, takes the network where one is elsewhere, and a file where the engine can do nothing
-    else; it says what it chose; docs/explanation/weights.md."""
+    """How weights are sent from the training ranks: bucket by bucket, through memory that rank 0 shares with the
+    rollout (``shared_memory``) or over TCP (``network``), or through a file in ``TMPDIR``. ``auto`` chooses shared
+    memory if all processes are on one machine, the network if one is on another machine, and a file if the engine
+    supports nothing else; a run prints the choice; docs/explanation/weights.md."""
     lora: Literal["merged", "alone"] = "merged"
-    """How adapters of ``model.lora`` come: ``merged`` into all weights, or ``alone``, to an engine that computes with
-    adapters by itself and has read the model's own weights, which never change; docs/how-to/train-with-lora.md."""
+    """How adapters of ``model.lora`` are sent: ``merged`` into all weights, or ``alone``, to an engine that computes
+    with adapters itself and has loaded the model's weights, which never change; docs/how-to/train-with-lora.md."""
     check_weights_every: int = Field(0, ge=0)
-    """Steps from one comparison to the next of what each replica holds with what the training engine exports, bit for
-    bit: at such a step, weights travel twice. A replica that holds others is replaced. 0 = never."""
+    """Steps between comparisons, bit for bit, of each replica's weights with those that the training engine exports.
+    Such a step sends weights twice, and a replica with other weights is replaced. 0 = never."""
     placement: Literal["colocated", "separate"] = "colocated"
-    """``colocated`` replicas use the devices of the training ranks, in turns with them; each of ``separate`` ones has a
-    device of its own beside them; docs/how-to/share-devices.md."""
+    """``colocated`` replicas use the devices of the training ranks, in turns with them; each ``separate`` replica has
+    its own device; docs/how-to/share-devices.md."""
     sleep: bool = False
     """Rollout engines give their device's memory back while training works; docs/how-to/share-devices.md."""
     replicas: int = Field(1, ge=1)
@@ -51,10 +51,11 @@ class RolloutSection(Section):
     """Mixture of experts: training sends each token to the experts to which the rollout engine sent it;
     docs/how-to/train-mixture-of-experts.md."""
     max_staleness: int = Field(0, ge=0)
-    """How many steps old the weights may be that a step's responses come from. With 1, the responses of a step are made
-    while the step before is trained; more needs ``continue_over_updates``; docs/how-to/scale-rollouts.md."""
+    """How many steps old the weights may be that generate a step's responses. With 1, the responses of a step are
+    generated while the previous step is trained; more needs ``continue_over_updates``;
+    docs/how-to/scale-rollouts.md."""
     continue_over_updates: bool = False
-    """Replicas get new weights as soon as there are some, and responses under way go on with them. Needs
+    """Replicas get new weights as soon as they exist, and continue unfinished responses with them. Needs
     ``max_staleness``."""
     max_batch_size: int = Field(512, ge=1)
     """Sequences that a replica generates at one time."""
@@ -62,15 +63,15 @@ class RolloutSection(Section):
     """Processor threads of a replica; default: ``OMP_NUM_THREADS`` where it is set, else processors divided by
     replicas."""
     python: str | None = None
-    """Interpreter of the environment in which the rollout engine runs, for an engine whose packages do not fit beside
-    those of the training engine; relative paths are relative to the YAML file. Anytron must be installed there, in the
-    same version. Default: the environment of ``anytron train``."""
+    """Interpreter of the environment in which the rollout engine runs, for an engine whose packages conflict with the
+    training engine's; relative paths are relative to the YAML file. Anytron must be installed there, in the same
+    version. Default: the environment of ``anytron train``."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the engine, checked against its own model; below, those of the engines that come with Anytron."""
+    """Options of the engine, which checks them; the options of Anytron's engines are listed below."""
 
 
 class EnvironmentSection(Section):
-    """What answers the model during a response: tools, games, users; docs/how-to/use-tools-and-environments.md."""
+    """What replies to the model during a response: tools, games, users; docs/how-to/use-tools-and-environments.md."""
 
     path: str
     """The environment's class: ``module:Class`` or ``file.py:Class``."""
@@ -79,8 +80,8 @@ class EnvironmentSection(Section):
     max_turns: int = Field(8, ge=1)
     """Turns of the model in a response; each may have ``rollout.max_new_tokens`` tokens."""
     max_observation_tokens: int = Field(1024, ge=1)
-    """Longest observation, in tokens. A longer one ends the response, as one does that finds no room in the model's
-    context: the model is never given a part of it."""
+    """Longest observation, in tokens. A longer observation ends the response, and so does one that is too long for the
+    model's context: the model never gets a part of it."""
     processes: int = Field(1, ge=1)
     """Processes that call environments; each answers one call at a time, and keeps many environments."""
     timeout_s: float = Field(120.0, gt=0.0)

@@ -73,7 +73,7 @@ def resolve(
             f"{reference} is not a function.",
             where=key,
             why=f"it is a {type(function).__name__}, in {module.__file__}",
-            fix=f"name something that takes {kind.call.signature}",
+            fix=f"name a function that takes {kind.call.signature}",
         )
     kind.check(function, key, options)
     return function  # type: ignore[no-any-return]

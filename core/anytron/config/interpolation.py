@@ -64,14 +64,14 @@ def measure(values: Any, place_of: Callable[[str], str]) -> set[str]:
             raise _refused(
                 key,
                 place_of,
-                f"the values that references stand for, up to this key, have more than {LARGEST} characters",
+                f"the values of all references up to this key have more than {LARGEST} characters",
             )
     # What a name that is put together refers to is not known: it may be the next of these, and then all the rest.
     for key, count in sizes.unknown.items():
         total *= 2 * count
         if total > LARGEST:
             raise _refused(
-                key, place_of, f"references whose names hold references may become more than {LARGEST} characters"
+                key, place_of, f"references inside of references may become longer than {LARGEST} characters"
             )
     return {key for key in sizes.texts if sizes.of(key, ()).secret}
 
@@ -97,7 +97,7 @@ class _Sizes:
         if key in path:
             raise _refused(path[0], self._place_of, f"it refers to itself: {' -> '.join([*path, key])}")
         if len(path) > DEEPEST_CHAIN:
-            raise _refused(path[0], self._place_of, f"it leads through more than {DEEPEST_CHAIN} keys")
+            raise _refused(path[0], self._place_of, f"it passes through more than {DEEPEST_CHAIN} keys")
         if key not in self._known:
             parts = self.inside.get(key)
             below = self.references.get(key, []) if parts is None else parts
@@ -111,7 +111,7 @@ class _Sizes:
                 or any(one.secret for one in sizes),
             )
             if size.depth + len(path) > DEEPEST_CHAIN + 1:
-                raise _refused(key, self._place_of, f"it leads through more than {DEEPEST_CHAIN} keys")
+                raise _refused(key, self._place_of, f"it passes through more than {DEEPEST_CHAIN} keys")
             self._known[key] = size
         return self._known[key]
 
@@ -167,7 +167,7 @@ def _absolute(name: str, key: str) -> str:
 
 def _refused(key: str, place_of: Callable[[str], str], why: str) -> ConfigError:
     return ConfigError(
-        f"The references in {key} cannot be followed.",
+        f"The references in {key} cannot be resolved.",
         where=place_of(key),
         why=why,
         fix="write the value itself, or refer to a key that has one: ${section.key}",

@@ -37,7 +37,7 @@ def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
     """
     try:
         if not path.is_file():
-            raise FileNotFoundError("there is no such file, or it is a directory, a pipe or a device")
+            raise FileNotFoundError("the file does not exist, or is a directory, a pipe or a device")
         with path.open("rb") as file:
             data = file.read(largest + 1)
     except OSError as error:

@@ -113,10 +113,10 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
             return {"": read_config(path, overrides)}
         if STAGE in values:
             raise ConfigError(
-                "A single stage cannot be trained.",
+                "A stage cannot be trained on its own.",
                 where=places.of(STAGE),
-                why="it begins with the weights of the one before",
-                fix=f"leave {STAGE} out; what is done already is not done again with resume=auto",
+                why="it starts from the weights of the previous stage",
+                fix=f"leave {STAGE} out; resume=auto skips the stages that are finished",
             )
         read: dict[str, tuple[RunConfig, Places]] = {}
         mistakes: list[Diagnostic] = []
@@ -154,7 +154,7 @@ def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], 
         ) from error
     if is_too_deep(values):
         raise _too_deep(str(path))
-    assert isinstance(values, dict), "a file that is no mapping has been refused"
+    assert isinstance(values, dict), "a file that is not a mapping has been refused"
     return values, places
 
 
@@ -162,8 +162,11 @@ def _secrets_in_public_keys(secret: Iterable[str]) -> Iterator[Diagnostic]:
     """Report keys that hold the value of an environment variable and are written to files that others can read."""
     for key in sorted(secret):
         if PUBLIC.search(key):
-            message = "it has the value of an environment variable, and stands in files of the run that others can read"
-            fix = "write the text itself; a secret belongs into options, or is read where it is used"
+            message = (
+                "its value comes from an environment variable, and would be written to files of the run that other "
+                "users can read"
+            )
+            fix = "write the text itself; put a secret into options, or read it in your own code"
             yield Diagnostic("error", key, message, fix)
 
 
@@ -179,7 +182,7 @@ def _validated(values: dict[str, Any], places: Places) -> tuple[RunConfig | None
 
 
 def _too_deep(where: str) -> ConfigError:
-    why = f"lists and mappings lie in each other more than {DEEPEST} levels deep"
+    why = f"lists and mappings are nested more than {DEEPEST} levels deep"
     return ConfigError("The configuration is nested too deeply.", where=where, why=why)
 
 

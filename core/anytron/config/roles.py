@@ -40,9 +40,9 @@ class CriticSection(Section):
 
     path: str | None = None
     """Directory of the Hugging Face causal language model that it starts from, or of a ``critic/`` that a run has
-    left; default: the policy's model. Relative paths are relative to the YAML file."""
+    saved; default: the policy's model. Relative paths are relative to the YAML file."""
     optimizer: OptimizerSection = OptimizerSection()
-    """Its optimizer. A critic often wants a higher rate than the policy (verl: 1e-5)."""
+    """Its optimizer. A critic often needs a higher rate than the policy (verl: 1e-5)."""
     clip_value: float = Field(0.5, ge=0.0)
     """How far a value may move in a step (default as in verl); 0 = no limit."""
     warmup_steps: int = Field(0, ge=0)
@@ -50,28 +50,28 @@ class CriticSection(Section):
 
 
 class TeacherSection(Section):
-    """A model to learn from that stays as it is: for ``algorithm.distillation_coefficient``, or your own estimator."""
+    """A model to learn from, itself not trained: for ``algorithm.distillation_coefficient``, or your own estimator."""
 
     path: str
-    """Directory of a Hugging Face causal language model and its tokenizer, in which every token of the policy's has the
-    same number. It is split over the ranks as the policy is; the page docs/how-to/distil.md says more. Relative paths
-    are relative to the YAML file."""
+    """Directory of a Hugging Face causal language model and its tokenizer, in which every token of the policy has the
+    same id. It is split over the ranks as the policy is; the page docs/how-to/distil.md says more. Relative paths are
+    relative to the YAML file."""
 
 
 class RewardModelSection(Section):
     """A model that scores responses, for ``function: reward_model`` in ``rewards``; docs/how-to/use-a-reward-model.md.
 
-    Its ranks are processes of their own, which share the devices of the training ranks.
+    Its ranks are separate processes that share the devices of the training ranks.
     """
 
     path: str
     """Directory of a Hugging Face model for sequence classification with one label, and of its tokenizer, in which
-    every token of the policy's has the same number. Relative paths are relative to the YAML file. It computes in
+    every token of the policy has the same id. Relative paths are relative to the YAML file. It computes in
     ``model.dtype``."""
     parallel: ParallelSection = ParallelSection()
     """How it is split, whatever the policy's split is: rank i shares the device of training rank i, so that it has no
-    more ranks than training; keys below, as those of section ``parallel``."""
+    more ranks than training; the keys are the same as in section ``parallel``."""
     max_tokens_per_micro_batch: int = Field(16384, ge=1)
-    """Tokens that it reads at one time at most, as ``engine.max_tokens_per_micro_batch``."""
+    """Most tokens that it reads at one time, as ``engine.max_tokens_per_micro_batch``."""
     offload: bool = False
-    """Keep its weights on the host, and on the device only while it scores."""
+    """Keep its weights on the host, and move them to the device only to score."""

@@ -26,7 +26,7 @@ class ParallelSection(Section):
     """Ranks that share the experts of a mixture-of-experts layer; they are taken from the tensor, context and
     data-parallel ranks of a pipeline stage."""
     expert_tensor_parallel_size: int | None = Field(None, ge=1)
-    """Ranks that share each expert; default: 1, and the tensor-parallel size where experts are not shared out."""
+    """Ranks that share each expert; default: 1, or the tensor-parallel size if experts are not divided among ranks."""
     sequence_parallel: bool | None = None
     """Split activations over tensor-parallel ranks outside of attention and MLP; default: if there are any."""
 
@@ -62,24 +62,23 @@ class EngineSection(Section):
     sequence_format: Literal["thd", "bshd"] = "thd"
     """``thd`` packs the sequences of a micro-batch without padding between them; ``bshd`` pads them to one length."""
     max_tokens_per_micro_batch: int = Field(16384, ge=1)
-    """Tokens of one micro-batch at most (a longer single sequence gets one of its own). Image tokens count, one
-    for each group of patches that the vision tower merges (4, as a rule); what it computes on those patches takes
-    memory besides."""
+    """Most tokens of a micro-batch (a longer sequence gets a micro-batch to itself). Image tokens count, one for each
+    group of patches that the vision tower merges (4, as a rule); computing on these patches needs additional memory."""
     log_prob_chunk_tokens: int = Field(256, ge=1)
-    """Log-probs are computed in tiles of the vocabulary: a tile has as many logits as this many tokens have, or 1024 of
-    each token if that is more."""
+    """Log-probs are computed in tiles of the vocabulary: a tile has as many logits as the whole vocabulary for this
+    many tokens, or 1024 for each token if that is more."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Which activations of the language model are recomputed in the backward pass."""
     distributed_optimizer: bool = True
     """Share the optimizer's state between data-parallel ranks."""
     offload: list[Offloadable] = Field(default_factory=list)
-    """What leaves the device while responses are generated: the ``optimizer``'s state and the models of the
+    """What is moved off the device while responses are generated: the ``optimizer``'s state and the models of the
     ``reference`` and the ``teacher`` go to the host, memory of ``gradients`` is given back;
     docs/how-to/share-devices.md."""
     deterministic: bool = False
     """Refuse or avoid operations whose results vary from run to run."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the engine, checked against its own model; below, those of the engines that come with Anytron."""
+    """Options of the engine, which checks them; the options of Anytron's engines are listed below."""
 
 
 class ExecutorSection(Section):
@@ -93,17 +92,19 @@ class ExecutorSection(Section):
     call_timeout_s: float = Field(3600.0, gt=0.0)
     """Seconds that one call to the workers may take."""
     stall_timeout_s: float = Field(30.0, ge=1.0)
-    """Seconds for which ranks stand in collectives that others never join, because they have done the call or stand in
-    another one, before the call counts as lost. A rank that is slow does not count: docs/how-to/survive-failures.md."""
+    """Seconds that ranks may wait in collectives that other ranks never join, because those have finished the call or
+    wait in another collective, before the call counts as lost. A slow rank does not count:
+    docs/how-to/survive-failures.md."""
     heartbeat_timeout_s: float = Field(60.0, ge=2.0)
     """Seconds without a sign of life after which a worker counts as lost: stopped, frozen, or stuck in a library. Each
-    beats once a second, but not while a library holds Python's lock, as in loading another from a slow disk."""
+    sends a heartbeat once a second, except while a library holds Python's lock, for example to load another library
+    from a slow disk."""
     num_threads: int | None = Field(None, ge=1)
     """Processor threads of each training rank; default: ``OMP_NUM_THREADS`` where it is set, else processors divided by
-    ranks. Set it for runs that share a machine: threads of two that wait for each other take a multiple of the time."""
+    ranks. Set it for runs that share a machine: waiting threads of two runs slow each other down many times over."""
     pass_variables: list[str] = Field(default_factory=list)
-    """Environment variables of the driver that also reach workers on other machines (``ray``), besides those that
-    configure Anytron, Python, torch, Hugging Face and the device's libraries. ``local`` passes all."""
+    """Environment variables of the driver that also reach workers on other machines (``ray``), in addition to those
+    that configure Anytron, Python, torch, Hugging Face and the device's libraries. ``local`` passes all."""
 
 
 class PlatformSection(Section):
@@ -141,9 +142,11 @@ class ProfileSection(Section):
             return given
         ends = re.fullmatch(r"(\d+)\s*-\s*(\d+)", given.strip(), re.ASCII)
         if ends is None or int(ends[1]) > int(ends[2]):
-            raise ValueError(f"{given!r} is no range of steps: 3-6 is 3, 4, 5 and 6; [3, 6] is these two")
+            raise ValueError(
+                f"{given!r} is not a range of steps: 3-6 means steps 3, 4, 5 and 6; [3, 6] means steps 3 and 6"
+            )
         if (count := int(ends[2]) - int(ends[1]) + 1) > _RECORDED:
-            raise ValueError(f"{given!r} is {count} steps, and {_RECORDED} are recorded at most")
+            raise ValueError(f"{given!r} selects {count} steps; at most {_RECORDED} can be recorded")
         return list(range(int(ends[1]), int(ends[2]) + 1))
 
 
@@ -153,17 +156,16 @@ class TrainerSection(Section):
     total_steps: int = Field(100, ge=1)
     """Training steps; one step = one batch of rollouts, or of examples, and its updates."""
     seed: int = 0
-    """Everything random follows from it."""
+    """The seed of all random numbers."""
     output_dir: str = "runs/default"
-    """Where the run leaves its files; relative to the current directory."""
+    """Where the run writes its files; relative to the current directory."""
     overwrite: bool = False
-    """Delete what an earlier run wrote into ``output_dir``; otherwise that is an error. Files of others stay."""
+    """Delete what an earlier run wrote into ``output_dir``; otherwise that is an error. Other files are kept."""
     log_samples: int = Field(4, ge=0)
     """Samples written to ``samples.jsonl`` at each step."""
     max_restarts: int = Field(3, ge=0)
-    """Processes that may be lost in a row, without a further step done in between. After each the run goes on: from
-    its last checkpoint in new processes, or, if it was a rollout process, in the same step. What is lost to a fault of
-    the machine seldom is twice; three attempts tell a fault that stays from one that passes. 0 = the run ends."""
+    """Processes that may be lost in a row without completing a step in between. After each, the run continues: from its
+    last checkpoint in new processes, or, if it was a rollout process, in the same step. 0 = the run ends."""
     save_hf: bool = True
     """Write the trained model as ``hf/`` at the end; with ``model.lora`` its adapters as ``adapter/``; the critic, if
     there is one, as ``critic/``."""
@@ -171,8 +173,9 @@ class TrainerSection(Section):
     """Stop if the mean absolute difference between rollout and training log-probs exceeds this. Without it the run
     goes on, and warns of a difference above 0.1."""
     on_non_finite: Literal["stop", "skip"] = "stop"
-    """What becomes of an update whose loss or gradients are NaN or infinite; weights and optimizer are left as they
-    were, and its mini-batch is saved for ``anytron replay``. ``stop`` ends the run, ``skip`` goes on with the next."""
+    """What happens to an update whose loss or gradients are NaN or infinite; weights and optimizer are left as they
+    were, and its mini-batch is saved for ``anytron replay``. ``stop`` ends the run, ``skip`` continues with the next
+    update."""
     max_skipped_updates: int = Field(10, ge=1)
     """``skip``: so many updates of a model in a row may be skipped; one more ends the run."""
     profile: ProfileSection | None = None
@@ -189,7 +192,7 @@ class CheckpointSection(Section):
     keep: int = Field(2, ge=0)
     """Checkpoints that are kept: the newest ones. 0 = none are written."""
     asynchronous: bool = Field(True, alias="async")
-    """Write files while training goes on; training stands still only while the state is copied."""
+    """Write files while training continues; training waits only while the state is copied."""
     path: str | None = None
     """Directory of the checkpoints, relative to the current directory; default: ``checkpoints/`` in
     ``trainer.output_dir``. Every training rank must be able to write to it."""
@@ -198,13 +201,13 @@ class CheckpointSection(Section):
 
 
 class SinkSection(Section):
-    """A place where metrics go besides ``metrics.jsonl``, which has all of them always."""
+    """Another place for metrics; ``metrics.jsonl`` always has all of them."""
 
     sink: str
     """``tensorboard``, ``wandb``, ``mlflow``, ``swanlab``, or another that is installed (entry-point group
-    ``anytron.metric_sinks``), or ``module:Class`` / ``file.py:Class``. What it raises never stops a run."""
+    ``anytron.metric_sinks``), or ``module:Class`` / ``file.py:Class``. Its errors never stop a run."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Its options; docs/how-to/watch-a-run.md has those of the sinks that come with Anytron."""
+    """Its options; docs/how-to/watch-a-run.md lists the options of Anytron's sinks."""
 
 
 class TrackingSection(Section):

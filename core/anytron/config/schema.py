@@ -88,7 +88,7 @@ class ModelSection(Section):
         if self.config is not None and "model_type" not in self.config:
             raise ValueError("model.config needs model_type, for example qwen3")
         if self.config is not None and self.tokenizer is None:
-            raise ValueError("model.config comes without a tokenizer: set model.tokenizer")
+            raise ValueError("model.config has no tokenizer: set model.tokenizer")
         return self
 
 
@@ -127,7 +127,8 @@ class RunConfig(Section):
             raise ValueError("algorithm.advantage=gae needs a critic: add a section critic, {} for the defaults")
         if advantage != "gae" and ":" not in advantage and self.critic is not None:
             raise ValueError(
-                f"a critic is for algorithm.advantage=gae, and it is {advantage}: set that, or remove critic"
+                f"critic needs algorithm.advantage=gae, and it is {advantage}: set algorithm.advantage=gae, or "
+                "remove critic"
             )
         return self
 
@@ -140,12 +141,12 @@ class RunConfig(Section):
             raise ValueError("algorithm.distillation_coefficient needs a teacher: add a section teacher with its path")
         if self.teacher is not None and coefficient == 0.0 and ":" not in advantage:
             raise ValueError(
-                "a teacher teaches nothing with algorithm.distillation_coefficient=0: set it, 1 is usual with "
-                "algorithm.advantage=none, or remove teacher"
+                "teacher has no effect with algorithm.distillation_coefficient=0: set a value (1 is usual with "
+                "algorithm.advantage=none), or remove teacher"
             )
         if advantage == "none" and coefficient == 0.0:
             raise ValueError(
-                "with algorithm.advantage=none rewards teach nothing: set a teacher and "
+                "with algorithm.advantage=none rewards have no effect: set a teacher and "
                 "algorithm.distillation_coefficient, or another algorithm.advantage"
             )
         return self
@@ -156,14 +157,16 @@ class RunConfig(Section):
             return self
         if not self.rewards and self.algorithm.advantage != "none":
             raise ValueError(
-                "rewards is required: a list of functions that say how good a response is, [{function: exact_match}]; "
-                "to learn from the responses of the data, set algorithm.name=sft, and from a teacher alone, "
+                "rewards is required: a list of functions that score responses, [{function: exact_match}]; to "
+                "learn from the responses of the data, set algorithm.name=sft, and from a teacher alone, "
                 "algorithm.advantage=none"
             )
         examined = [] if self.validation is None else self.validation.sets
         for index, one in enumerate(examined):
             if not self.rewards and not one.rewards:
-                raise ValueError(f"validation.sets.{index} has no rewards, and training has none that it could use")
+                raise ValueError(
+                    f"validation.sets.{index} has no rewards, and there are no training rewards to use instead"
+                )
         return self
 
     @model_validator(mode="after")
@@ -172,13 +175,13 @@ class RunConfig(Section):
         if algorithm.kl_coefficient == 0.0 and (algorithm.kl_target is not None or algorithm.kl_placement == "reward"):
             key = "kl_placement=reward" if algorithm.kl_target is None else "kl_target"
             raise ValueError(
-                f"algorithm.{key} needs algorithm.kl_coefficient above 0, with which the run begins: set it, 0.001 to "
-                "0.1 is usual"
+                f"algorithm.{key} needs algorithm.kl_coefficient above 0 as its first value: set it (0.001 to 0.1 "
+                "is usual)"
             )
         if algorithm.importance_floor > algorithm.importance_cap:
             raise ValueError(
-                f"algorithm.importance_floor={algorithm.importance_floor:g} is above algorithm.importance_cap="
-                f"{algorithm.importance_cap:g}: no factor would be kept"
+                f"algorithm.importance_floor={algorithm.importance_floor:g} is above "
+                f"algorithm.importance_cap={algorithm.importance_cap:g}: every token would be masked"
             )
         return self
 
@@ -190,20 +193,20 @@ class RunConfig(Section):
         ours = ":" not in algorithm.advantage
         if algorithm.dynamic_sampling and ours and not algorithm.compares_a_group:
             raise ValueError(
-                "algorithm.dynamic_sampling leaves out groups whose rewards are all equal, and with "
-                f"algorithm.advantage={algorithm.advantage} these teach something: take grpo, or leave it out"
+                "algorithm.dynamic_sampling drops groups whose rewards are all equal, but "
+                f"algorithm.advantage={algorithm.advantage} learns from them: set algorithm.advantage=grpo, or "
+                "leave dynamic_sampling out"
             )
         if algorithm.overlong_buffer is None:
             return self
         if self.environment is not None:
             raise ValueError(
-                "algorithm.overlong_buffer lies before the longest possible response, and with an environment "
-                "rollout.max_new_tokens is the limit of a turn: leave it out"
+                "algorithm.overlong_buffer cannot be used with an environment, where rollout.max_new_tokens limits "
+                "a turn and not the response: leave it out"
             )
         if algorithm.overlong_buffer > limit:
             raise ValueError(
-                f"algorithm.overlong_buffer={algorithm.overlong_buffer} is more than rollout.max_new_tokens={limit}: "
-                "it lies before that limit"
+                f"algorithm.overlong_buffer={algorithm.overlong_buffer} must be at most rollout.max_new_tokens={limit}"
             )
         return self
 
@@ -214,12 +217,12 @@ class RunConfig(Section):
             reward.function for rewards in (self.rewards, *(one.rewards for one in examined)) for reward in rewards
         }
         if self.environment is None and "environment" in functions:
-            raise ValueError("the reward environment is what an environment gives: add a section environment")
+            raise ValueError("the reward environment needs an environment: add a section environment")
         if self.reward_model is None and REWARD_MODEL in functions:
-            raise ValueError("the reward reward_model is what a model says: add a section reward_model with its path")
+            raise ValueError("the reward reward_model needs a reward model: add a section reward_model with its path")
         if self.reward_model is not None and REWARD_MODEL not in functions and not self.supervised:
             raise ValueError(
-                "nobody asks the reward_model: add {function: reward_model} to rewards, or remove the section"
+                "the section reward_model is not used: add {function: reward_model} to rewards, or remove the section"
             )
         return self
 
@@ -228,20 +231,20 @@ class RunConfig(Section):
         staleness, continues = self.rollout.max_staleness, self.rollout.continue_over_updates
         if staleness > 1 and not continues:
             raise ValueError(
-                f"rollout.max_staleness={staleness} needs rollout.continue_over_updates=true: otherwise all responses "
-                "under way are finished before each update, and 1 gives as much"
+                f"rollout.max_staleness={staleness} needs rollout.continue_over_updates=true: otherwise every "
+                "unfinished response is completed before each update, and 1 has the same effect"
             )
         if continues and not staleness:
             raise ValueError("rollout.continue_over_updates needs rollout.max_staleness=1 or more")
         if staleness and (self.rollout.sleep or self.engine.offload):
             raise ValueError(
-                "rollout.sleep and engine.offload leave the device while the other side works, and with "
+                "rollout.sleep and engine.offload free the device while the other side works, but with "
                 f"rollout.max_staleness={staleness} both work at the same time: leave them out"
             )
         if staleness and self.trainer.rollout_log_prob_tolerance is not None:
             raise ValueError(
-                "trainer.rollout_log_prob_tolerance compares log-probs of the same weights, and with "
-                f"rollout.max_staleness={staleness} rollouts have older ones: leave one of them out"
+                "trainer.rollout_log_prob_tolerance compares log-probs of the same weights, but with "
+                f"rollout.max_staleness={staleness} rollouts use older weights: leave one of the two out"
             )
         return self
 
@@ -250,13 +253,15 @@ class RunConfig(Section):
         metric = None if self.validation is None else self.validation.metric
         if metric is not None and metric.endswith("/loss") != self.supervised:
             measured = f"algorithm.name={self.algorithm.name} measures {'losses' if self.supervised else 'rewards'}"
-            raise ValueError(f"validation.metric is {metric}, and {measured}: leave it out for that of the first set")
+            raise ValueError(
+                f"validation.metric is {metric}, but {measured}: leave it out to use the metric of the first set"
+            )
         return self
 
     @model_validator(mode="after")
     def _best_is_kept(self) -> RunConfig:
         if self.validation is not None and self.validation.keep_best and not self.checkpoint.keep:
-            raise ValueError("validation.keep_best keeps a checkpoint, and checkpoint.keep=0 says that none is written")
+            raise ValueError("validation.keep_best needs checkpoints, but checkpoint.keep=0 writes none")
         return self
 
     @property

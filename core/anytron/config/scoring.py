@@ -24,26 +24,25 @@ class RewardSection(Section):
 
     function: str
     """A registered reward (``exact_match``, ``contains``, ``regex``, ``format``, ``math``, ``code``, ``judge``,
-    ``reasoning_gym``, ``environment``, ``reward_model``), or ``module:function`` / ``file.py:function``; a class will
-    do as well."""
+    ``reasoning_gym``, ``environment``, ``reward_model``), or ``module:function`` / ``file.py:function``; or a class."""
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    """What its metrics and its log are called; default: the function's name. Two rewards need two names."""
+    """The name in its metrics and of its log; default: the function's name. Two rewards need two names."""
     weight: float = 1.0
     """Factor of this reward in the sum."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the function, or of the class; docs/how-to/write-a-reward.md has those of registered
+    """Keyword arguments of the function, or of the class; docs/how-to/write-a-reward.md lists the options of registered
     rewards."""
     processes: int = Field(1, ge=1)
     """Processes that call the function; the samples of one prompt are in one call, whatever their number."""
     timeout_s: float = Field(120.0, gt=0.0)
-    """Seconds from when the function takes a sample from its list until it takes the next one, or returns. One that
-    takes all of them first and then works has this long for all of the work; ``judge`` takes each once more when it
-    waits for its answer. A call with N samples ends after N + 1 times as long at the latest, however often the function
-    takes them."""
+    """Seconds from when the function takes a sample from its list until it takes the next one, or returns. A function
+    that first takes all of them has this time for all of its work; ``judge`` takes each sample again while it waits for
+    the answer. A call with N samples ends after N + 1 times as long at the latest, however often the function takes
+    them."""
     memory_gib: float | None = Field(None, gt=0.0)
     """Memory that a process may allocate, in GiB; null = no limit."""
     on_error: Literal["drop", "zero", "stop"] = "drop"
-    """What becomes of a sample for which the function raises, hangs, ends its process or gives no finite number:
+    """What happens to a sample for which the function raises, hangs, ends its process or gives no finite number:
     ``drop`` leaves it out of the update and out of its group's mean and deviation, ``zero`` gives it the reward 0
     (which may be more than others get), ``stop`` ends the run. A function that fails for every sample of a step ends
     the run always."""
@@ -54,13 +53,13 @@ class RewardSection(Section):
             for name in ("options", "processes", "timeout_s", "memory_gib"):
                 if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
                     raise ValueError(
-                        f"{name} is for functions, and {REWARD_MODEL} is none: it has a section of its own"
+                        f"{name} applies to reward functions only: configure {REWARD_MODEL} in its own section"
                     )
         return self
 
 
 class ValidationSetSection(Section):
-    """Prompts on which the policy is examined, how it answers them, and what a good answer is."""
+    """Prompts to evaluate the policy on, how it answers them, and how answers are scored."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """Its metrics are called ``validation/NAME/...``."""
@@ -68,8 +67,8 @@ class ValidationSetSection(Section):
     """As section ``data``; every prompt is taken once, in the source's order: leave out ``prompts_per_step`` and
     ``shuffle``."""
     rewards: list[RewardSection] = Field(default_factory=list)
-    """As section ``rewards``; empty = the rewards of training. The functions run in processes of their own. With
-    ``algorithm.name=sft`` a set has neither these nor the keys below: what is measured is the loss of its responses."""
+    """As section ``rewards``; empty = the rewards of training. The functions run in separate processes. With
+    ``algorithm.name=sft`` a set has neither rewards nor the keys below: the loss of its responses is measured."""
     samples_per_prompt: int = Field(1, ge=1)
     """Responses to each prompt: the n of ``mean@n``."""
     pass_at: list[int] = Field(default_factory=lambda: [1])
@@ -77,7 +76,7 @@ class ValidationSetSection(Section):
     pass_threshold: float = 1.0
     """A response passes whose reward is at least this."""
     max_new_tokens: int | None = Field(None, ge=1)
-    """Longest response, in tokens; with an ``environment``, longest turn. Default: that of ``rollout``, as for the
+    """Longest response, in tokens; with an ``environment``, longest turn. Default: the value in ``rollout``, as for the
     keys below."""
     temperature: float | None = Field(None, gt=0.0)
     """Sampling temperature."""
@@ -111,8 +110,9 @@ class ValidationSetSection(Section):
         wrong = [k for k in self.pass_at if not 1 <= k <= self.samples_per_prompt]
         if wrong or len(set(self.pass_at)) < len(self.pass_at):
             raise ValueError(
-                f"pass_at={self.pass_at}: different numbers from 1 to samples_per_prompt={self.samples_per_prompt} are "
-                "possible, because pass@k cannot be estimated from fewer than k responses"
+                f"pass_at={self.pass_at}: give different numbers from 1 to "
+                f"samples_per_prompt={self.samples_per_prompt}, because pass@k cannot be estimated from fewer than "
+                "k responses"
             )
         if not self.data.shuffle or self.data.prompts_per_step != DataSection.model_fields["prompts_per_step"].default:
             raise ValueError("validation takes every prompt in order: remove data.prompts_per_step and data.shuffle")
@@ -120,7 +120,7 @@ class ValidationSetSection(Section):
 
 
 class ValidationSection(Section):
-    """Examine the policy after the last step, and when these keys say so, on prompts from which nothing is learnt."""
+    """Evaluate the policy after the last step, and as often as these keys say, on prompts that are not trained on."""
 
     sets: list[ValidationSetSection] = Field(min_length=1)
     """The sets of prompts; keys below."""
@@ -134,12 +134,12 @@ class ValidationSection(Section):
     direction: Direction | None = None
     """Whether the highest or the lowest ``metric`` is best. Default: the lowest loss, the highest of all others."""
     keep_best: bool = False
-    """Save a checkpoint when ``metric`` is better than in all validations before, and keep it beside the newest ones;
-    ``checkpoints/best`` names it."""
+    """Save a checkpoint when ``metric`` is better than in all earlier validations, and keep it in addition to the
+    newest ones; ``checkpoints/best`` names it."""
     patience: int | None = Field(None, ge=1)
     """End the run after so many validations in a row in which ``metric`` did not become better; null = never."""
     min_delta: float = Field(0.0, ge=0.0)
-    """``patience``: what counts as better is better by more than this."""
+    """``patience``: the smallest change that counts as better."""
 
     def criterion(self, *, supervised: bool) -> tuple[str, Direction]:
         """``metric`` and ``direction``, or their defaults."""
@@ -158,6 +158,7 @@ class ValidationSection(Section):
             raise ValueError(f"unknown metric {self.metric}; {hint or 'there are ' + ', '.join(known)}")
         if self.every_steps is None and (self.keep_best or self.patience):
             raise ValueError(
-                "keep_best and patience compare validations, and there is only the last one: set every_steps"
+                "keep_best and patience compare several validations, but only the last step is validated: set "
+                "every_steps"
             )
         return self

@@ -28,16 +28,16 @@ _Section = dict[str, Any]
 
 
 class StageSection(Section):
-    """Of several trainings in a row: this one begins with the weights that the one before has trained.
+    """One of several trainings in a row, which starts from the weights of the previous one.
 
-    What it sets wins over the same sections of the file, key by key; a list replaces a list, and null removes a section
+    Its keys override the same keys of the file's sections; a list replaces a list, and null removes a section
     that may be left out. docs/how-to/fine-tune.md has an example.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
-    """Its files are in ``1-NAME``, ``2-NAME``, ... of ``trainer.output_dir``, a run's each."""
+    """Its files are in a directory ``1-NAME``, ``2-NAME``, ... of ``trainer.output_dir``."""
     data: _Section = Field(default_factory=dict)
-    """As section ``data``; likewise below."""
+    """Overrides section ``data``; the other sections likewise."""
     rewards: list[_Section] = Field(default_factory=list)
     """Its reward functions."""
     validation: _Section | None = None
@@ -47,9 +47,9 @@ class StageSection(Section):
     environment: _Section | None = None
     """Its environment."""
     algorithm: _Section = Field(default_factory=dict)
-    """What its gradients are made of."""
+    """How its gradients are computed."""
     optimizer: _Section = Field(default_factory=dict)
-    """Its optimizer, which begins anew: without moments, and at the first step of its schedule."""
+    """Its optimizer, which starts without moments and at the first step of its schedule."""
     critic: _Section | None = None
     """Its critic."""
     teacher: _Section | None = None
@@ -123,7 +123,7 @@ def choose_stage(runs: Mapping[str, Stage], name: Any, where: str) -> Stage:
     if isinstance(name, str) and name in runs:
         return runs[name]
     raise ConfigError(
-        "The configuration has several stages, and one of them is needed here.",
+        "The configuration has several stages, and this command needs one of them.",
         where=where,
         why="none is named" if name is None else f"there is no stage {name!r}",
         fix=did_you_mean(str(name), runs, f"{STAGE}=") or " or ".join(f"{STAGE}={one}" for one in runs),
@@ -135,7 +135,7 @@ def _of_all_stages(stages: list[dict[str, Any]]) -> Iterator[Diagnostic]:
         for key in OF_ALL_STAGES:
             section, _, name = key.partition(".")
             if name in (stage.get(section) or {}):
-                message = "it belongs to all stages, and this one sets it"
+                message = "it applies to all stages, and this stage sets it"
                 yield Diagnostic("error", f"{STAGES}.{index}.{key}", message, f"set {key} for the whole file")
 
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from anytron.sequences.layout import LayoutConstraints
 
 
+API_VERSION = 1
+"""Version of the contract between this core and its platforms: this class and the hooks."""
+
+
 class Availability(str, Enum):
     """The result of a probe."""
 
@@ -116,7 +120,7 @@ class Platform(abc.ABC):
 
     Attributes:
         name: What users write in ``platform.name`` and ``ANYTRON_PLATFORM``.
-        api_version: Version of this contract that the plugin was written for.
+        api_version: Version of this contract that the platform was written for; a platform must say it.
         accelerator: True for devices that win over the processor when they are usable.
         options_model: A pydantic model of ``platform.options`` (``extra="forbid"``); None = no options.
         redirects_torch_cuda: Engine code that hard-codes ``torch.cuda`` is redirected to :meth:`runtime`.
@@ -137,7 +141,7 @@ class Platform(abc.ABC):
     """
 
     name: ClassVar[str]
-    api_version: ClassVar[int] = 1
+    api_version: ClassVar[int]
     accelerator: ClassVar[bool] = True
     options_model: ClassVar[type[BaseModel] | None] = None
     redirects_torch_cuda: bool = True

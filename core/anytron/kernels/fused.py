@@ -19,6 +19,18 @@ from anytron.kernels.rope import rope
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+__all__ = [
+    "adam",
+    "causal_conv1d",
+    "default_kernel",
+    "gated_delta_rule",
+    "grouped_mm",
+    "layer_norm",
+    "rms_norm",
+    "rope",
+    "swiglu",
+]
+
 
 def default_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
     """Return the pure torch kernel for ``name``; it depends on nothing in ``spec``."""

@@ -41,17 +41,17 @@ def is_causal(call: AttentionCall, kernel: str) -> bool:
             f"The {kernel} does not know the kernel mode '{call.mode}'.",
             where=f"attention in {call.format}",
             why=f"{_source(call)}; this kernel reads {', '.join(sorted(known))}",
-            fix="let that plugin also answer attention_kernel, with a kernel that reads this mode, "
-            "or answer one of the modes above",
+            fix="let that plugin also return an attention_kernel that reads this mode, or let it return one of the "
+            "modes above",
         )
     expected = call.format == "bshd" and call.mode in WITH_TENSOR
     if expected != (call.mask is not None):
         raise HookContractError(
-            f"The kernel mode '{call.mode}' and its mask do not fit together.",
+            f"The kernel mode '{call.mode}' does not match its mask.",
             where=f"{kernel}, attention in {call.format}",
             why=f"{_source(call)}, and this mode "
-            + ("needs a mask tensor, but there is none" if expected else "reads no mask tensor, but there is one"),
-            fix="let build_attn_mask answer a mode that says how its tensor is to be read",
+            + ("needs a mask tensor, but there is no tensor" if expected else "takes no mask tensor, but there is one"),
+            fix="let build_attn_mask return a mode that matches its tensor",
         )
     return causal
 

@@ -9,3 +9,35 @@ R, C  rows and columns of the local model input: thd has R = 1, bshd has R = B
 N     slots of one rank, N = R * C (real tokens and padding)
 ====  ==========================================================================================
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anytron.sequences.batch import RaggedBatch
+    from anytron.sequences.inputs import ModelInputs
+    from anytron.sequences.layout import ContextShard, Format, LayoutConstraints, SequenceLayout
+    from anytron.sequences.masks import AttnMask, MaskKind, MaskRequest, Pair, Polarity, current_mask
+    from anytron.sequences.planning import plan_layout
+else:
+
+    def __getattr__(name: str) -> object:
+        from anytron.base.lazy import find
+
+        return find(__name__, name)
+
+
+__all__ = [
+    "AttnMask",
+    "ContextShard",
+    "Format",
+    "LayoutConstraints",
+    "MaskKind",
+    "MaskRequest",
+    "ModelInputs",
+    "Pair",
+    "Polarity",
+    "RaggedBatch",
+    "SequenceLayout",
+    "current_mask",
+    "plan_layout",
+]

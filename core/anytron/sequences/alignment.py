@@ -90,7 +90,7 @@ def checked_lengths(lengths: Sequence[int] | Tensor, context_length: int | None 
     if real.ndim != 1 or real.numel() == 0:
         raise DataError("A layout needs at least one sequence.", where="lengths", why=f"shape {tuple(real.shape)}")
     if real.dtype.is_floating_point or real.dtype.is_complex or real.dtype is torch.bool:
-        raise DataError("Lengths are integers.", where="lengths", why=f"dtype {real.dtype}")
+        raise DataError("Lengths must be integers.", where="lengths", why=f"dtype {real.dtype}")
     real = real.to(torch.int64)
     shortest, longest = (int(end) for end in real.aminmax())
     if shortest < 1:

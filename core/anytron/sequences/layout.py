@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Format = Literal["thd", "bshd"]
+"""How sequences lie in a model's input: ``thd`` packs them one behind the other, ``bshd`` pads each to a row."""
 
 TakenAs = Literal["shard", "whole", "rows"]
 """How a model takes its input: whether the engine or the model shards it for context parallelism and packs it.
@@ -84,7 +85,7 @@ class LayoutConstraints:
 
     def __post_init__(self) -> None:
         if self.align < 1 or self.bucket < 1:
-            raise DataError("Layout constraints are at least 1.", why=f"align {self.align}, bucket {self.bucket}")
+            raise DataError("Layout constraints must be at least 1.", why=f"align {self.align}, bucket {self.bucket}")
 
     def merge(self, other: LayoutConstraints) -> LayoutConstraints:
         """Satisfy both: take the least common multiple of each field."""
@@ -172,7 +173,9 @@ class SequenceLayout:
         """
         if values.ndim == 0 or values.shape[0] != self.num_tokens:
             raise _misfit(
-                "Values do not fit the layout.", "pack", f"{_count(values)} values for {self.num_tokens} tokens"
+                "The number of values does not match the layout.",
+                "pack",
+                f"{_count(values)} values for {self.num_tokens} tokens",
             )
         return self._show(torch.cat([values, values.new_full((1, *values.shape[1:]), fill)]))
 
@@ -191,7 +194,7 @@ class SequenceLayout:
         """
         if values.ndim != 2 or values.shape[1] != self.num_tokens:
             why = f"shape {tuple(values.shape)}, expected (A, {self.num_tokens})"
-            raise _misfit("Values do not fit the layout.", "pack_axes", why)
+            raise _misfit("The number of values does not match the layout.", "pack_axes", why)
         return self.pack(values.t(), fill).permute(2, 0, 1).contiguous()
 
     def unpack(self, values: Tensor, gather: Gather | None = None) -> Tensor:
@@ -226,7 +229,7 @@ class SequenceLayout:
         """
         if tuple(tokens.shape) != (self.num_tokens,):
             why = f"shape {tuple(tokens.shape)}, expected ({self.num_tokens},)"
-            raise _misfit("Tokens do not fit the layout.", "next_tokens", why)
+            raise _misfit("The number of tokens does not match the layout.", "next_tokens", why)
         if ignored is not None:
             tokens = tokens.masked_fill(ignored, IGNORED_LABEL)
         # Shifted, with an entry for padding at the end.
@@ -254,18 +257,20 @@ class SequenceLayout:
     def _slots(self, values: Tensor, where: str) -> Tensor:
         if tuple(values.shape[:2]) != self.shape:
             why = f"output has leading shape {tuple(values.shape[:2])}, the layout {self.shape}"
-            raise _misfit("Model output does not fit the layout.", where, why)
+            raise _misfit("The shape of the model's output does not match the layout.", where, why)
         return values.flatten(0, 1)
 
     def _of_all_shards(self, local: Tensor, gather: Gather | None, where: str) -> Tensor:
         if self.shard.size == 1:
             return local
         if gather is None:
-            raise _misfit("A context-parallel layout needs a gather.", where, f"{self.shard.size} shards, no gather")
+            raise _misfit(
+                "A context-parallel layout needs a gather index.", where, f"{self.shard.size} shards, no gather"
+            )
         gathered = gather(local)
         expected = self.shard.size * local.shape[0]
         if gathered.shape[0] != expected:
-            raise _misfit("The gather is not complete.", where, f"{gathered.shape[0]} slots, expected {expected}")
+            raise _misfit("The gather index is not complete.", where, f"{gathered.shape[0]} slots, expected {expected}")
         return gathered
 
 

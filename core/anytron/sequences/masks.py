@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from anytron.sequences.layout import SequenceLayout
     from anytron.sequences.scopes import ScopeFactory
 
-    Pair = tuple[int, int]
-    """(query token, key token), flat."""
-    MaskReader = Callable[["AttnMask", Sequence[SequenceLayout], ModelTraits], set[Pair]]
+    MaskReader = Callable[["AttnMask", Sequence[SequenceLayout], ModelTraits], set["Pair"]]
     """Give the pairs that a vendor's attention lets through, from a mask and the layouts of all shards."""
+
+Pair = tuple[int, int]
+"""(query token, key token), flat."""
 
 
 class MaskKind(str, Enum):
@@ -115,14 +116,16 @@ class AttnMask:
 
     def __post_init__(self) -> None:
         if self.polarity is not None and not isinstance(self.polarity, Polarity):
-            raise HookContractError("A mask's polarity is a Polarity: keep or masked.", why=f"it is {self.polarity!r}")
+            raise HookContractError(
+                "A mask's polarity must be a Polarity: keep or masked.", why=f"it is {self.polarity!r}"
+            )
         if (self.tensor is None) != (self.polarity is None):
             raise HookContractError(
-                "A mask tensor and its polarity must come together.",
+                "A mask must have both a tensor and a polarity, or neither.",
                 why=f"tensor {'absent' if self.tensor is None else 'given'}, polarity {self.polarity}",
             )
         if self.kind is MaskKind.NONE and self.tensor is not None:
-            raise HookContractError("A mask of kind 'none' carries no tensor.")
+            raise HookContractError("A mask of kind 'none' must not have a tensor.")
 
     def read_as(self, polarity: Polarity) -> Tensor | None:
         """The tensor for a reader to whom True means ``polarity``; negated if it was written the other way."""

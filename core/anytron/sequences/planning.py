@@ -84,7 +84,7 @@ def _check_options(format: Format, tensor_parallel: int, taken_as: TakenAs) -> N
         raise DataError("Unknown sequence format.", where=where, why=f"{format!r}", fix="use 'thd' or 'bshd'")
     if taken_as not in ("shard", "whole", "rows"):
         fix = "use 'shard', 'whole' or 'rows'"
-        raise DataError("Unknown way of taking the input.", where=where, why=f"{taken_as!r}", fix=fix)
+        raise DataError("Unknown value of taken_as.", where=where, why=f"{taken_as!r}", fix=fix)
     if tensor_parallel < 1:
         raise DataError("Impossible tensor-parallel size.", where=where, why=str(tensor_parallel))
     if format == "bshd" and taken_as == "rows":

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
+__all__ = ["ScopeFactory", "combine", "enter"]
+
 ScopeFactory = Callable[[], AbstractContextManager[None]]
 """A function without arguments that makes a fresh context manager each time it is called, for example one that
 ``contextlib.contextmanager`` decorates. Leaving it puts back the state that was there before, also after an error."""

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from anytron.base.errors import EngineError
-from anytron.kernels.neutral_modes import is_causal
+from anytron import EngineError
+from anytron.kernels import is_causal
 
 if TYPE_CHECKING:
-    from anytron.kernels.contract import AttentionCall, AttentionSpec
+    from anytron.kernels import AttentionCall, AttentionSpec
 
 LENGTHS = "basalt_lengths"
 """Basalt's own kernel mode: causal attention in packed sequences whose lengths the library was told."""
 
 
 class BasaltAttention:
-    """The kernel of one layer: an :class:`anytron.kernels.contract.AttentionKernel`.
+    """The kernel of one layer: an :class:`anytron.kernels.AttentionKernel`.
 
     Args:
         spec: The layer.

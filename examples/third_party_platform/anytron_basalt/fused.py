@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from anytron.kernels.contract import KernelName
+from anytron.kernels import KernelName
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-    from anytron.kernels.contract import LogProbKernel, LogProbSpec
+    from anytron.kernels import LogProbKernel, LogProbSpec
 
 
 def make_log_probs(spec: LogProbSpec) -> LogProbKernel | None:

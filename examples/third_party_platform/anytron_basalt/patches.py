@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.device.patches import Installed, Patch, Phase
+from anytron import Installed, Patch, Phase
 
 if TYPE_CHECKING:
-    from anytron.device.hooks.types import PatchContext
+    from anytron import PatchContext
 
 PATCHES = (
     Patch(

@@ -8,13 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron import Platform, hookimpl
-from anytron.base.traits import ModelTraits
-from anytron.config.diagnostics import Diagnostic
-from anytron.device.hooks.types import ConfigEdit, Requirement
-from anytron.device.limits import Feature, Limit
-from anytron.device.platform import Availability, Decision, Probe
-from anytron.sequences.masks import AttnMask, MaskKind
+from anytron import (
+    Availability,
+    ConfigEdit,
+    Decision,
+    Diagnostic,
+    Feature,
+    Limit,
+    ModelTraits,
+    Platform,
+    Probe,
+    Requirement,
+    hookimpl,
+)
+from anytron.sequences import AttnMask, MaskKind
 from anytron_basalt.options import BasaltOptions
 
 if TYPE_CHECKING:
@@ -23,15 +30,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from torch import Tensor
 
-    from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import ProcessInfo
-    from anytron.device.patches import Patch, Phase
-    from anytron.device.platform import LayoutRequest
-    from anytron.device.runtime import DeviceRuntime
-    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName, LogProbKernel, LogProbSpec
-    from anytron.sequences.inputs import ModelInputs
-    from anytron.sequences.layout import LayoutConstraints, SequenceLayout
-    from anytron.sequences.masks import MaskRequest
+    from anytron import DeviceRuntime, LayoutRequest, Patch, Phase, ProcessInfo, RunConfig
+    from anytron.kernels import AttentionKernel, AttentionSpec, KernelName, LogProbKernel, LogProbSpec
+    from anytron.sequences import LayoutConstraints, MaskRequest, ModelInputs, SequenceLayout
 
 DEVICE = Path("/dev/basalt0")
 
@@ -40,6 +41,7 @@ class BasaltPlatform(Platform):
     """Basalt accelerators, through their vendor's library."""
 
     name = "basalt"
+    api_version = 1
     options_model = BasaltOptions
     visible_devices_variable = "BASALT_VISIBLE_DEVICES"
     environment_prefixes = ("BASALT_",)
@@ -84,7 +86,7 @@ class BasaltPlatform(Platform):
 
     def layout_constraints(self, request: LayoutRequest) -> LayoutConstraints:
         """Whole tiles."""
-        from anytron.sequences.layout import LayoutConstraints
+        from anytron.sequences import LayoutConstraints
 
         del request
         return LayoutConstraints(align=self.options.tile)

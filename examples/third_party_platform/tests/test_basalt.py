@@ -9,19 +9,22 @@ import pytest
 import torch
 from basalt_sdk import LONGEST_SEQUENCE
 
-from anytron.base.errors import ConfigError, EngineError
-from anytron.base.traits import ModelTraits, ParallelSizes
-from anytron.config.schema import RunConfig
-from anytron.device.hooks.types import PatchContext, ProcessInfo
-from anytron.device.loading import hooks_of
-from anytron.device.patches import Ledger, Phase
-from anytron.device.platform import Availability, LayoutRequest
-from anytron.kernels.contract import AttentionCall, AttentionSpec
-from anytron.sequences import scopes
-from anytron.sequences.inputs import ModelInputs
-from anytron.sequences.layout import LayoutConstraints
-from anytron.sequences.masks import MaskKind, MaskRequest
-from anytron.sequences.planning import plan_layout
+from anytron import (
+    Availability,
+    ConfigError,
+    EngineError,
+    LayoutRequest,
+    Ledger,
+    ModelTraits,
+    ParallelSizes,
+    PatchContext,
+    Phase,
+    ProcessInfo,
+    RunConfig,
+    hooks_of,
+)
+from anytron.kernels import AttentionCall, AttentionSpec
+from anytron.sequences import LayoutConstraints, MaskKind, MaskRequest, ModelInputs, plan_layout, scopes
 from anytron_basalt import BasaltPlatform, platform
 from anytron_basalt.attention import LENGTHS
 from anytron_basalt.options import BasaltOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.device.patches import Patch, Phase
+from anytron import Patch, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable

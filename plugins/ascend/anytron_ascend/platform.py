@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from anytron import Platform, hookimpl
-from anytron.base.errors import ConfigError
-from anytron.config.diagnostics import Diagnostic
-from anytron.device.hooks.types import Requirement
-from anytron.device.limits import Feature, Limit
-from anytron.device.platform import Availability, Decision, PeakFlops, Probe
+from anytron import (
+    Availability,
+    ConfigError,
+    Decision,
+    Diagnostic,
+    Feature,
+    Limit,
+    PeakFlops,
+    Platform,
+    Probe,
+    Requirement,
+    hookimpl,
+)
 from anytron_ascend import cann, vllm_ascend
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.adaptors.mindspeed_llm import MindSpeedLlmAdaptor
@@ -34,14 +41,9 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import ConfigEdit, PatchContext
-    from anytron.device.patches import Ledger, Patch, Phase
-    from anytron.device.platform import EngineFacts
-    from anytron.device.runtime import DeviceRuntime
-    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
-    from anytron.sequences.inputs import ModelInputs
-    from anytron.sequences.masks import AttnMask, MaskRequest
+    from anytron import ConfigEdit, DeviceRuntime, EngineFacts, Ledger, Patch, PatchContext, Phase, RunConfig
+    from anytron.kernels import AttentionKernel, AttentionSpec, KernelName
+    from anytron.sequences import AttnMask, MaskRequest, ModelInputs
     from anytron_ascend.adaptors.adaptor import Adaptor
 
 _SOURCE_CANN = "source the set_env.sh of the CANN toolkit (by default in /usr/local/Ascend/ascend-toolkit)"
@@ -62,6 +64,7 @@ class AscendPlatform(Platform):
     """Megatron through torch_npu: ``torch.cuda`` is redirected and modules are portable, or MindSpeed does both."""
 
     name = "ascend"
+    api_version = 1
     options_model = AscendOptions
     device_packages = ("torch_npu",)
     visible_devices_variable = VISIBLE_DEVICES

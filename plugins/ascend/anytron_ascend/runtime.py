@@ -6,8 +6,7 @@ import contextlib
 import importlib
 from typing import TYPE_CHECKING, ClassVar
 
-from anytron.base.errors import PlatformError
-from anytron.device.runtime import TorchDeviceRuntime
+from anytron import PlatformError, TorchDeviceRuntime
 from anytron_ascend import simulation
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from anytron.base.errors import PlatformError
+from anytron import PlatformError
 
 VARIABLE = "ANYTRON_ASCEND_SIMULATOR"
 

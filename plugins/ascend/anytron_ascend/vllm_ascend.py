@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement as Dependency
 from packaging.specifiers import SpecifierSet
 
-from anytron.config.diagnostics import Diagnostic
-from anytron.device.hooks.types import ConfigEdit, Requirement
-from anytron_vllm.installation import find_installation
+from anytron import ConfigEdit, Diagnostic, Requirement
+from anytron_vllm import find_installation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.metadata import Distribution
 
-    from anytron.config.schema import RunConfig
-    from anytron_vllm.installation import Installation
+    from anytron import RunConfig
+    from anytron_vllm import Installation
 
 PACKAGE = "vllm-ascend"
 PINNED = ("torch", "torch-npu", "triton-ascend")

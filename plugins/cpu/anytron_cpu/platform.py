@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from anytron import Platform
-from anytron.device.platform import Availability, PeakFlops, Probe
+from anytron import Availability, PeakFlops, Platform, Probe
 
 if TYPE_CHECKING:
-    from anytron.device.runtime import DeviceRuntime
+    from anytron import DeviceRuntime
 
 
 class CpuPlatform(Platform):
@@ -19,6 +18,7 @@ class CpuPlatform(Platform):
     """
 
     name = "cpu"
+    api_version = 1
     accelerator = False
     redirects_torch_cuda = True
     portable_modules = True

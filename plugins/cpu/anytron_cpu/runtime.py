@@ -9,8 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from anytron.base.errors import EngineError
-from anytron.device.runtime import DeviceRuntime, MemoryStats
+from anytron import DeviceRuntime, EngineError, MemoryStats
 
 
 class CpuRuntime(DeviceRuntime):

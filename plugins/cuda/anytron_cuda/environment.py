@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.config.diagnostics import Diagnostic
+from anytron import Diagnostic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from anytron.device.hooks.types import Role
+    from anytron import Role
     from anytron_cuda.options import CudaOptions
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"

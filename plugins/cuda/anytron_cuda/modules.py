@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from anytron.base.errors import ConfigError, PlatformError
-from anytron.device.platform import Decision
+from anytron import ConfigError, Decision, PlatformError
 from anytron_cuda.imports import import_error
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anytron.device.platform import PeakFlops
+from anytron import PeakFlops
 
 PEAK_TFLOPS = (
     ("GB200", 2500.0, "GB200 NVL72"),

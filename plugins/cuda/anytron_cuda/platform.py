@@ -7,9 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from anytron import Platform, hookimpl
-from anytron.device.hooks.types import ConfigEdit, Requirement
-from anytron.device.platform import Decision
+from anytron import ConfigEdit, Decision, Platform, Requirement, hookimpl
 from anytron_cuda import modules
 from anytron_cuda.capabilities import broken_libraries
 from anytron_cuda.environment import (
@@ -24,27 +22,14 @@ from anytron_cuda.options import CudaOptions
 from anytron_cuda.peak import peak_flops
 from anytron_cuda.precision import precision_diagnostics
 from anytron_cuda.probe import judge, look, visible_gpus
-from anytron_megatron.names import ENGINE as MEGATRON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from pydantic import BaseModel
 
-    from anytron.config.diagnostics import Diagnostic
-    from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import ProcessInfo
-    from anytron.device.patches import Ledger
-    from anytron.device.platform import EngineFacts, PeakFlops, Probe
-    from anytron.device.runtime import DeviceRuntime
-    from anytron.kernels.contract import (
-        AttentionKernel,
-        AttentionSpec,
-        KernelName,
-        KernelSpec,
-        LogProbKernel,
-        LogProbSpec,
-    )
+    from anytron import DeviceRuntime, Diagnostic, EngineFacts, Ledger, PeakFlops, Probe, ProcessInfo, RunConfig
+    from anytron.kernels import AttentionKernel, AttentionSpec, KernelName, KernelSpec, LogProbKernel, LogProbSpec
     from anytron_cuda.nvml import Gpu
 
 VLLM_OPTIONS = (
@@ -70,6 +55,7 @@ class CudaPlatform(Platform):
     """``torch.cuda`` is the device. Transformer Engine's modules compute, or the portable ones with CUDA kernels."""
 
     name = "cuda"
+    api_version = 1
     options_model = CudaOptions
     redirects_torch_cuda = False
     visible_devices_variable = VISIBLE_DEVICES
@@ -192,8 +178,8 @@ def _needs(config: RunConfig, gpus: Iterable[Gpu]) -> Needs:
 
 def _against_transformer_engine(config: RunConfig) -> str:
     """Why this run needs the portable modules; empty if it does not."""
-    if config.rollout.engine == MEGATRON:
-        return f"rollout.engine={MEGATRON} generates with the portable modules"
+    if config.rollout.engine == "megatron":
+        return "rollout.engine=megatron generates with the portable modules"
     if config.model.dtype == "float32":
         # cublaslt_gemm.cu; dot_product_attention/utils.py of 2.0 to 2.9: no backend for float32 and thd.
         return "Transformer Engine multiplies float32 in TF32, and has no attention for packed sequences of it"

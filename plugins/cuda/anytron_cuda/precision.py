@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.config.diagnostics import Diagnostic
+from anytron import Diagnostic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from anytron.config.schema import RunConfig
+    from anytron import RunConfig
     from anytron_cuda.nvml import Gpu
 
 Capability = tuple[int, int]

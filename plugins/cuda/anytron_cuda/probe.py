@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from anytron.device.platform import Availability, Probe
+from anytron import Availability, Probe
 from anytron_cuda.nvml import Driver, Gpu, NvmlError, read_driver
 
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from anytron.device.runtime import TorchDeviceRuntime
+from anytron import TorchDeviceRuntime
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from anytron.base.errors import AnytronError, ConfigError, did_you_mean
+from anytron import AnytronError, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -57,9 +57,9 @@ def _refuse(options: list[str]) -> None:
 
     Raises:
         PluginError: ms-swift is missing or does not fit.
-        AnytronError: As :func:`anytron.device.loading.open_session`.
+        AnytronError: As :func:`anytron.train.open_session`.
     """
-    from anytron.device.loading import open_session
+    from anytron.train import open_session
     from anytron_swift import installation
 
     installation.require_supported()
@@ -69,7 +69,5 @@ def _refuse(options: list[str]) -> None:
 
 def fail(error: AnytronError, status: int = 1) -> NoReturn:
     """Print an error as ``anytron`` does, and end the process."""
-    from anytron.cli.main import print_error
-
-    print_error(error)
+    sys.stderr.write(f"error: {error}\n")
     raise SystemExit(status)

@@ -6,9 +6,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from anytron.base.errors import PluginError
-from anytron.device.hooks.types import Requirement
-from anytron.device.loading import examine_requirements
+from anytron import PluginError, Requirement
+from anytron.train import examine_requirements
 
 MS_SWIFT = Requirement("ms-swift", ">=4.6,<4.7", "pip install --no-deps ms-swift==4.6.0")
 """The releases that this was tested with."""

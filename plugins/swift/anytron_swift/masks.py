@@ -16,13 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from anytron.base.traits import ParallelSizes
-from anytron.sequences import scopes
-from anytron.sequences.batch import RaggedBatch
-from anytron.sequences.layout import LayoutConstraints
-from anytron_megatron.models.accepted_masks import accepted_masks
-from anytron_megatron.models.traits import features_of, traits_of
-from anytron_megatron.own_trainer import micro_batches
+from anytron import ParallelSizes
+from anytron.sequences import LayoutConstraints, RaggedBatch, scopes
+from anytron_megatron import accepted_masks, features_of, micro_batches, traits_of
 from anytron_swift.process import layer
 
 if TYPE_CHECKING:
@@ -30,7 +26,7 @@ if TYPE_CHECKING:
 
     from megatron.core.transformer import TransformerConfig
 
-    from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
+    from anytron_megatron import BatchPreparer, PreparedBatch
 
 _rows: tuple[RaggedBatch, int] | None = None
 

@@ -6,9 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from anytron.base.errors import AnytronError, EngineError
-from anytron.device.layer import Layer, open_layer
-from anytron.device.patches import Phase
+from anytron import AnytronError, EngineError, Phase
+from anytron.train import Layer, open_layer
 from anytron_swift.cli import fail
 from anytron_swift.installation import load
 

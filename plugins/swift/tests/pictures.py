@@ -19,7 +19,7 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 
-from anytron.proof.conformance.tiny_models import CONFIGS, write_tiny_model
+from anytron_conformance.tiny_models import CONFIGS, write_tiny_model
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.proof.conformance.tiny_models import write_tiny_model
+from anytron_conformance.tiny_models import write_tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 import sort_digits

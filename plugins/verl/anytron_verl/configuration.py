@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import ConfigError
+from anytron import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

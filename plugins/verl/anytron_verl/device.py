@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-    from anytron.device.platform import Platform
-    from anytron.device.runtime import DeviceRuntime
+    from anytron import DeviceRuntime, Platform
 
 ENGINES = "verl.workers.engine"
 """The package in which verl's engines register themselves."""

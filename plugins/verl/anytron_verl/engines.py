@@ -10,11 +10,9 @@ from verl.utils import tensordict_utils
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.megatron import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
-from anytron.base.traits import ParallelSizes
-from anytron.device.limits import Feature
-from anytron.device.patches import Phase
-from anytron.device.platform import EngineFacts, features_asked
-from anytron_megatron.models.traits import features_of, traits_of
+from anytron import EngineFacts, Feature, ParallelSizes, Phase
+from anytron.train import features_asked
+from anytron_megatron import features_of, traits_of
 from anytron_verl import process
 from anytron_verl.layouts import Layouts, current_micro_batch
 from anytron_verl.names import PLATFORM
@@ -23,7 +21,7 @@ from anytron_verl.patches import PATCHES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.sequences.layout import Format
+    from anytron.sequences import Format
 
 logger = logging.getLogger(__name__)
 

@@ -12,34 +12,36 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from anytron.base.entries import Entry
-from anytron.device.patches.versions import in_range, installed_version
+from anytron import Requirement
+from anytron.train import examine_requirements
+from anytron.verification import Result
 from anytron_verl.names import POLICY, SUPPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from anytron.proof.doctor.subject import Subject
+    from anytron.verification import Subject
 
 TIMEOUT_S = 600
 
 
-def examine(subject: Subject) -> Iterator[Entry]:
+def examine(subject: Subject) -> Iterator[Result]:
     """Import verl in a process of its own, on the platform of the session, and load its plugins one by one."""
-    version = installed_version("verl")
-    if not version:
-        yield Entry("verl.version", "skip", "verl is not installed")
+    wanted = Requirement("verl", SUPPORTED, f"pip install --no-deps 'verl{SUPPORTED}'")
+    (found,) = examine_requirements([("verl", wanted)])
+    if found.installed is None:
+        yield Result("verl.version", "skipped", "verl is not installed")
         return
-    if in_range(version, SUPPORTED):
-        yield Entry("verl.version", "ok", f"{version} is in {SUPPORTED}")
+    if found.fits:
+        yield Result("verl.version", "passed", f"{found.installed} is in {SUPPORTED}")
     else:
-        detail = f"{version} is outside of {SUPPORTED}: its own layouts are used, and its engine was not tested"
-        yield Entry("verl.version", "warn", detail, f"pip install --no-deps 'verl{SUPPORTED}'")
+        detail = f"{found.installed} is outside of {SUPPORTED}: its own layouts are used, and its engine was not tested"
+        yield Result("verl.version", "warning", detail, found.remedy)
     named = {} if subject.session is None else {"ANYTRON_PLATFORM": subject.session.platform.name}
     yield from _loading(named)
 
 
-def _loading(variables: Mapping[str, str]) -> Iterator[Entry]:
+def _loading(variables: Mapping[str, str]) -> Iterator[Result]:
     command = [sys.executable, "-W", "ignore", "-m", "anytron_verl.loading"]
     environment = {**os.environ, **variables}
     done = subprocess.run(  # noqa: S603 - this interpreter, and a module of this package
@@ -47,16 +49,18 @@ def _loading(variables: Mapping[str, str]) -> Iterator[Entry]:
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        yield Entry("verl.import", "fail", last, "python -c 'import verl' shows the whole error")
+        yield Result("verl.import", "failed", last, "python -c 'import verl' shows the whole error")
         return
     answer = json.loads(done.stdout.splitlines()[-1])
     for name, error in answer["loaded"].items():
         if error is None:
-            yield Entry(f"verl.plugin.{name}", "ok", "verl loads it")
+            yield Result(f"verl.plugin.{name}", "passed", "verl loads it")
         else:
             detail = f"verl goes on without it and does not say so: {error}"
             fix = f"cure the error, or uninstall the plugin, or leave it out by {POLICY}"
-            yield Entry(f"verl.plugin.{name}", "fail", detail, fix)
+            yield Result(f"verl.plugin.{name}", "failed", detail, fix)
     for name in answer["left_out"]:
-        yield Entry(f"verl.plugin.{name}", "warn", f"{POLICY}={os.environ[POLICY]} leaves it out", f"unset {POLICY}")
-    yield Entry("verl.platform", "ok", answer["platform"])
+        yield Result(
+            f"verl.plugin.{name}", "warning", f"{POLICY}={os.environ[POLICY]} leaves it out", f"unset {POLICY}"
+        )
+    yield Result("verl.platform", "passed", answer["platform"])

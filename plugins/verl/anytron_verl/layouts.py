@@ -16,15 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from anytron.base.errors import EngineError
-from anytron.sequences import scopes
-from anytron.sequences.batch import RaggedBatch
-from anytron.sequences.layout import LayoutConstraints
-from anytron_megatron.models.accepted_masks import accepted_masks
-from anytron_megatron.models.traits import features_of, traits_of
-from anytron_megatron.own_trainer import micro_batches
-from anytron_megatron.training.parallel import context_shard
-from anytron_megatron.training.vendor_attention import set_mask_type
+from anytron import EngineError
+from anytron.sequences import LayoutConstraints, RaggedBatch, scopes
+from anytron_megatron import accepted_masks, context_shard, features_of, micro_batches, set_mask_type, traits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,10 +26,10 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
     from torch import nn
 
-    from anytron.base.traits import ParallelSizes
-    from anytron.device.layer import Layer
-    from anytron.sequences.layout import Format
-    from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
+    from anytron import ParallelSizes
+    from anytron.sequences import Format
+    from anytron.train import Layer
+    from anytron_megatron import BatchPreparer, PreparedBatch
 
 
 @dataclass(frozen=True)

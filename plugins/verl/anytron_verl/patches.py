@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anytron.device.patches import Patch, Phase
+from anytron import Patch, Phase
 from anytron_verl.names import SUPPORTED
 
 UTIL = "verl.models.mcore.util"

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import EngineError
-from anytron.device.layer import Layer, open_layer
+from anytron import EngineError
+from anytron.train import Layer, open_layer
 from anytron_verl.names import REPORT
 
 if TYPE_CHECKING:

@@ -19,14 +19,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.base.errors import EngineError
-from anytron.config.json_files import read_object
-from anytron.proof.verification.report import CheckResult, Report, Status
+from anytron import EngineError
+from anytron.verification import Report, Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.proof.verification.report import Watcher
+    from anytron.verification import Watcher
 
 FACTS, EXPECTED, ALONE = "facts.json", "expected.safetensors", "alone.safetensors"
 LAST_LINES = 3
@@ -49,14 +48,14 @@ def verify(path: Path, overrides: Sequence[str], directory: Path, watcher: Watch
     given = [str(path), str(directory), *overrides]
     watcher.begins("transformers' logits")
     _run("expected", given, 1, directory, {PLUGINS: "none"})
-    ranks = read_object(directory / FACTS)["ranks"]
+    ranks = json.loads((directory / FACTS).read_text(encoding="utf-8"))["ranks"]
     if ranks > 1:
         watcher.begins("verl's engine on one rank")
         _run("alone", given, 1, directory, {})
     watcher.begins(f"verl's engine on {ranks} ranks" if ranks > 1 else "verl's engine")
     _run("ranks", given, ranks, directory, {})
-    answers = [read_object(file) for file in sorted(directory.glob("results-*.json"))]
-    return Report(_joined(answers), {})
+    answers = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(directory.glob("results-*.json"))]
+    return Report(_joined(answers))
 
 
 def _run(what: str, arguments: Sequence[str], ranks: int, directory: Path, environment: dict[str, str]) -> None:
@@ -94,14 +93,14 @@ def _run(what: str, arguments: Sequence[str], ranks: int, directory: Path, envir
             process.wait()
 
 
-def _joined(answers: list[dict[str, list[dict[str, object]]]]) -> list[CheckResult]:
+def _joined(answers: list[dict[str, list[dict[str, object]]]]) -> list[Result]:
     """Take the results of the rank that has outputs, and of the gradients the first that is wrong on any."""
     found = [
-        [CheckResult(**{**one, "status": Status(one["status"])}) for one in answer["results"]]  # type: ignore[arg-type]
+        [Result(**one) for one in answer["results"]]  # type: ignore[arg-type]
         for answer in answers
     ]
     *results, gradients = next(one for one, answer in zip(found, answers, strict=True) if answer["has_outputs"])
-    failed = [one[-1] for one in found if one[-1].status is Status.FAILED]
+    failed = [one[-1] for one in found if one[-1].status == "failed"]
     return [*results, *(failed or [gradients])[:1]]
 
 
@@ -109,8 +108,8 @@ def expected(path: Path, directory: Path, overrides: Sequence[str]) -> None:
     """Draw sequences, and let transformers compute their logits."""
     from safetensors.torch import save_file
 
-    from anytron.proof.verification.scores import random_sequences, transformers_logits
-    from anytron.task.data.pretrained import read_hf_config
+    from anytron.engines import read_hf_config
+    from anytron.verification import random_sequences, transformers_logits
     from anytron_verl.configuration import compose, model_directory, ranks_of
 
     section = compose(path, overrides)
@@ -128,8 +127,8 @@ def compute(path: Path, directory: Path, overrides: Sequence[str], *, alone: boo
     from safetensors.torch import load_file, save_file
     from verl.utils.distributed import initialize_global_process_group_ray
 
-    from anytron.proof.verification.scores import LENGTHS, check_scores, random_sequences
-    from anytron.sequences.batch import RaggedBatch
+    from anytron.sequences import RaggedBatch
+    from anytron.verification import LENGTHS, check_scores, random_sequences
     from anytron_verl import process
     from anytron_verl.configuration import compose
     from anytron_verl.scoring import ScoringEngine

@@ -137,9 +137,9 @@ def broken(tmp_path, monkeypatch):
 def test_doctor_names_the_plugins_that_verl_passes_over(monkeypatch):
     monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
     found = {entry.name: entry for entry in examination.examine(Subject(None, ()))}
-    assert found["verl.version"].status == "ok"
-    assert found["verl.plugin.anytron"].status == "ok"
-    assert found["verl.plugin.broken"].status == "fail"
+    assert found["verl.version"].status == "passed"
+    assert found["verl.plugin.anytron"].status == "passed"
+    assert found["verl.plugin.broken"].status == "failed"
     assert "No module named 'no_such_module'" in found["verl.plugin.broken"].detail
     assert found["verl.platform"].detail == "anytron_verl.device.AnytronDevice"
 

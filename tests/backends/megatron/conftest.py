@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import anytron.proof.conformance.recorded as recorded_trajectories
+import anytron_conformance.recorded as recorded_trajectories
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.config.algorithm import AlgorithmSection
-from anytron.proof.conformance.recorded import VOCABULARY
-from anytron.proof.conformance.tiny_models import write_tiny_model
 from anytron.run.trainer.updates import UpdatePlan
+from anytron_conformance.recorded import VOCABULARY
+from anytron_conformance.tiny_models import write_tiny_model
 from tests.backends.megatron.ranks import Ranks, install_extension
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_family(tmp_path_factory) -> Callable[[str], Path]:
-    """Give the directory of a family's tiny model (``anytron.proof.conformance.tiny_models``)."""
+    """Give the directory of a family's tiny model (``anytron_conformance.tiny_models``)."""
 
     @functools.cache
     def write(family: str) -> Path:

@@ -18,12 +18,12 @@ import pytest
 from anytron.base.errors import AnytronError
 from anytron.config.diagnostics import refuse
 from anytron.config.imports import resolve
-from anytron.proof.conformance.tiny_models import write_tiny_model
 from anytron.run.preflight.open_run import open_run
 from anytron.run.preflight.prepare import prepare
 from anytron.task.data.model_files import faults
 from anytron.task.data.pretrained import TOKENIZER
 from anytron.task.isolation import reader
+from anytron_conformance.tiny_models import write_tiny_model
 from anytron_megatron.models.families import FAMILIES
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -185,7 +185,7 @@ CASES = {
         "model directory cannot be loaded|tokenizer",
     ),
     "a tokenizer of 300 MB": (put("tokenizer.json", b" " * (300 << 20)), "has more than 134217728 bytes"),
-    "weights are a link to themselves": (link(WEIGHTS, WEIGHTS), "is no file, and no link to one"),
+    "weights are a link to themselves": (link(WEIGHTS, WEIGHTS), "is neither a file nor a link to one"),
     "2,000,000 labels": (
         put(CONFIG, b'{"id2label": {' + b",".join(b'"%d": "a"' % number for number in range(2_000_000)) + b"}}"),
         "has more than 8388608 bytes",
@@ -207,9 +207,9 @@ CASES = {
         lambda model: ((model / CONFIG).unlink(), (model / CONFIG).mkdir()),
         "has no config.json",
     ),
-    "config is a pipe": (pipe(CONFIG), "is no file, and no link to one"),
-    "config is a link to nowhere": (link(CONFIG, "nowhere"), "is no file, and no link to one"),
-    "config is a link to a device": (link(CONFIG, "/dev/zero"), "is no file, and no link to one"),
+    "config is a pipe": (pipe(CONFIG), "is neither a file nor a link to one"),
+    "config is a link to nowhere": (link(CONFIG, "nowhere"), "is neither a file nor a link to one"),
+    "config is a link to a device": (link(CONFIG, "/dev/zero"), "is neither a file nor a link to one"),
     # fields of config.json
     "no model_type": (put(CONFIG, {}), "Should have a `model_type`"),
     "model_type is a number": (fields(model_type=7), r"config\.json: model_type: it must be a string"),
@@ -263,14 +263,14 @@ CASES = {
     "header is a list": (header(lambda _: []), r"model\.safetensors: its header cannot be read"),
     "header is not UTF-8": (header(lambda _: b'{"\xff": 1}'), r"its header cannot be read"),
     "an entry is a number": (header(lambda entries: {**entries, "a": 5}), "its header cannot be read"),
-    "a shape is a number": (first("shape", 5), "its header cannot be read.*5 are no sizes"),
-    "a shape is negative": (first("shape", [-1, 2]), "are no sizes"),
-    "a shape has text": (first("shape", ["1"]), "are no sizes"),
+    "a shape is a number": (first("shape", 5), "its header cannot be read.*5 is not a list of sizes"),
+    "a shape is negative": (first("shape", [-1, 2]), "is not a list of sizes"),
+    "a shape has text": (first("shape", ["1"]), "is not a list of sizes"),
     "a shape is another": (first("shape", [1, 2]), "1 of .* tensors have another shape"),
-    "offsets are text": (first("data_offsets", ["0", "9"]), "are no sizes"),
+    "offsets are text": (first("data_offsets", ["0", "9"]), "is not a list of sizes"),
     "offsets are one": (first("data_offsets", [0]), "its header cannot be read"),
     "offsets lie behind the end": (first("data_offsets", [0, 10**12]), "its header speaks of"),
-    "weights are a pipe": (pipe(WEIGHTS), "is no file, and no link to one"),
+    "weights are a pipe": (pipe(WEIGHTS), "is neither a file nor a link to one"),
     # index
     "index is a list": (put(INDEX, []), r"index\.json cannot be read: it holds list"),
     "index has no map": (put(INDEX, {}), r"index\.json cannot be read.*weight_map"),
@@ -278,10 +278,10 @@ CASES = {
     "index maps to a list": (put(INDEX, {"weight_map": {"a": []}}), r"index\.json cannot be read.*names no file"),
     "index maps to nothing": (put(INDEX, {"weight_map": {}}), ""),
     "index is nested": (put(INDEX, TOO_DEEP), r"index\.json cannot be read: it is nested too deeply"),
-    "index leads up": (index(lambda _: "../sound/model.safetensors"), "is no plain file name"),
-    "index is absolute": (index(lambda model: str(model / WEIGHTS)), "is no plain file name"),
-    "index names the directory above": (index(lambda _: ".."), "is no plain file name|are missing"),
-    "index names a NUL": (index(lambda _: "a\0b"), "is no plain file name"),
+    "index leads up": (index(lambda _: "../sound/model.safetensors"), "is not a plain file name"),
+    "index is absolute": (index(lambda model: str(model / WEIGHTS)), "is not a plain file name"),
+    "index names the directory above": (index(lambda _: ".."), "is not a plain file name|are missing"),
+    "index names a NUL": (index(lambda _: "a\0b"), "is not a plain file name"),
     "index names itself": (index(lambda _: INDEX), r"index\.json: \d+ bytes, and a header"),
     "index of the sound file": (index(lambda _: WEIGHTS), None),
     # what else lies there
@@ -293,7 +293,7 @@ CASES = {
     "tokenizer is cut short": (put("tokenizer.json", b"{"), "The tokenizer cannot be loaded"),
     "tokenizer is a list": (put("tokenizer.json", []), "The tokenizer cannot be loaded"),
     "tokenizer is nested": (put("tokenizer.json", TOO_DEEP), "The tokenizer cannot be loaded"),
-    "tokenizer is a pipe": (pipe("tokenizer.json"), "is no file, and no link to one"),
+    "tokenizer is a pipe": (pipe("tokenizer.json"), "is neither a file nor a link to one"),
     "tokenizer config is a list": (put("tokenizer_config.json", []), r"tokenizer_config\.json.*holds list"),
     "tokenizer class is a number": (put("tokenizer_config.json", {"tokenizer_class": 5}), ""),
     "tokenizer class is another": (put("tokenizer_config.json", {"tokenizer_class": "T5Tokenizer"}), ""),

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from anytron.config.imports import resolve
-from anytron.proof.conformance.tiny_models import CONFIGS, write_tiny_model
 from anytron.task.data.pretrained import TOKENIZER
+from anytron_conformance.tiny_models import CONFIGS, write_tiny_model
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FILES = ("code", "modeling_kimi_k25", "configuration_kimi_k25", "custom_generate/generate")

@@ -11,11 +11,11 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from anytron.base.errors import DataError
 from anytron.config.schema import RunConfig
-from anytron.proof.conformance.tiny_models import CONFIGS, IMAGE_TOKEN, VIDEO_TOKEN, VISION_END, VISION_START
 from anytron.sequences.batch import RaggedBatch
 from anytron.sequences.layout import ContextShard
 from anytron.sequences.planning import plan_layout
 from anytron.task.data.images import ImagePatches
+from anytron_conformance.tiny_models import CONFIGS, IMAGE_TOKEN, VIDEO_TOKEN, VISION_END, VISION_START
 from anytron_megatron.plugin import MegatronBackend
 from anytron_megatron.training.vision import VisionInputs, refuse_images
 
@@ -131,7 +131,7 @@ SPLIT = [3, VISION_START, IMAGE_TOKEN, 7, IMAGE_TOKEN, VISION_END]
         ([3, *image(1, 4, 4)], patches((1, 4, 2)), "4 image tokens, and patches for 2"),
         ([3, *image(1, 4, 4)], None, "4 image tokens, and patches for 0"),
         ([3, 4], patches((1, 4, 4)), "0 image tokens, and patches for 4"),
-        (SPLIT, patches((1, 2, 4)), "the 2 tokens of an image do not stand together"),
+        (SPLIT, patches((1, 2, 4)), "the 2 tokens of an image are not contiguous"),
         ([3, *image(1, 4, 4)], ImagePatches(torch.zeros(16, 7), torch.tensor([[1, 4, 4]])), "patches of 7 values"),
         ([3, *image(1, 4, 4)], ImagePatches(torch.zeros(15, WIDTH), torch.tensor([[1, 4, 4]])), "15 patches, and"),
         ([3, IMAGE_TOKEN], patches((1, 3, 2)), "not multiples of the 2 merged patches"),

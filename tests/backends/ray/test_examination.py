@@ -27,13 +27,13 @@ def examined(testchip, tmp_path):
 def test_a_cluster_is_joined_and_compared_with_the_run(cluster, examined, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     enough = examined(2)
-    assert enough["executors.ray.cluster"].status == "ok"
+    assert enough["executors.ray.cluster"].status == "passed"
     assert "2 machines" in enough["executors.ray.cluster"].detail
     assert "2 CHIP" in enough["executors.ray.cluster"].detail
     assert "the resource CHIP" in enough["executors.ray.devices"].detail
-    assert enough["executors.ray.room"].status == "ok"
+    assert enough["executors.ray.room"].status == "passed"
     few = examined(3)["executors.ray.room"]
-    assert few.status == "fail"
+    assert few.status == "failed"
     assert "too few CHIP" in few.detail
     assert "ray start" in few.fix
 
@@ -53,8 +53,8 @@ def test_a_cluster_that_is_gone_fails_a_run_that_needs_it_and_hangs_nobody(exami
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     monkeypatch.setattr(live, "CALL_S", 60.0)
     found = examined(1)
-    failed = [entry for name, entry in found.items() if name.startswith("executors.ray") and entry.status == "fail"]
+    failed = [entry for name, entry in found.items() if name.startswith("executors.ray") and entry.status == "failed"]
     assert failed
-    assert found["executors.local"].status == "ok"
+    assert found["executors.local"].status == "passed"
     other = examined(1, kind="local")
-    assert {entry.status for entry in other.values()} <= {"ok", "warn"}
+    assert {entry.status for entry in other.values()} <= {"passed", "warning"}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from anytron.base.errors import EngineError
-from anytron.proof.conformance.tiny_models import write_tiny_model
 from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
+from anytron_conformance.tiny_models import write_tiny_model
 from tests.backends.rollout.conftest import generate
 
 PROMPTS = [

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from anytron.proof.conformance.tiny_models import CONFIGS, IMAGE_TOKEN, VISION_END, VISION_START, write_tiny_model
 from anytron.task.data.images import ImagePatches
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
+from anytron_conformance.tiny_models import CONFIGS, IMAGE_TOKEN, VISION_END, VISION_START, write_tiny_model
 from tests.backends.rollout.conftest import generate
 
 SAMPLING = SamplingParams(max_new_tokens=5, end_token_ids=tuple(range(2, 12)))

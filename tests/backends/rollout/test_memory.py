@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from anytron.config.schema import RunConfig
-from anytron.proof.conformance.tiny_models import CONFIGS
 from anytron.task.data.pretrained import model_class
 from anytron.workers.engines.memory import DeviceMemory, TrainingEstimate, key_value_elements
+from anytron_conformance.tiny_models import CONFIGS
 from anytron_rollout.memory import estimate
 from anytron_vllm.memory import estimate as estimate_vllm
 

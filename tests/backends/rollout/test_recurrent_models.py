@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from anytron.proof.conformance.tiny_models import write_tiny_model
 from anytron.task.data.pretrained import model_class
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
+from anytron_conformance.tiny_models import write_tiny_model
 from tests.backends.rollout.conftest import generate
 from tests.backends.rollout.test_generation import teacher_forced
 

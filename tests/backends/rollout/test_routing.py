@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.base.errors import EngineError
-from anytron.proof.conformance.tiny_models import write_tiny_model
 from anytron.task.data.pretrained import model_class
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
+from anytron_conformance.tiny_models import write_tiny_model
 from anytron_rollout.routing import RoutingRecorder
 from anytron_rollout.routing_check import TOLD, routing_diagnostics
 from tests.backends.rollout.conftest import generate, run_config
@@ -68,7 +68,7 @@ def test_other_models_are_refused_before_anything_starts():
         config = run_config({"config": {"model_type": model_type}}, **rollout)
         return [(one.severity, one.key, one.message) for one in routing_diagnostics(config, None)]
 
-    message = "the engine transformers cannot tell the routing of qwen3_next"
+    message = "the engine transformers cannot record the routing of qwen3_next"
     assert found("qwen3_next", replay_routing=True) == [("error", "rollout.replay_routing", message)]
     assert found("qwen3_moe", replay_routing=True) == found("qwen3_next") == []
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig
 
-from anytron.proof.conformance.tiny_models import write_tiny_model
 from anytron.task.data.pretrained import model_class
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
+from anytron_conformance.tiny_models import write_tiny_model
 from anytron_rollout import shared_prompts
 from tests.backends.rollout.conftest import engine_for, generate, run_config, write_weights
 
@@ -49,7 +49,7 @@ def engine(request, tmp_path_factory) -> TransformersEngine:
     weights = model_class(config).from_config(config, dtype=torch.float32).state_dict()
     engine = engine_for(run_config(model={"path": str(directory)}, max_batch_size=64))
     engine.load_weights(write_weights(directory / "weights.safetensors", weights))
-    assert engine._shares_prompts
+    assert shared_prompts.can_share(engine._model)
     return engine
 
 
@@ -82,7 +82,7 @@ def test_a_row_with_another_prompt_would_be_noticed(engine, monkeypatch):
         rows, owners = owners_of(prompts)
         return rows, owners[1:] + owners[:1]
 
-    monkeypatch.setattr("anytron_rollout.transformers_engine.owners_of", wrong)
+    monkeypatch.setattr("anytron_rollout.generation.owners_of", wrong)
     with pytest.raises(AssertionError):
         assert_same(responses(engine, groups, shares=True), expected)
 
@@ -107,7 +107,8 @@ def test_different_prompts_and_single_tokens_are_read_as_they_are(engine):
 
 
 def test_models_with_images_read_every_row(new_engine, tmp_path):
-    assert not new_engine(model={"path": str(write_tiny_model("qwen3_vl", tmp_path / "tiny"))})._shares_prompts
+    engine = new_engine(model={"path": str(write_tiny_model("qwen3_vl", tmp_path / "tiny"))})
+    assert not shared_prompts.can_share(engine._model)
 
 
 def test_routing_is_of_every_row(new_engine, tmp_path):

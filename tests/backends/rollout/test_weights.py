@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from anytron.base.errors import EngineError
-from anytron.proof.conformance.tiny_models import CONFIGS, write_tiny_model
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
+from anytron_conformance.tiny_models import CONFIGS, write_tiny_model
 from anytron_rollout import weights as loading
 from tests.backends.rollout.conftest import generate
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from anytron.proof.conformance.tiny_models import CONFIGS
+from anytron_conformance.tiny_models import CONFIGS
 from tests.backends.verifiers import characters
 from tests.house import ROOT
 from tests.needs_verifiers import NEEDS_VERIFIERS

@@ -86,7 +86,7 @@ class TestVllm:
     @pytest.mark.parametrize("sabotage", ["not unloaded", "not written", "another layer"])
     def test_an_adapter_that_vllm_has_not_taken_is_noticed_and_nothing_is_generated(self, found, sabotage):
         refused, unusable = found[sabotage]
-        assert "vLLM has another adapter than was sent" in refused
+        assert "vLLM has a different adapter than the one that was sent" in refused
         assert "no weights" in unusable
 
     def test_a_damaged_adapter_is_refused_and_the_old_one_stays_in_use(self, found):

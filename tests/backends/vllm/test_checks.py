@@ -182,7 +182,7 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4}
     ("model", "platform", "rank", "key", "text"),
     [
         ({}, CpuPlatform(), 513, "model.lora.rank", "of rank 512 at most"),
-        (EXPERTS, CpuPlatform(), 8, "rollout.lora", "experts with adapters are Triton kernels"),
+        (EXPERTS, CpuPlatform(), 8, "rollout.lora", "experts with adapters by Triton kernels"),
         (EXPERTS, Accelerator(), 8, "rollout.lora", "no test compares vLLM's qwen3_moe with adapters"),
     ],
 )

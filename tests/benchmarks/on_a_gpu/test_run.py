@@ -203,8 +203,9 @@ def test_tests_are_counted(load, tmp_path):
 
 def test_rules_are_counted(load):
     ran, broken = (
-        {"rule": rule, "status": status, "seconds": 0.25} for rule, status in (("a", "passed"), ("b", "failed"))
+        {"name": f"device.{rule}", "status": status, "seconds": 0.25}
+        for rule, status in (("a", "passed"), ("b", "failed"))
     )
-    report = {"levels": [{"level": "device", "rules": [ran, broken]}], "counts": {"passed": 1, "failed": 1}}
+    report = {"results": [ran, broken], "counts": {"passed": 1, "failed": 1}}
     found = load("figures").rules(None, json.dumps(report, indent=2))
     assert found == {"passed": 1, "failed": 1, "seconds": {"device": 0.5}, "failures": [broken]}

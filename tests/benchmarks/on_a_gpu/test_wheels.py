@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 TORCH = ("torch", "2.11.0+cu130")
 WHEELS = {
     "anytron": ("0.1.dev7+g0123abcde", ["transformers>=5.0,<6", "typer>=0.16", "torch>=2.6", "tidy; extra == 'dev'"]),
+    "anytron-conformance": ("0.1.dev7+g0123abcde", ["anytron>=0.1.dev0,<0.2"]),
     "anytron-cuda": ("0.1.dev7+g0123abcde", ["anytron>=0.1.dev0,<0.2"]),
     "transformers": ("5.23.0", ["huggingface-hub>=2,<3", "old; python_version < '3'"]),
     "huggingface-hub": ("2.4.0", []),
@@ -27,7 +28,7 @@ def plan(load):
     """Plan for an image of these distributions; return what comes from wheels, what is lacking, what is left out."""
     wheels = load("wheels")
 
-    def run(image, *, without=(), roots=("anytron", "anytron-cuda"), optional=()):
+    def run(image, *, without=(), roots=("anytron", "anytron-conformance", "anytron-cuda"), optional=()):
         carried = {
             name: wheels.Distribution(name, version, tuple(requires), Path(f"{name}.whl"))
             for name, (version, requires) in WHEELS.items()
@@ -40,7 +41,7 @@ def plan(load):
     return run
 
 
-OWN = {"anytron", "anytron-cuda"}
+OWN = {"anytron", "anytron-conformance", "anytron-cuda"}
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_pictures_count_as_the_tokens_that_they_become(tmp_path):
         (
             ["data.max_prompt_tokens=4"],
             DataError,
-            "(?s)No prompt of a source is left.*4096 have more than 4 tokens.*has 5",
+            "(?s)Every prompt of a source was left out.*4096 have more than 4 tokens.*has 5",
         ),
         (["data.mix=[{source: jsonl}]"], ConfigError, r"exactly one of data\.source and data\.mix"),
         (["rollout.max_new_tokens=64"], ConfigError, "no room for a prompt"),

@@ -80,11 +80,15 @@ def test_a_patch_whose_target_does_not_exist_is_told_and_is_a_problem_of_doctor_
     assert "target missing" in anytron("patches", "list", PYTHONPATH=str(tmp_path)).stdout
     doctor = anytron("doctor", "--json", PYTHONPATH=str(tmp_path))
     assert doctor.returncode == 1
-    judged = {entry["name"]: entry for entry in json.loads(doctor.stdout) if entry["name"].startswith("patches.acme")}
+    judged = {
+        entry["name"]: entry
+        for entry in json.loads(doctor.stdout)["results"]
+        if entry["name"].startswith("patches.acme")
+    }
     assert {name: entry["status"] for name, entry in judged.items()} == {
-        "patches.acme.name": "fail",
-        "patches.acme.module": "warn",
-        "patches.acme.right": "ok",
+        "patches.acme.name": "failed",
+        "patches.acme.module": "warning",
+        "patches.acme.right": "passed",
     }
     assert "packaging.version:parze (packaging.version has no attribute parze)" in judged["patches.acme.name"]["detail"]
 

@@ -32,7 +32,7 @@ def read(tmp_path):
     [
         ({}, r"exactly one of data\.source and data\.mix"),
         ({"source": "jsonl", "mix": [{"source": "csv"}]}, "exactly one"),
-        ({"mix": [{"source": "a:f"}], "options": {"n": 1}}, r"data\.options belong to data\.source"),
+        ({"mix": [{"source": "a:f"}], "options": {"n": 1}}, r"data\.options are the options of data\.source"),
         ({"mix": [{"source": "a:f", "weight": 1}, {"source": "b:f"}]}, "a weight, or none"),
         ({"mix": [{"source": "a:f"}, {"source": "a:f"}]}, "same name, a:f: give each a name"),
         ({"mix": [{"source": "a:f", "weight": 0}]}, r"data\.mix\.0\.weight.*greater than 0"),

@@ -117,7 +117,7 @@ def test_all_mistakes_come_at_once(good):
 
 @pytest.mark.parametrize(
     ("override", "says"),
-    [("algorithm.advantage=gae", "needs a critic"), ("critic={}", "a critic is for algorithm.advantage=gae")],
+    [("algorithm.advantage=gae", "needs a critic"), ("critic={}", "critic needs algorithm.advantage=gae")],
 )
 def test_a_critic_stands_where_it_is_used(good, override, says):
     with pytest.raises(ConfigError, match=says):
@@ -130,8 +130,8 @@ def test_a_critic_stands_where_it_is_used(good, override, says):
     ("overrides", "says"),
     [
         (["algorithm.distillation_coefficient=1"], "distillation_coefficient needs a teacher"),
-        (["teacher={path: t}"], "a teacher teaches nothing with algorithm.distillation_coefficient=0"),
-        (["algorithm.advantage=none"], "with algorithm.advantage=none rewards teach nothing"),
+        (["teacher={path: t}"], "teacher has no effect with algorithm.distillation_coefficient=0"),
+        (["algorithm.advantage=none"], "with algorithm.advantage=none rewards have no effect"),
     ],
 )
 def test_a_teacher_stands_where_it_is_used(good, overrides, says):
@@ -161,9 +161,15 @@ def test_a_teacher_alone_beside_rewards_or_for_an_estimator_of_one_s_own(good):
     ("overrides", "says"),
     [
         (["rewards=[{function: reward_model}]"], "add a section reward_model"),
-        (["reward_model={path: m}"], "nobody asks the reward_model"),
-        (["reward_model={path: m}", "rewards=[{function: reward_model, processes: 2}]"], "processes is for functions"),
-        (["reward_model={path: m}", "rewards=[{function: reward_model, options: {a: 1}}]"], "options is for functions"),
+        (["reward_model={path: m}"], "the section reward_model is not used"),
+        (
+            ["reward_model={path: m}", "rewards=[{function: reward_model, processes: 2}]"],
+            "processes applies to reward functions only",
+        ),
+        (
+            ["reward_model={path: m}", "rewards=[{function: reward_model, options: {a: 1}}]"],
+            "options applies to reward functions only",
+        ),
     ],
 )
 def test_a_reward_model_stands_where_it_is_asked(good, overrides, says):
@@ -336,7 +342,7 @@ def test_known_keys_walk_through_sections_and_lists():
     [
         ("algorithm.kl_target=0.1", "kl_target needs algorithm.kl_coefficient above 0"),
         ("algorithm.kl_placement=reward", "kl_placement=reward needs algorithm.kl_coefficient above 0"),
-        ("algorithm.importance_floor=3", "no factor would be kept"),
+        ("algorithm.importance_floor=3", "every token would be masked"),
         ("algorithm.dual_clip=1", "greater than 1"),
     ],
 )

@@ -32,13 +32,13 @@ def test_a_range_has_both_of_its_ends_and_a_list_what_is_in_it(written, steps):
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ("6-3", "'6-3' is no range of steps: 3-6 is 3, 4, 5 and 6; [3, 6] is these two"),
-        ("3..6", "no range of steps"),
+        ("6-3", "'6-3' is not a range of steps: 3-6 means steps 3, 4, 5 and 6; [3, 6] means steps 3 and 6"),
+        ("3..6", "not a range of steps"),
         ("-3", "valid list"),  # a number
-        ("", "no range of steps"),
-        ("\u0663-\u0666", "no range of steps"),
-        ("3-13", "'3-13' is 11 steps, and 10 are recorded at most"),
-        (f"1-{10**12}", "steps, and 10 are recorded at most"),  # of which no list is made
+        ("", "not a range of steps"),
+        ("\u0663-\u0666", "not a range of steps"),
+        ("3-13", "'3-13' selects 11 steps; at most 10 can be recorded"),
+        (f"1-{10**12}", "steps; at most 10 can be recorded"),  # of which no list is made
     ],
 )
 def test_what_is_no_range_or_a_long_one_is_refused(written, says):

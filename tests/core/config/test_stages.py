@@ -124,7 +124,7 @@ def test_a_mistake_has_the_place_of_the_stage_or_of_the_file(write):
         (("- name: grpo", "- name: ../grpo"), "stages.1.name"),
         (("trainer: {total_steps: 30}", "model: {path: other}"), "unknown key 'model' in stages.1"),
         (("total_steps: 30", "output_dir: other"), "stages.1.trainer.output_dir"),
-        (("trainer: {total_steps: 30}", "engine: {name: other}"), "it belongs to all stages, and this one sets it"),
+        (("trainer: {total_steps: 30}", "engine: {name: other}"), "it applies to all stages, and this stage sets it"),
         (("rollout: {max_new_tokens: 8}", "rollout: 8"), "stages.1.rollout"),
         (("stages:\n", "stages: []\nnothing:\n"), "stages"),
         (("stages:\n", "stages: sft\nnothing:\n"), "stages"),
@@ -142,7 +142,7 @@ def test_a_stage_must_be_named_where_one_is_needed(write):
 
 
 def test_one_stage_cannot_be_trained_alone(write):
-    assert "begins with the weights of the one before" in refused(write(), "stage=grpo")
+    assert "starts from the weights of the previous stage" in refused(write(), "stage=grpo")
 
 
 def test_a_stage_of_a_file_without_stages_is_an_unknown_key(write):

@@ -101,7 +101,7 @@ def test_what_cannot_be_meant_is_refused(load, override, why):
 
 @pytest.mark.parametrize("key", ["keep_best=true", "patience=2"])
 def test_validations_that_are_compared_must_be_several(load, key):
-    with pytest.raises(ConfigError, match=r"compare validations.*set every_steps"):
+    with pytest.raises(ConfigError, match=r"compare several validations.*set every_steps"):
         load("validation.every_steps=null", f"validation.{key}")
 
 
@@ -117,7 +117,7 @@ def test_validation_may_change_when_a_run_is_resumed():
 
 @pytest.mark.parametrize("key", ["rollout.temperature", "validation.sets[0].temperature"])
 def test_who_asks_for_a_temperature_of_0_is_told_how_greedy_sampling_is_written(load, key):
-    with pytest.raises(ConfigError, match=r"most probable token each time set top_k=1"):
+    with pytest.raises(ConfigError, match=r"most probable token each time, set top_k=1"):
         load(f"{key}=0")
     load(key.replace("temperature", "top_k") + "=1")
     with pytest.raises(ConfigError, match="greater than 0"):

@@ -273,8 +273,8 @@ def test_inference_mode_tensors_are_accepted(lengths):
         (AttentionCall("bshd", "chip_causal"), "does not know the kernel mode 'chip_causal'"),
         (AttentionCall("bshd", "chip_causal", mode_from="chip"), "plugin 'chip' answered it to build_attn_mask"),
         (AttentionCall("thd", "causal"), "does not know the kernel mode 'causal'"),
-        (AttentionCall("bshd", "arbitrary"), "do not fit together"),
-        (AttentionCall("bshd", "causal", mask=torch.zeros(1, 1, 4, 4, dtype=torch.bool)), "do not fit together"),
+        (AttentionCall("bshd", "arbitrary"), "does not match its mask"),
+        (AttentionCall("bshd", "causal", mask=torch.zeros(1, 1, 4, 4, dtype=torch.bool)), "does not match its mask"),
     ],
 )
 def test_a_mode_that_this_kernel_does_not_read_is_refused_with_a_remedy(call, message):

@@ -114,7 +114,7 @@ def test_positions_of_padding_stay_inside_of_the_context():
     ("arguments", "message"),
     [
         ({"format": "bhsd"}, "use 'thd' or 'bshd'"),
-        ({"taken_as": "model"}, "Unknown way of taking"),
+        ({"taken_as": "model"}, "Unknown value of taken_as"),
         ({"format": "bshd", "taken_as": "rows"}, "taken_as='whole'"),
         ({"tensor_parallel": 0}, "Impossible tensor-parallel size"),
         ({"context_length": 4}, "length 5, the context 4"),

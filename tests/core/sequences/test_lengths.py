@@ -16,8 +16,8 @@ from anytron.sequences.alignment import checked_lengths
         ([[3]], "at least one sequence"),
         ([3, 0], "sequence 1 has length 0"),
         ([-2], "length -2"),
-        ([1.5], "Lengths are integers"),
-        (torch.tensor([True]), "Lengths are integers"),
+        ([1.5], "Lengths must be integers"),
+        (torch.tensor([True]), "Lengths must be integers"),
     ],
 )
 def test_impossible_lengths_are_refused(lengths, message):

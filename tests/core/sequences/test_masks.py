@@ -98,7 +98,7 @@ def test_a_tensor_without_polarity_cannot_be_written():
         AttnMask(MaskKind.FULL_4D, "arbitrary", torch.zeros(1, 1, 3, 3, dtype=torch.bool))
     with pytest.raises(HookContractError, match="keep or masked"):
         AttnMask(MaskKind.PADDING_2D, "padding", LAYOUT.valid, True)
-    with pytest.raises(HookContractError, match="carries no tensor"):
+    with pytest.raises(HookContractError, match="must not have a tensor"):
         AttnMask(MaskKind.NONE, "causal", torch.zeros(1), Polarity.KEEP)
 
 

@@ -24,6 +24,7 @@ def note_order(context):
 
 class TestChip(Platform):
     name = "testchip"
+    api_version = 1
     accelerator = True
     ray_resource = "CHIP"
 

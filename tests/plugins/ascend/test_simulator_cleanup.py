@@ -28,15 +28,18 @@ int main(int, char** arguments) {
 compiler = pytest.mark.compiler
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory):
+def build(folder, sources=SOURCES):
     if shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler")
-    folder = tmp_path_factory.mktemp("program")
     (folder / "program.cpp").write_text(PROGRAM)
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{sources}"]
     subprocess.run(["g++", *flags, folder / "program.cpp", "-o", folder / "program"], check=True, timeout=120)
     return folder / "program"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("program"))
 
 
 @pytest.fixture
@@ -85,6 +88,18 @@ def test_a_planted_link_is_not_followed(clean, tmp_path):
     assert (papers / "paper.txt").exists()
     assert (tmp_path / "anytron-hccl-1-0").is_symlink()
     assert not inside.exists()
+
+
+@compiler
+def test_without_its_flag_a_planted_link_would_be_followed(tmp_path):
+    for folder in ("papers", "shm"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "papers" / "paper.txt").touch()
+    (tmp_path / "shm" / "anytron-hccl-1-0").symlink_to(tmp_path / "papers")
+    header = (SOURCES / "directories.h").read_text(encoding="utf-8")
+    (tmp_path / "directories.h").write_text(header.replace("O_NOFOLLOW | ", ""), encoding="utf-8")
+    subprocess.run([build(tmp_path, tmp_path), "clean", tmp_path / "shm"], check=True, timeout=60)
+    assert not (tmp_path / "papers" / "paper.txt").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")

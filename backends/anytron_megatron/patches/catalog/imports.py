@@ -38,7 +38,7 @@ MODEL_CODE = Patch(
     reason="mcore-bridge runs Python files of model directories of some families without asking for trust",
     upstream=(
         "mcore_bridge/model/mm_gpts/kimi_vl.py, lines 27 and 79, and internvl.py, llava.py, qwen.py: "
-        "get_class_from_dynamic_module has no gate of its own"
+        "get_class_from_dynamic_module has no gate"
     ),
     remove_when="neither mcore-bridge nor transformers can run a file of a model directory",
     replacement=f"{FIXES}.model_code:refuse_model_code",

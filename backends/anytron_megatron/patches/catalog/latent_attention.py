@@ -79,7 +79,7 @@ MLA_ROTARY_KEY = Patch(
     requires=BRIDGE_VERSIONS,
     reason=(
         "with tensor parallelism it gathers the rotary key as if each rank had a part of the sequence; without "
-        "sequence_parallel each rank has all of it, and the sizes do not fit"
+        "sequence_parallel each rank has all of it, and the sizes do not match"
     ),
     upstream="mcore_bridge/model/modules/multi_latent_attention.py, line 80; Megatron-LM #6839 for the gradient",
     remove_when="mcore-bridge asks for sequence_parallel before it gathers, and sums the gradient where it does not",

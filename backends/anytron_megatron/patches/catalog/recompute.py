@@ -13,7 +13,7 @@ def _recompute_scopes(suffix: str, target: str, function: str) -> Patch:
         phase=Phase.BEFORE_BUILD,
         package=MEGATRON,
         reason=(
-            "autograd recomputes a layer later and on a thread of its own, where it would see the device state of "
+            "autograd recomputes a layer later and on its own thread, where it would see the device state of "
             "another micro-batch, or none"
         ),
         upstream="verl util.py, preprocess_for_mindspeed: recomputed functions read globals of the process",

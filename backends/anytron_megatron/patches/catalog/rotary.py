@@ -16,7 +16,7 @@ ROPE_TABLE = Patch(
         "reads config.rope_theta; Hugging Face models made later in this process fail"
     ),
     upstream="mcore_bridge/model/rope.py, line 115",
-    remove_when="mcore-bridge keeps a table of its own",
+    remove_when="mcore-bridge keeps its own table",
     replacement=f"{FIXES}.rope_table:keep_table",
 )
 CACHED_ROTARY = Patch(
@@ -52,7 +52,7 @@ ROTARY_KERNEL_IN_LAYERS = Patch(
     phase=Phase.BEFORE_BUILD,
     package=BRIDGE,
     requires=BRIDGE_VERSIONS,
-    reason="its layers put a function of their own, in torch, in the place of Megatron's while they compute",
+    reason="its layers replace Megatron's function by their own, in torch, while they compute",
     upstream="mcore_bridge/model/modules/transformer_layer.py, line 243",
     remove_when="mcore-bridge leaves the function alone where attention_scaling is 1",
     replacement=f"{FIXES}.rotary_kernel:rotate_in_layers",

@@ -21,7 +21,7 @@ def _apply(function: type[torch.autograd.Function], x: Tensor, group: ProcessGro
     # None would mean "all processes" to torch.distributed.
     if group is None:
         raise EngineError(
-            "A parallel layer has no process group.",
+            "A tensor-parallel layer has no process group.",
             where="transformer_engine.pytorch",
             why="it was built before torch.distributed was initialised",
             fix="initialise model parallelism before building the model, or call set_tensor_parallel_group",

@@ -51,4 +51,4 @@ class CudaRNGStatesTracker:
     """Megatron subclasses it; random states that CUDA graphs can capture are all that it adds to Megatron's."""
 
     def __init__(self) -> None:
-        refuse("CudaRNGStatesTracker", "random states of its own", "set te_rng_tracker to false")
+        refuse("CudaRNGStatesTracker", "its own random states", "set te_rng_tracker to false")

@@ -19,6 +19,7 @@ Kind = Literal["all", "first", "chain", "merge"]
 Specification = TypeVar("Specification", bound="Callable[..., Any]")
 
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function or a method as the implementation of the hook of its name."""
 
 
 def hookspec(kind: Kind) -> Callable[[Specification], Specification]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from anytron.base.errors import PluginError
 from anytron.device.hooks.registry import Member, Precedence, read_member, specifications
 from anytron.device.loading.report import Kind, PluginReport, State
-from anytron.device.platform import Platform
+from anytron.device.platform import API_VERSION, Platform
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GROUPS: dict[str, Kind] = {"anytron.platforms": "platform", "anytron.plugins": "extension"}
-API_VERSION = Platform.api_version
-"""Version of the plugin contract that this core speaks."""
 ALLOW, DISABLE = "ANYTRON_PLUGINS", "ANYTRON_DISABLE_PLUGINS"
 
 
@@ -185,6 +183,12 @@ def _check_platform(report: PluginReport, point: EntryPoint, loaded: object) -> 
             State.BROKEN,
             f"{point.value} is not a subclass of anytron.Platform",
             "let the entry point of group anytron.platforms name the platform's class",
+        )
+    if not hasattr(loaded, "api_version"):
+        raise _RefusedError(
+            State.BROKEN,
+            "it does not say for which version of the plugin contract it was written",
+            f"write api_version = {API_VERSION} into the class {loaded.__name__}, if it was written for this anytron",
         )
     if getattr(loaded, "name", None) != report.name:
         raise _RefusedError(

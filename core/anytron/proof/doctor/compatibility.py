@@ -15,14 +15,14 @@ from packaging.requirements import Requirement as Dependency
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from anytron.base.entries import Entry, of_error, worst
+from anytron.base.results import Result, of_error, worst
 from anytron.proof.doctor.modules import installed
 from anytron.proof.doctor.versions import components
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.base.entries import Status
+    from anytron.base.results import Status
     from anytron.device.hooks.types import Requirement
     from anytron.proof.doctor.subject import Subject
 
@@ -56,7 +56,7 @@ class Demand:
         return SpecifierSet(self.specifier).contains(version, prereleases=True)
 
 
-def examine(subject: Subject) -> Iterator[Entry]:
+def examine(subject: Subject) -> Iterator[Result]:
     """Give one entry for each package that is asked for by a range, or is missing."""
     demands, failures = _demands(subject)
     yield from failures
@@ -71,21 +71,21 @@ def examine(subject: Subject) -> Iterator[Entry]:
             yield _entry(package, version, asked, unmet)
 
 
-def _entry(package: str, version: str | None, asked: list[Demand], unmet: list[Demand]) -> Entry:
+def _entry(package: str, version: str | None, asked: list[Demand], unmet: list[Demand]) -> Result:
     have = "not installed" if version is None else f"{version} is installed"
     name = f"compatibility.{package}"
     if not unmet:
         ranges = "; ".join(f"{one.specifier or 'any'} ({one.by})" for one in asked)
-        return Entry(name, "ok", f"{version}; asked for: {ranges}" if version else f"{have}; optional: {ranges}")
+        return Result(name, "passed", f"{version}; asked for: {ranges}" if version else f"{have}; optional: {ranges}")
     wants = "; ".join(f"{one.by} needs {package}{one.specifier}" for one in unmet)
     together = ",".join(sorted({part for one in asked for part in one.specifier.split(",") if part}))
     fixes = dict.fromkeys(one.remedy or f"pip install '{package}{together}'" for one in unmet)
-    return Entry(name, worst(one.unmet for one in unmet), f"{have}, and {wants}", "; ".join(fixes))
+    return Result(name, worst(one.unmet for one in unmet), f"{have}, and {wants}", "; ".join(fixes))
 
 
-def _demands(subject: Subject) -> tuple[list[Demand], list[Entry]]:
+def _demands(subject: Subject) -> tuple[list[Demand], list[Result]]:
     demands: list[Demand] = []
-    failures: list[Entry] = []
+    failures: list[Result] = []
     elsewhere: set[str] = set()
     if subject.session is not None:
         hooks = subject.session.hooks
@@ -95,16 +95,16 @@ def _demands(subject: Subject) -> tuple[list[Demand], list[Entry]]:
             elsewhere = of_any - {one.package for one in demands}  # of another engine: this one has its own versions
         except Exception as error:  # noqa: BLE001 - a plugin's own code; the ranges in metadata are compared all the same
             failures.append(of_error("compatibility.plugins", error))
-    demands += [one for one in _of_distribution(OURS, "fail", extras=True) if one.package not in elsewhere]
+    demands += [one for one in _of_distribution(OURS, "failed", extras=True) if one.package not in elsewhere]
     own = [one.distribution for one in components(subject)]
     for name in dict.fromkeys([*own, *(one.package for one in demands if one.optional)]):
         if name != OURS:
-            demands += _of_distribution(name, "warn", extras=False)
+            demands += _of_distribution(name, "warning", extras=False)
     return demands, failures
 
 
 def _of_plugin(plugin: str, need: Requirement) -> Demand:
-    status: Status = "warn" if need.optional else "fail"
+    status: Status = "warning" if need.optional else "failed"
     name, by = canonicalize_name(need.package), f"plugin '{plugin}'"
     return Demand(name, need.specifier, by, status, need.optional, need.remedy)
 
@@ -129,7 +129,7 @@ def _of_distribution(name: str, unmet: Status, *, extras: bool) -> Iterator[Dema
         if of_extra:
             remedy = f"pip install 'anytron[{of_extra[0]}]'"
             by = f"{OURS}[{of_extra[0]}]"
-            yield Demand(canonicalize_name(need.name), str(need.specifier), by, "warn", optional=True, remedy=remedy)
+            yield Demand(canonicalize_name(need.name), str(need.specifier), by, "warning", optional=True, remedy=remedy)
 
 
 def _applies(need: Dependency, extra: str) -> bool:

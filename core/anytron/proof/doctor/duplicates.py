@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
-from anytron.base.entries import Entry
+from anytron.base.results import Result
 from anytron.proof.doctor.modules import copies, everything, installed, origin
 from anytron.proof.doctor.versions import components
 
@@ -16,33 +16,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from anytron.base.components import Component
-    from anytron.base.entries import Status
+    from anytron.base.results import Status
     from anytron.proof.doctor.subject import Subject
 
 _REMEDY = "keep one: pip uninstall the other, or take its folder out of PYTHONPATH and of *.pth files"
 
 
-def examine(subject: Subject) -> Iterator[Entry]:
+def examine(subject: Subject) -> Iterator[Result]:
     """Compare metadata, ``sys.path`` and the current directory."""
     own = components(subject)
     found = [*_distributions({canonicalize_name(one.distribution) for one in own})]
     for one in own:
         found += _module(one)
         found += _current_directory(one)
-    yield from found or [Entry("duplicates.none", "ok", f"each of {len(sys.path)} places on sys.path adds its own")]
+    yield from found or [
+        Result("duplicates.none", "passed", f"each of {len(sys.path)} places on sys.path adds its own")
+    ]
 
 
-def _distributions(needed: set[str]) -> Iterator[Entry]:
+def _distributions(needed: set[str]) -> Iterator[Result]:
     """Distributions whose metadata are found more than once. Which of them pip, and which Python sees, is chance."""
     for name, places in sorted(everything().items()):
         if len(places) > 1:
             listed = "; ".join(f"{one.version} in {one.locate_file('')}" for one in places)
-            status: Status = "fail" if name in needed or name.startswith("anytron") else "warn"
+            status: Status = "failed" if name in needed or name.startswith("anytron") else "warning"
             fix = f"pip uninstall {name} until none is left, then pip install it once"
-            yield Entry(f"duplicates.{name}", status, f"installed {len(places)} times: {listed}", fix)
+            yield Result(f"duplicates.{name}", status, f"installed {len(places)} times: {listed}", fix)
 
 
-def _module(component: Component) -> Iterator[Entry]:
+def _module(component: Component) -> Iterator[Result]:
     """A module that is loaded from elsewhere than its distribution says, and modules that an earlier one hides."""
     found = copies(component.module)
     if not found:
@@ -54,13 +56,13 @@ def _module(component: Component) -> Iterator[Entry]:
     if owner is not None and not _is_below(first, owner.place):
         detail = f"loaded from {first}, and {owner.name} {owner.version} is installed in {owner.place}{others}"
         # What is edited is often tried from another checkout; a wheel's version says nothing of other files.
-        status: Status = "warn" if owner.editable else "fail"
-        yield Entry(name, status, detail, f"no version check has seen these files: {_REMEDY}")
+        status: Status = "warning" if owner.editable else "failed"
+        yield Result(name, status, detail, f"no version check has seen these files: {_REMEDY}")
     elif hidden:
-        yield Entry(name, "warn", f"loaded from {first}{others}", _REMEDY)
+        yield Result(name, "warning", f"loaded from {first}{others}", _REMEDY)
 
 
-def _current_directory(component: Component) -> Iterator[Entry]:
+def _current_directory(component: Component) -> Iterator[Result]:
     """A folder or a file here with a package's name: programs that are started here may import it."""
     top = component.module.partition(".")[0]
     here = Path.cwd()
@@ -70,7 +72,7 @@ def _current_directory(component: Component) -> Iterator[Entry]:
         if loaded is not None and not _is_below(loaded, path):
             detail = f"{path} has the name of the package that is loaded from {loaded}"
             fix = "rename it, or start from another directory: python -m and scripts import what lies beside them"
-            yield Entry(f"duplicates.{path.name}", "warn", detail, fix)
+            yield Result(f"duplicates.{path.name}", "warning", detail, fix)
 
 
 def _is_below(path: Path, folder: Path) -> bool:

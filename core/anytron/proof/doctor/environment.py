@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from anytron.base.entries import Entry
+from anytron.base.results import Result
 from anytron.config.schema import default_run
 from anytron.device.hooks.types import ProcessInfo
 
@@ -20,7 +20,7 @@ SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 """Parts of names whose values are shown to nobody: the output goes into reports."""
 
 
-def examine(subject: Subject) -> Iterator[Entry]:
+def examine(subject: Subject) -> Iterator[Result]:
     """Give those that are set, and those that plugins will set for a training rank."""
     prefixes: tuple[str, ...] = PREFIXES
     wanted: Mapping[str, str] = {}
@@ -33,7 +33,7 @@ def examine(subject: Subject) -> Iterator[Entry]:
     for name, value in sorted(os.environ.items()):
         if name.startswith(prefixes) or name in wanted:
             secret = any(part in name.upper() for part in SECRETS)
-            yield Entry(f"environment.{name}", "ok", "(set)" if secret else value)
+            yield Result(f"environment.{name}", "passed", "(set)" if secret else value)
     for name, value in sorted(wanted.items()):
         if name not in os.environ:
-            yield Entry(f"environment.{name}", "ok", f"{value} (a plugin sets it for training ranks)")
+            yield Result(f"environment.{name}", "passed", f"{value} (a plugin sets it for training ranks)")

@@ -1,15 +1,16 @@
-"""Examine topic by topic. What one of them raises becomes its own entry.
+"""Examine topic by topic. What one of them raises becomes a result of its own, ``TOPIC.all``.
 
 Distributions add topics by entry points of the group :data:`GROUP`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from anytron.base.entries import Entry, of_error
+from anytron.proof.checks import Check, Watcher, make
 from anytron.proof.doctor import (
     compatibility,
     configuration,
@@ -28,37 +29,36 @@ from anytron.proof.doctor.live import Live
 from anytron.proof.doctor.subject import look
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from importlib.metadata import EntryPoint
     from pathlib import Path
 
+    from anytron.base.results import Result
     from anytron.proof.doctor.subject import Subject
 
-    Topic = Callable[[Subject], Iterable[Entry]]
-    LiveTopic = Callable[[Subject, Live], Iterable[Entry]]
-
 GROUP = "anytron.doctor"
-"""Entry points, named as their topics: functions from a :class:`~anytron.proof.doctor.subject.Subject` to entries."""
-TOPICS: Mapping[str, Topic] = {
-    "versions": versions.examine,
-    "duplicates": duplicates.examine,
-    "compatibility": compatibility.examine,
-    "plugins": plugins.examine,
-    "platform": plugins.examine_platform,
-    "environment": environment.examine,
-    "patches": patches.examine,
-    "configuration": configuration.examine,
-}
-LIVE_TOPICS: Mapping[str, LiveTopic] = {
-    "devices": devices.examine,
-    "executors": executors.examine,
-    "kernels": kernels.examine,
-    "numbers": numbers.examine,
-    "memory": memory.examine,
-}
+"""Entry points, named as their topics: functions from a :class:`~anytron.proof.doctor.subject.Subject` to results."""
+TOPICS = (
+    Check("versions.all", versions.examine),
+    Check("duplicates.all", duplicates.examine),
+    Check("compatibility.all", compatibility.examine),
+    Check("plugins.all", plugins.examine),
+    Check("platform.all", plugins.examine_platform),
+    Check("environment.all", environment.examine),
+    Check("patches.all", patches.examine),
+    Check("configuration.all", configuration.examine),
+)
+LIVE_TOPICS = (
+    Check("devices.all", devices.examine),
+    Check("executors.all", executors.examine),
+    Check("kernels.all", kernels.examine),
+    Check("numbers.all", numbers.examine),
+    Check("memory.all", memory.examine),
+)
 """Those that ask a process with the device."""
 
 
-def examine(path: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[Entry]:
+def examine(path: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[Result]:
     """Examine this machine, and the run that a configuration describes. Nothing is changed.
 
     Args:
@@ -66,26 +66,15 @@ def examine(path: Path | None = None, overrides: Sequence[str] = ()) -> Iterator
         overrides: Keys to set in it.
 
     Yields:
-        Entries, those of a topic one after the other.
+        Results, those of a topic one after the other.
     """
     subject = look(path, overrides)
-    for name, topic in TOPICS.items():
-        yield from _guarded(name, partial(topic, subject))
-    for added in entry_points(group=GROUP):
-        yield from _guarded(added.name, partial(_added, added, subject))
+    added = [Check(f"{one.name}.all", partial(_added, one)) for one in entry_points(group=GROUP)]
     with Live(subject) as live:
-        for name, live_topic in LIVE_TOPICS.items():
-            yield from _guarded(name, partial(live_topic, subject, live))
+        asking = [replace(topic, function=partial(topic.function, live=live)) for topic in LIVE_TOPICS]
+        yield from make([*TOPICS, *added, *asking], lambda check: check.results(subject), Watcher())
 
 
-def _added(found: EntryPoint, subject: Subject) -> Iterable[Entry]:
-    topic: Topic = found.load()
+def _added(found: EntryPoint, subject: Subject) -> Iterable[Result]:
+    topic: Callable[[Subject], Iterable[Result]] = found.load()
     return topic(subject)
-
-
-def _guarded(name: str, topic: Callable[[], Iterable[Entry]]) -> Iterator[Entry]:
-    """The entries of a topic, and one more if it fails on the way."""
-    try:
-        yield from topic()
-    except Exception as error:  # noqa: BLE001 - a topic that crashes is a finding, and the others go on
-        yield of_error(f"{name}.crashed", error)

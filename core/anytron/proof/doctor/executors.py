@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.base.components import EXECUTORS, component_names
-from anytron.base.entries import Entry, of_error
+from anytron.base.results import Result, of_error
 from anytron.proof.doctor.live import ProbeError
 
 if TYPE_CHECKING:
@@ -15,18 +15,15 @@ if TYPE_CHECKING:
     from anytron.proof.doctor.subject import Subject
 
 
-def examine(subject: Subject, live: Live) -> Iterator[Entry]:
+def examine(subject: Subject, live: Live) -> Iterator[Result]:
     """Let every executor that is installed examine what it depends on, each in the process of the probes."""
     for name in component_names(EXECUTORS):
         used = "this run uses it" if name == subject.executor else "this run does not use it"
-        if subject.session is None:
-            yield Entry(f"executors.{name}", "skip", f"no platform is active; {used}")
-            continue
         try:
             answer = live.ask(f"executor {name}")
         except ProbeError as error:
-            yield of_error(f"executors.{name}", error, "fail" if name == subject.executor else "warn")
+            yield of_error(f"executors.{name}", error, "failed" if name == subject.executor else "warning")
             continue
-        yield Entry(f"executors.{name}", "ok", used)
+        yield Result(f"executors.{name}", "passed", used)
         for row in answer["entries"]:
-            yield Entry(**row)
+            yield Result(**row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.base.entries import Entry
+from anytron.base.results import Result
 from anytron.device.loading.neutral import NeutralDefaults
 
 if TYPE_CHECKING:
@@ -17,17 +17,14 @@ _MATTERS = ("attention_kernel", "log_prob_kernel")
 """Kernels whose plain torch implementation costs an accelerator much."""
 
 
-def examine(subject: Subject, live: Live) -> Iterator[Entry]:
+def examine(subject: Subject, live: Live) -> Iterator[Result]:
     """Ask for every kernel in a process with the device, for the model's own attention where it is known."""
-    if subject.session is None:
-        yield Entry("kernels.all", "skip", "no platform is active")
-        return
-    platform, answer = subject.session.platform, live.ask("kernels")
+    platform, answer = subject.opened.platform, live.ask("kernels")
     if not platform.portable_modules:
         detail = (
             "models are built of a vendor's modules, which bring kernels of their own (platform.modules says whose)"
         )
-        yield Entry("kernels.modules", "ok", f"{detail}; those below are asked for by the layers that are not")
+        yield Result("kernels.modules", "passed", f"{detail}; those below are asked for by the layers that are not")
     for kernel, row in answer["kernels"].items():
         name = f"kernels.{kernel.removeprefix('fused_kernel ')}"
         neutral = row["supplier"] == NeutralDefaults.name
@@ -35,16 +32,19 @@ def examine(subject: Subject, live: Live) -> Iterator[Entry]:
         slow = platform.accelerator and platform.portable_modules and kernel in _MATTERS
         if neutral and slow:
             detail = f"plain torch: platform '{platform.name}' supplies none"
-            yield Entry(
-                name, "warn", detail, f"implement the hook {kernel} in '{platform.name}', or install its library"
+            yield Result(
+                name, "warning", detail, f"implement the hook {kernel} in '{platform.name}', or install its library"
             )
         elif slow and what.startswith("neutral "):
             fix = "install what is missing, or set what it asks for; it works without"
-            yield Entry(name, "warn", f"from '{row['supplier']}': {what}", fix)
+            yield Result(name, "warning", f"from '{row['supplier']}': {what}", fix)
         else:
-            yield Entry(name, "ok", f"from '{row['supplier']}': {what}")
+            yield Result(name, "passed", f"from '{row['supplier']}': {what}")
     for kernel, error in answer["errors"].items():
         name = f"kernels.{kernel.removeprefix('fused_kernel ')}"
-        yield Entry(
-            name, "fail", f"the plugins cannot supply it: {error}", "leave the plugin out, or report it to its authors"
+        yield Result(
+            name,
+            "failed",
+            f"the plugins cannot supply it: {error}",
+            "leave the plugin out, or report it to its authors",
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.entries import REPORT
 from anytron.base.errors import AnytronError
+from anytron.base.results import REPORT
 from anytron.base.temporary import PrivateDirectory
 from anytron.task.isolation.process import Gone, IsolatedProcess, ProcessSettings
 
@@ -43,6 +43,7 @@ class Live:
         """Let a probe of :mod:`anytron.proof.doctor.worker` run; the same question is asked once.
 
         Raises:
+            Inapplicable: There is no session.
             ProbeError: There is no answer; ``where`` names the kernels' suppliers, as far as they were known.
         """
         if probe not in self._answers:
@@ -79,8 +80,7 @@ class Live:
     def _running(self) -> IsolatedProcess:
         if self._process is None:
             self._directory = self._directory or PrivateDirectory(_LOG)
-            run, session = self._subject.run, self._subject.session
-            assert session is not None
+            run, session = self._subject.run, self._subject.opened
             start = {
                 "platform": session.platform.name,
                 "engine": self._subject.engine,

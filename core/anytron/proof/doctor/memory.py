@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.base.entries import Entry, of_error
 from anytron.base.errors import AnytronError
+from anytron.base.results import Result, of_error
 from anytron.proof.doctor.live import ProbeError
 from anytron.proof.planning.plan import make_plan
 from anytron.workers.engines.memory import DeviceMemory, readable
@@ -18,23 +18,25 @@ if TYPE_CHECKING:
     from anytron.proof.planning.plan import DevicePlan
 
 
-def examine(subject: Subject, live: Live) -> Iterator[Entry]:
+def examine(subject: Subject, live: Live) -> Iterator[Result]:
     """Give the parts of each process, and the verdict on each kind of device."""
     if subject.run is None:
-        yield Entry("memory.total", "skip", "no CONFIG was given" if subject.misread is None else "CONFIG is not valid")
+        yield Result(
+            "memory.total", "skipped", "no CONFIG was given" if subject.misread is None else "CONFIG is not valid"
+        )
         return
     device, unknown = device_memory(subject, live)
     try:
         plan = make_plan(subject.run, device)
     except AnytronError as error:
-        yield of_error("memory.training", error, "warn")
+        yield of_error("memory.training", error, "warning")
         return
     for engine in plan.silent:
-        yield Entry("memory.rollout", "skip", f"the engine {engine} gives no estimate")
+        yield Result("memory.rollout", "skipped", f"the engine {engine} gives no estimate")
     for one in plan.devices:
         for share in one.shares:
             for part in share.parts:
-                yield Entry(f"memory.{share.slug}.{part.name}", "ok", str(part))
+                yield Result(f"memory.{share.slug}.{part.name}", "passed", str(part))
         yield _verdict(one, unknown)
 
 
@@ -52,14 +54,14 @@ def device_memory(subject: Subject, live: Live) -> tuple[DeviceMemory, str]:
     return DeviceMemory(min(device["total"] for device in seen["devices"]), accelerator), ""
 
 
-def _verdict(device: DevicePlan, unknown: str) -> Entry:
+def _verdict(device: DevicePlan, unknown: str) -> Result:
     name, needs = f"memory.{device.name}", f"{device.crowd} need about {readable(device.needed)} at their fullest"
     if device.total is None:
-        return Entry(name, "skip", f"{needs}; what a device has is not known: {unknown}")
+        return Result(name, "skipped", f"{needs}; what a device has is not known: {unknown}")
     detail = f"{needs}; {device.place} has {readable(device.total)}"
     fix = "anytron plan CONFIG says which settings make it smaller, and by how much"
     if not device.fits:
-        return Entry(name, "fail", f"{detail}: it does not fit", fix)
+        return Result(name, "failed", f"{detail}: it does not fit", fix)
     if device.tight:
-        return Entry(name, "warn", f"{detail}: less than a tenth is left", fix)
-    return Entry(name, "ok", detail)
+        return Result(name, "warning", f"{detail}: less than a tenth is left", fix)
+    return Result(name, "passed", detail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anytron.base.entries import Entry
+from anytron.base.results import Result
 from anytron.device.limits import Feature
 from anytron.device.loading.neutral import NeutralDefaults
 from anytron.proof.doctor.live import ProbeError
@@ -49,13 +49,10 @@ PROBES = (
 """Those of layers with a sliding window for models that have such layers."""
 
 
-def examine(subject: Subject, live: Live) -> Iterator[Entry]:
+def examine(subject: Subject, live: Live) -> Iterator[Result]:
     """Make each probe; one that fails, hangs or ends its process hides no other."""
-    if subject.session is None:
-        yield Entry("numbers.all", "skip", "no platform is active")
-        return
-    platform = subject.session.platform
-    limits = declared_limits(platform, subject.session.hooks)
+    platform = subject.opened.platform
+    limits = declared_limits(platform, subject.opened.hooks)
     asked = {} if subject.run is None else asked_by_model(subject.run)
     for probe in PROBES:
         name, attends = f"numbers.{probe.name}", probe.kernel == "attention_kernel"
@@ -63,28 +60,28 @@ def examine(subject: Subject, live: Live) -> Iterator[Entry]:
             continue
         if attends and not platform.portable_modules:
             why = f"platform '{platform.name}' builds models of a vendor's modules, which call kernels of their own"
-            yield Entry(name, "skip", why, "anytron verify compares the whole model")
+            yield Result(name, "skipped", why, "anytron verify compares the whole model")
             continue
         sinks = (Feature.ATTENTION_SINKS,) if attends and Feature.ATTENTION_SINKS in asked else ()
         declined = next((one for one in (*probe.needs, *sinks) if one in limits), None)
         if declined is not None:
-            yield Entry(name, "skip", f"platform '{platform.name}' has no {declined.value}: {limits[declined]}")
+            yield Result(name, "skipped", f"platform '{platform.name}' has no {declined.value}: {limits[declined]}")
             continue
         yield _judged(name, probe, platform.name, live)
 
 
-def _judged(name: str, probe: Numbers, platform: str, live: Live) -> Entry:
+def _judged(name: str, probe: Numbers, platform: str, live: Live) -> Result:
     kernel = probe.kernel
     try:
         answer = live.ask(probe.question)
     except ProbeError as error:
         known = live.suppliers()
         if not known:  # the topic kernels has failed, and said why
-            return Entry(name, "skip", f"no kernel could be called: {error.headline}")
+            return Result(name, "skipped", f"no kernel could be called: {error.headline}")
         supplier = known.get(kernel, platform)
-        return Entry(
+        return Result(
             name,
-            "fail",
+            "failed",
             f"the {kernel} of '{supplier}' gave no numbers: {error.headline} {error.why}".rstrip(),
             _fix(supplier),
         )
@@ -95,8 +92,8 @@ def _judged(name: str, probe: Numbers, platform: str, live: Live) -> Entry:
         detail += f", mask of '{answer['mask_from']}'"
     # Not "> tolerance": NaN is wrong too.
     if answer["wrong"] or not difference <= tolerance:
-        return Entry(name, "fail", detail, _fix(supplier))
-    return Entry(name, "ok", detail)
+        return Result(name, "failed", detail, _fix(supplier))
+    return Result(name, "passed", detail)
 
 
 def _fix(supplier: str) -> str:

@@ -10,6 +10,7 @@ from anytron.config.generation import RolloutSection
 from anytron.config.load import read_config
 from anytron.config.running import EngineSection, ExecutorSection
 from anytron.device.loading import open_session
+from anytron.proof.checks import Inapplicable
 from anytron.run.preflight.open_run import open_run
 
 if TYPE_CHECKING:
@@ -43,6 +44,17 @@ class Subject:
     broken: Exception | None = None
     misread: Exception | None = None
     diagnostics: tuple[Diagnostic, ...] | None = None
+
+    @property
+    def opened(self) -> Session:
+        """The session.
+
+        Raises:
+            Inapplicable: There is none.
+        """
+        if self.session is None:
+            raise Inapplicable("no platform is active")
+        return self.session
 
     @property
     def engine(self) -> str:

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from anytron.base.components import Component
-from anytron.base.entries import Entry
+from anytron.base.results import Result
 from anytron.proof.doctor.modules import installed, origin
 
 if TYPE_CHECKING:
@@ -31,25 +31,25 @@ def components(subject: Subject) -> list[Component]:
     return list(dict.fromkeys([*OF_EVERY_RUN, *own]))
 
 
-def examine(subject: Subject) -> Iterator[Entry]:
+def examine(subject: Subject) -> Iterator[Result]:
     """Give Python's version and that of each library, with the file that an import loads."""
-    yield Entry("versions.python", "ok", f"{machine.python_version()}, {sys.executable}, {machine.platform()}")
+    yield Result("versions.python", "passed", f"{machine.python_version()}, {sys.executable}, {machine.platform()}")
     for one in components(subject):
         name, found, place = f"versions.{one.distribution}", installed(one.distribution, one.module), origin(one.module)
         if found is None and place is None:
-            yield Entry(name, "skip", "not installed")
+            yield Result(name, "skipped", "not installed")
         elif place is None:
-            yield Entry(
+            yield Result(
                 name,
-                "fail",
+                "failed",
                 f"{found and found.version} is installed, and there is no module {one.module} to import",
                 f"pip install --force-reinstall --no-deps {one.distribution}",
             )
         elif found is None:
-            yield Entry(name, "ok", f"version unknown (no distribution of that name), loaded from {place}")
+            yield Result(name, "passed", f"version unknown (no distribution of that name), loaded from {place}")
         else:
             version = found.version
             if one.distribution == "anytron" and version.endswith(".dev0"):
                 version += ", of an unknown commit (it was built from a tree without git)"
             known_as = "" if found.name.lower().replace("_", "-") == one.distribution else f" of {found.name}"
-            yield Entry(name, "ok", f"{version}{known_as}, loaded from {place}")
+            yield Result(name, "passed", f"{version}{known_as}, loaded from {place}")

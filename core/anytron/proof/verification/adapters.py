@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.base.errors import ResourceError
+from anytron.base.results import Result, of_error
 from anytron.proof.verification.comparisons import largest
 from anytron.proof.verification.gradient_differences import adapter_gradients, compare_gradients
 from anytron.proof.verification.gradients import computed_gradients, own_batch
 from anytron.proof.verification.hugging_face import LOSS, expected_gradients
 from anytron.proof.verification.observation import plan_of
-from anytron.proof.verification.report import Status, in_one_line, measured, skipped
+from anytron.proof.verification.report import measured
 from anytron.proof.verification.tolerances import tolerance
 from anytron.run.preflight.capabilities import shows_gradients
 from anytron.run.trainer.initial_model import model_directory
 
 if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
-    from anytron.proof.verification.report import CheckResult
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.sequences.batch import RaggedBatch
 
@@ -36,7 +36,7 @@ def without_dropout(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
 
 
-def check_adapters(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
+def check_adapters(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
     """Do an update; then compare log-probs, and the gradients of both factors of each adapter.
 
     Args:
@@ -64,7 +64,7 @@ def check_adapters(check: str, config: RunConfig, trainer: TrainingWorkers, batc
     try:
         expected = expected_gradients(model_directory(config), merged, getattr(torch, dtype), batch)
     except ResourceError as error:
-        return skipped(check, in_one_line(error))
+        return of_error(check, error, "skipped")
     finally:
         merged.unlink()
         alone.unlink()
@@ -72,10 +72,10 @@ def check_adapters(check: str, config: RunConfig, trainer: TrainingWorkers, batc
     found, right = trainer.score(batch, plan, "policy")[drawn], expected.log_probs[drawn]
     limit, moved = tolerance(dtype, right), largest(right - before[drawn])
     if moved <= limit:
-        return skipped(check, f"an update moves log-probs by {moved:.2g} only, which proves nothing")
+        return Result(check, "skipped", f"an update moves log-probs by {moved:.2g} only, which proves nothing")
     detail = f"log-probs of {len(right)} tokens, which an update of adapters has moved by up to {moved:.2g}"
     values = measured(check, largest(found - right), limit, detail)
-    if values.status is Status.FAILED or not shows_gradients(config):
+    if values.status == "failed" or not shows_gradients(config):
         return values
     gradients, _ = computed_gradients(trainer, plan, expected.batch, directory)
     wanted = adapter_gradients(factors, expected.gradients, config.model.lora.scaling)

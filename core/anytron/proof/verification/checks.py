@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +11,7 @@ import torch
 from anytron.base.components import TRAINING_ENGINES
 from anytron.base.errors import AnytronError
 from anytron.config.running import ParallelSection
+from anytron.proof.checks import Check, Inapplicable, Report, make
 from anytron.proof.verification.adapters import check_adapters, without_dropout
 from anytron.proof.verification.comparisons import compare_logits, compare_observations, compare_token_outputs, largest
 from anytron.proof.verification.critic import check_value_gradients, check_values, with_drawn_head
@@ -28,9 +28,8 @@ from anytron.proof.verification.observation import (
     observe_forward,
 )
 from anytron.proof.verification.optimizer import check_optimizer, with_visible_update
-from anytron.proof.verification.parts import absence
-from anytron.proof.verification.prediction import check_prediction
-from anytron.proof.verification.report import CheckResult, Report, Status, failed, in_one_line, measured, skipped
+from anytron.proof.verification.prediction import check_prediction, trains_modules
+from anytron.proof.verification.report import measured
 from anytron.proof.verification.reward_model import check_scores
 from anytron.proof.verification.teacher import check_teacher
 from anytron.proof.verification.tolerances import tolerance
@@ -44,38 +43,18 @@ from anytron.run.trainer.workers import TrainingWorkers
 from anytron.workers.executor.protocol import GroupSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from anytron.base.results import Result
     from anytron.config.schema import RunConfig
     from anytron.device.loading import Session
-    from anytron.proof.verification.report import Watcher
+    from anytron.proof.checks import Watcher
     from anytron.run.preflight.prepare import PreparedRun
     from anytron.workers.executor.protocol import Executor
 
     ExecutorMaker = Callable[[RunConfig, Session], Executor]
 
 Value = TypeVar("Value")
-
-CHECKS = (
-    "mask-conformance",
-    "export-equals-import",
-    "hf-logits",
-    "hf-log-probs",
-    "hf-gradients",
-    "multi-token-prediction",
-    "critic-values",
-    "critic-gradients",
-    "teacher-log-probs",
-    "reward-model-scores",
-    "optimizer-update",
-    "adapters-equal-merged",
-    "rollout-equals-training",
-    "empty-shares",
-    "packed-equals-padded",
-    "recomputed-equals-kept",
-    "parallel-equals-single",
-)
-"""In the order of the report."""
 
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemory")
 
@@ -109,17 +88,19 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
     watcher.begins("starting the engines")
     with make_executor(config, session) as executor:
         run = _Run(config, random, session, make_executor, executor, prepared)
-        results = []
-        for check in CHECKS:
-            watcher.begins(check)
-            began = time.monotonic()
-            results.append(run.make(check))
-            watcher.made(results[-1], time.monotonic() - began)
-        return Report(results, run.kernels)
+        results = [*make(CHECKS, run.results, watcher)]
+        return Report(results, {"kernels": dict(run.kernels)})
 
 
-class _NotMade(Exception):  # noqa: N818 - what happened
-    """Something that a check needs was lost with an earlier one, which its message names."""
+def check(name: str) -> Callable[[Callable[[_Run, str], Result]], Check]:
+    """Make a check of a method; methods stand in the order of the report."""
+    return lambda method: Check(name, method)
+
+
+def _require(part: object, reason: str) -> None:
+    """Skip the check if the run lacks what it is about."""
+    if not part:
+        raise Inapplicable(reason)
 
 
 class _Run:
@@ -150,29 +131,24 @@ class _Run:
         self._lost: dict[str, str] = {}
         self.kernels = self._engines.kernels
 
-    def make(self, check: str) -> CheckResult:
-        """Make a check: its method has its name."""
-        self._check = check
-        if (reason := absence(check, self._config)) is not None:
-            return skipped(check, reason)
-        try:
-            result: CheckResult = getattr(self, check.replace("-", "_"))(check)
-        except _NotMade as lost:
-            return skipped(check, str(lost))
-        except AnytronError as error:
-            result = failed(check, in_one_line(error))
-        if result.status is Status.FAILED:
-            self._failed.append(check)
-        return result
+    def results(self, check: Check) -> Iterator[Result]:
+        """Make a check."""
+        self._check = check.name
+        for result in check.results(self, check.name):
+            if result.status == "failed":
+                self._failed.append(check.name)
+            yield result
 
-    def mask_conformance(self, check: str) -> CheckResult:
+    @check("mask-conformance")
+    def mask_conformance(self, name: str) -> Result:
         """Compare the platform's masks and attention kernels with their definition."""
         conformance = self._engines.trainer().attention_conformance()
         if conformance is None:
-            return skipped(check, "the training engine does not offer this check")
-        return measured(check, conformance.difference, conformance.tolerance, conformance.detail)
+            raise Inapplicable("the training engine does not offer this check")
+        return measured(name, conformance.difference, conformance.tolerance, conformance.detail)
 
-    def export_equals_import(self, check: str) -> CheckResult:
+    @check("export-equals-import")
+    def export_equals_import(self, name: str) -> Result:
         """Compare exported weights with the checkpoint, bit for bit, and give them to the rollout engine.
 
         What the rollout engine holds then is compared with them too, if it can be.
@@ -186,80 +162,88 @@ class _Run:
         file.unlink()
         held = "which" if compares_weights(self._config) else "not known if"
         detail = f"{len(exported)} tensors, {held} the rollout engine holds"
-        return compare_weights(check, stored_weights(model_directory(self._config)), exported, detail)
+        return compare_weights(name, stored_weights(model_directory(self._config)), exported, detail)
 
-    def hf_logits(self, check: str) -> CheckResult:
+    @check("hf-logits")
+    def hf_logits(self, name: str) -> Result:
         """Compare logits with the rollout engine's, computed in a process that has nothing of the training engine."""
-        return compare_logits(check, self._config.model.dtype, self._their_logits(), self._forward().logits)
+        return compare_logits(name, self._config.model.dtype, self._their_logits(), self._forward().logits)
 
-    def hf_log_probs(self, check: str) -> CheckResult:
+    @check("hf-log-probs")
+    def hf_log_probs(self, name: str) -> Result:
         """Compare what the log-prob kernel gives with what those logits give, at two temperatures."""
         first = first_sequences(self._trajectories().batch)
         outputs = self._forward().by_temperature
-        return compare_token_outputs(check, self._config.model.dtype, self._their_logits(), first, outputs)
+        return compare_token_outputs(name, self._config.model.dtype, self._their_logits(), first, outputs)
 
-    def hf_gradients(self, check: str) -> CheckResult:
+    @check("hf-gradients")
+    def hf_gradients(self, name: str) -> Result:  # noqa: ARG002 - as all checks
         """Compare the gradient of each parameter with that of transformers, which computes in this process."""
-        config = self._config
-        if not shows_gradients(config):
-            return skipped(check, self._without_gradients())
+        self._require_gradients()
         self._forward()  # without a forward pass there is none back
         return self._after(("hf-logits", "hf-log-probs"), self._gradients())
 
-    def multi_token_prediction(self, check: str) -> CheckResult:
+    @check("multi-token-prediction")
+    def multi_token_prediction(self, name: str) -> Result:
         """Compare the loss of multi-token prediction modules, and its gradients, with those of their definition."""
-        if not shows_gradients(self._config):
-            return skipped(check, self._without_gradients())
+        _require(trains_modules(self._config), "the run trains no multi-token prediction modules")
+        self._require_gradients()
         self._gradients()
-        return check_prediction(check, self._config, self._engines.trainer_to_update(), self._trajectories().batch)
+        return check_prediction(name, self._config, self._engines.trainer_to_update(), self._trajectories().batch)
 
-    def critic_values(self, _: str) -> CheckResult:
+    @check("critic-values")
+    def critic_values(self, name: str) -> Result:  # noqa: ARG002 - as all checks
         """Compare the critic's weights with what it was built with, and its values with transformers'."""
+        _require(self._config.critic, "the run has no critic")
         return self._values()
 
-    def critic_gradients(self, check: str) -> CheckResult:
+    @check("critic-gradients")
+    def critic_gradients(self, name: str) -> Result:
         """Compare the gradient of each of the critic's parameters, value head included, with that of transformers."""
-        if not shows_gradients(self._config):
-            return skipped(check, self._without_gradients())
+        _require(self._config.critic, "the run has no critic")
+        self._require_gradients()
         self._values()  # without a forward pass there is none back
         batch = self._trajectories().batch
-        result = check_value_gradients(check, self._config, self._engines.trainer(), batch)
+        result = check_value_gradients(name, self._config, self._engines.trainer(), batch)
         return self._after(("critic-values",), result)
 
-    def teacher_log_probs(self, check: str) -> CheckResult:
+    @check("teacher-log-probs")
+    def teacher_log_probs(self, name: str) -> Result:
         """Compare the teacher's log-probs with what transformers makes of its logits, at two temperatures."""
-        return check_teacher(check, self._config, self._engines.trainer(), self._trajectories().batch)
+        _require(self._config.teacher, "the run has no teacher")
+        return check_teacher(name, self._config, self._engines.trainer(), self._trajectories().batch)
 
-    def reward_model_scores(self, check: str) -> CheckResult:
+    @check("reward-model-scores")
+    def reward_model_scores(self, name: str) -> Result:
         """Compare what the reward model says of responses with what transformers' classifier does."""
-        return check_scores(check, self._config, self._engines.reward_model(), self._trajectories().batch)
+        _require(self._config.reward_model, "the run has no reward model")
+        return check_scores(name, self._config, self._engines.reward_model(), self._trajectories().batch)
 
-    def optimizer_update(self, check: str) -> CheckResult:
+    @check("optimizer-update")
+    def optimizer_update(self, name: str) -> Result:
         """Compare the way that one update moves each weight with what torch's optimizer does."""
-        if not shows_gradients(self._config):
-            return skipped(check, self._without_gradients())
+        self._require_gradients()
         wanted = with_visible_update(self._config)
-        try:
-            config = adapted(wanted, self._session, "", lambda one: (one.optimizer, one.critic))
-        except NotPossible as reason:
-            return skipped(check, f"it needs a higher rate and weight decay: {reason}")
+        config = self._adapted(
+            wanted, "", lambda one: (one.optimizer, one.critic), "it needs a higher rate and weight decay"
+        )
         self._forward()
         self._gradients()
-        return check_optimizer(check, config, self._engines.trainer_to_update(config), self._trajectories().batch)
+        return check_optimizer(name, config, self._engines.trainer_to_update(config), self._trajectories().batch)
 
-    def adapters_equal_merged(self, check: str) -> CheckResult:
+    @check("adapters-equal-merged")
+    def adapters_equal_merged(self, name: str) -> Result:
         """Compare adapters that are not 0 with transformers' model of the merged weights."""
+        _require(self._config.model.lora, "the run trains no adapters (model.lora)")
         wanted = with_visible_update(self._config)
-        try:
-            config = adapted(wanted, self._session, "optimizer", lambda one: one.optimizer)
-        except NotPossible as reason:
-            return skipped(check, f"it needs a higher rate: {reason}")
+        config = self._adapted(wanted, "optimizer", lambda one: one.optimizer, "it needs a higher rate")
         self._forward()
         batch = self._trajectories().batch
-        result = check_adapters(check, config, self._engines.trainer_to_update(config), batch)
+        result = check_adapters(name, config, self._engines.trainer_to_update(config), batch)
         return self._after(("hf-gradients",), result)
 
-    def rollout_equals_training(self, check: str) -> CheckResult:
+    @check("rollout-equals-training")
+    def rollout_equals_training(self, name: str) -> Result:
         """Compare log-probs of sampled tokens: the rollout engine's and the training engine's."""
         batch = self._trajectories().batch
         assert batch.rollout_log_probs is not None
@@ -269,58 +253,61 @@ class _Run:
         seen, computed = batch.rollout_log_probs[drawn], own[drawn]
         limit = tolerance(self._config.model.dtype, seen)
         detail = f"{int(drawn.sum())} sampled tokens of {batch.num_sequences} responses"
-        return measured(check, largest(seen - computed), limit, detail)
+        return measured(name, largest(seen - computed), limit, detail)
 
-    def empty_shares(self, check: str) -> CheckResult:
+    @check("empty-shares")
+    def empty_shares(self, name: str) -> Result:
         """Train where some rank, stage, replica or expert has nothing to do, and compare with one pack."""
         self._forward()
         if shows_gradients(self._config):
             self._gradients()
         trainer = self._engines.trainer_to_update()
-        return check_empty_shares(check, self._config, trainer, self._trajectories().batch)
+        return check_empty_shares(name, self._config, trainer, self._trajectories().batch)
 
-    def packed_equals_padded(self, check: str) -> CheckResult:
+    @check("packed-equals-padded")
+    def packed_equals_padded(self, name: str) -> Result:
         """Compare with the other sequence format, in the same processes."""
         other = "bshd" if self._config.engine.sequence_format == "thd" else "thd"
         engine = self._config.engine.model_copy(update={"sequence_format": other})
         wanted = self._config.model_copy(update={"engine": engine})
-        try:
-            config = adapted(wanted, self._session, "engine.sequence_format", lambda one: one.engine.sequence_format)
-        except NotPossible as reason:
-            return skipped(check, f"{other} is not possible for this model and layout: {reason}")
+        config = self._adapted(
+            wanted,
+            "engine.sequence_format",
+            lambda one: one.engine.sequence_format,
+            f"{other} is not possible for this model and layout",
+        )
         own, batch = self._own(), self._trajectories().batch
         found = observe(self._engines.trainer_to_update(config), config, batch)
         formats = f"{self._config.engine.sequence_format} and {other}"
-        return compare_observations(check, config.model.dtype, own, found, formats)
+        return compare_observations(name, config.model.dtype, own, found, formats)
 
-    def recomputed_equals_kept(self, check: str) -> CheckResult:
+    @check("recomputed-equals-kept")
+    def recomputed_equals_kept(self, name: str) -> Result:
         """Compare gradients with those of activations that are kept, dropout included: it is drawn again as it was."""
         if self._config.engine.recompute == "none":
-            return skipped(check, "nothing is recomputed (engine.recompute)")
-        if not shows_gradients(self._config):
-            return skipped(check, self._without_gradients())
+            raise Inapplicable("nothing is recomputed (engine.recompute)")
+        self._require_gradients()
         keeping = self._random.engine.model_copy(update={"recompute": "none"})
         wanted = self._random.model_copy(update={"engine": keeping})
-        try:
-            config = adapted(wanted, self._session, "engine.recompute", lambda one: one.engine.recompute)
-        except NotPossible as reason:
-            return skipped(check, f"activations cannot be kept: {reason}")
+        config = self._adapted(
+            wanted, "engine.recompute", lambda one: one.engine.recompute, "activations cannot be kept"
+        )
         self._forward()
         self._gradients()
         batch = self._trajectories().batch
         found, expected = (own_gradients(one, self._engines.trainer(one), batch) for one in (self._random, config))
-        return compare_recomputed(check, config.model.dtype, found, expected)
+        return compare_recomputed(name, config.model.dtype, found, expected)
 
-    def parallel_equals_single(self, check: str) -> CheckResult:
+    @check("parallel-equals-single")
+    def parallel_equals_single(self, name: str) -> Result:
         """Compare with one rank that holds the whole model; the configured ranks end first, to free their memory."""
         ranks = self._config.parallel.world_size
         if ranks == 1:
-            return skipped(check, "the configured layout has one rank")
+            raise Inapplicable("the configured layout has one rank")
         wanted = self._config.model_copy(update={"parallel": ParallelSection()})
-        try:
-            config = adapted(wanted, self._session, "parallel", lambda one: one.parallel.world_size)
-        except NotPossible as reason:
-            return skipped(check, f"one rank is not possible for this model: {reason}")
+        config = self._adapted(
+            wanted, "parallel", lambda one: one.parallel.world_size, "one rank is not possible for this model"
+        )
         own, batch = self._own(), self._trajectories().batch
         self._engines.close()
         try:
@@ -329,20 +316,29 @@ class _Run:
                 found = observe(TrainingWorkers.of(group), config, batch)
         except AnytronError as error:
             if any(words in str(error) for words in _OUT_OF_MEMORY):
-                return skipped(check, "the model does not fit on one rank")
+                raise Inapplicable("the model does not fit on one rank") from error
             raise
-        return compare_observations(check, config.model.dtype, own, found, f"{ranks} ranks and one")
+        return compare_observations(name, config.model.dtype, own, found, f"{ranks} ranks and one")
 
-    def _after(self, checks: tuple[str, ...], result: CheckResult) -> CheckResult:
+    def _after(self, checks: tuple[str, ...], result: Result) -> Result:
         """Say of gradients that are wrong which values are wrong already."""
         cause = next((one for one in checks if one in self._failed), None)
-        if result.status is not Status.FAILED or cause is None:
+        if result.status != "failed" or cause is None:
             return result
         why = f"begin with {cause}: gradients of wrong values are wrong too"
         return replace(result, detail=f"{why}; {result.detail}")
 
-    def _without_gradients(self) -> str:
-        return f"the engine {self._config.engine.name} cannot show them: it does not declare gradients"
+    def _adapted(self, wanted: RunConfig, key: str, value: Callable[[RunConfig], object], why: str) -> RunConfig:
+        """Let the plugins adapt a configuration, or skip the check, with the reason."""
+        try:
+            return adapted(wanted, self._session, key, value)
+        except NotPossible as reason:
+            raise Inapplicable(f"{why}: {reason}") from reason
+
+    def _require_gradients(self) -> None:
+        """Skip the check if the engine has no gradients to show."""
+        if not shows_gradients(self._config):
+            raise Inapplicable(f"the engine {self._config.engine.name} cannot show them: it does not declare gradients")
 
     def _trajectories(self) -> Trajectories:
         return self._once(
@@ -359,7 +355,7 @@ class _Run:
             "the configured engine's log-probs", lambda: observe_forward(self._engines.trainer(), self._config, batch)
         )
 
-    def _gradients(self) -> CheckResult:
+    def _gradients(self) -> Result:
         """Compare them with transformers'. Whoever needs gradients asks first: they may not be computable."""
         batch = self._trajectories().batch
         return self._once(
@@ -367,7 +363,7 @@ class _Run:
             lambda: check_gradients("hf-gradients", self._config, self._engines.trainer(), batch),
         )
 
-    def _values(self) -> CheckResult:
+    def _values(self) -> Result:
         batch = self._trajectories().batch
         return self._once(
             "the critic's values",
@@ -385,7 +381,7 @@ class _Run:
     def _once(self, what: str, compute: Callable[[], Value]) -> Value:
         """Compute what several checks need when the first asks; if that fails, the others are not made."""
         if what in self._lost:
-            raise _NotMade(f"not made, because {self._lost[what]} ended the process, and it needs {what}")
+            raise Inapplicable(f"not made, because {self._lost[what]} ended the process, and it needs {what}")
         if what not in self._shared:
             try:
                 self._shared[what] = compute()
@@ -394,3 +390,7 @@ class _Run:
                 raise
         value: Value = self._shared[what]
         return value
+
+
+CHECKS = tuple(one for one in vars(_Run).values() if isinstance(one, Check))
+"""In the order of the report."""

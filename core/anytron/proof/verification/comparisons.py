@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.proof.verification.report import failed, measured, used
+from anytron.base.results import Result
+from anytron.proof.verification.report import measured, used
 from anytron.proof.verification.tolerances import FACTORS, tolerance
 
 if TYPE_CHECKING:
@@ -13,11 +14,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.proof.verification.observation import Observation
-    from anytron.proof.verification.report import CheckResult
     from anytron.sequences.batch import RaggedBatch, TokenOutputs
 
 
-def compare_logits(check: str, dtype: str, expected: Tensor, found: Tensor) -> CheckResult:
+def compare_logits(check: str, dtype: str, expected: Tensor, found: Tensor) -> Result:
     """Compare logits, float32 ``[T, V]``.
 
     Their log-softmax, because not every engine gives the constant of each row, which means nothing.
@@ -36,7 +36,7 @@ def compare_token_outputs(
     found: Mapping[float, TokenOutputs],
     *,
     entropies: bool = True,
-) -> CheckResult:
+) -> Result:
     """Compare log-probs and entropies with what logits of another engine give.
 
     Each has a tolerance of its own; the result shows the one that is used up most.
@@ -71,11 +71,13 @@ def compare_token_outputs(
     return measured(check, worst, limit, f"{names} of {len(places)} tokens: {'; '.join(parts)}")
 
 
-def compare_observations(check: str, dtype: str, own: Observation, found: Observation, what: str) -> CheckResult:
+def compare_observations(check: str, dtype: str, own: Observation, found: Observation, what: str) -> Result:
     """Compare log-probs and values absolutely, and the norms of gradients relatively."""
     for name, norm in own.grad_norms.items():
         if norm == 0.0:  # of which no comparison would tell: 0 is equal to 0
-            return failed(check, f"the {name} is 0, although every token has something to teach: something cuts it off")
+            return Result(
+                check, "failed", f"the {name} is 0, although every token has something to teach: something cuts it off"
+            )
     differences = {
         name: (largest(found.outputs[name] - values), tolerance(dtype, values)) for name, values in own.outputs.items()
     }
@@ -85,7 +87,7 @@ def compare_observations(check: str, dtype: str, own: Observation, found: Observ
     detail = f"{what}: {', '.join(parts)}"
     # Gradients add up the differences of the forward passes: we allow ten times their factor.
     if not all(relative <= 10 * FACTORS[dtype] for relative in relatives.values()):
-        return failed(check, f"{detail}; the limit is {10 * FACTORS[dtype]:.2g}")
+        return Result(check, "failed", f"{detail}; the limit is {10 * FACTORS[dtype]:.2g}")
     return measured(check, *max(differences.values(), key=lambda pair: used(*pair)), detail)
 
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.base.errors import ResourceError
+from anytron.base.results import of_error
 from anytron.proof.verification.comparisons import largest
 from anytron.proof.verification.gradient_differences import compare_gradients
 from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import computed_by_transformers, load_model, published
 from anytron.proof.verification.observation import VALUE_LOSS, first_mini_batch, off_value, plan_of
-from anytron.proof.verification.report import Status, in_one_line, measured, skipped
+from anytron.proof.verification.report import measured
 from anytron.proof.verification.tolerances import tolerance
 from anytron.proof.verification.weights import compare_weights, stored_weights
 from anytron.run.trainer.initial_model import model_directory
@@ -29,8 +30,8 @@ from anytron.workers.engines.training_engine import VALUE_HEAD, VALUE_HEAD_FILE
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from anytron.base.results import Result
     from anytron.config.schema import RunConfig
-    from anytron.proof.verification.report import CheckResult
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.sequences.batch import RaggedBatch
 
@@ -113,7 +114,7 @@ def _computed(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> Expect
     return ExpectedCritic(batch, values.detach(), {**published(model, named), VALUE_HEAD: head.grad})
 
 
-def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
+def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
     """Compare what the critic exports with what it was built with, and its values with what transformers makes of that.
 
     Args:
@@ -128,13 +129,13 @@ def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch:
     trainer.save_critic(str(exported))
     try:
         result = compare_weights(check, stored_weights(Path(config.critic.path)), stored_weights(exported), "")
-        if result.status is Status.FAILED:
+        if result.status == "failed":
             why = "what the critic exports is not what it was built with"
             return replace(result, detail=f"{why}: {result.detail}")
         batch = first_mini_batch(config, trainer, batch)
         expected = expected_critic(exported, getattr(torch, config.model.dtype), batch)
     except ResourceError as error:
-        return skipped(check, in_one_line(error))
+        return of_error(check, error, "skipped")
     finally:
         shutil.rmtree(exported)
     values = trainer.with_values(expected.batch, plan_of(trainer, config)).values
@@ -144,7 +145,7 @@ def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch:
     return measured(check, largest(values - right), tolerance(config.model.dtype, right), detail)
 
 
-def check_value_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
+def check_value_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
     """Compare the gradient of each parameter of the critic with transformers'. Arguments as :func:`check_values`.
 
     The model is computed a second time: its gradients are as large as the model, and nobody wants to keep them.
@@ -155,7 +156,7 @@ def check_value_gradients(check: str, config: RunConfig, trainer: TrainingWorker
     try:
         expected = expected_critic(Path(config.critic.path), getattr(torch, config.model.dtype), batch)
     except ResourceError as error:
-        return skipped(check, in_one_line(error))
+        return of_error(check, error, "skipped")
     plan, directory = plan_of(trainer, config), Path(config.trainer.output_dir)
     found, _ = computed_gradients(trainer, plan, expected.batch, directory, VALUE_LOSS, model="critic")
     reasons = {"unknown to Hugging Face's model": len(found.keys() - expected.gradients.keys())}

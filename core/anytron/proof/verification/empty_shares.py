@@ -19,7 +19,7 @@ from anytron.proof.verification.gradient_differences import compare_gradients
 from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import LOSS, off_policy
 from anytron.proof.verification.observation import VALUE_LOSS, off_value, plan_of
-from anytron.proof.verification.report import Status, measured
+from anytron.proof.verification.report import measured
 from anytron.proof.verification.tolerances import tolerance
 from anytron.run.preflight.capabilities import shows_gradients
 from anytron.sequences.batch import RaggedBatch
@@ -27,8 +27,8 @@ from anytron.sequences.batch import RaggedBatch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from anytron.base.results import Result
     from anytron.config.schema import RunConfig
-    from anytron.proof.verification.report import CheckResult
     from anytron.run.trainer.updates import UpdatePlan
     from anytron.run.trainer.workers import TrainingWorkers
 
@@ -142,7 +142,7 @@ def compute_share(share: Share, trainer: TrainingWorkers, config: RunConfig, dir
     return Computed(log_probs, computed_gradients(trainer, plan, batch, directory, LOSS)[0])
 
 
-def check_empty_shares(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
+def check_empty_shares(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
     """Compare short sequences, one in each micro-batch, with the same in one pack; then update on them, and export.
 
     Args:
@@ -168,9 +168,7 @@ def check_empty_shares(check: str, config: RunConfig, trainer: TrainingWorkers, 
     result = measured(
         check, largest(log_probs[0] - log_probs[1]), tolerance(dtype, log_probs[1]), f"log-probs of {detail}"
     )
-    if result.status is not Status.PASSED or not any(
-        gradient.any() for each in gradients[:2] for gradient in each.values()
-    ):
+    if result.status != "passed" or not any(gradient.any() for each in gradients[:2] for gradient in each.values()):
         return result
     return compare_gradients(
         check, *gradients[:2], dtype=dtype, skipped={}, what=f"gradients of {detail}", whose="the pack's"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.proof.verification.report import Status, failed, measured
+from anytron.base.results import Result
+from anytron.proof.verification.report import measured
 from anytron.proof.verification.tolerances import FACTORS
 from anytron.workers.engines.training_engine import VALUE_HEAD
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import ModelPart
-    from anytron.proof.verification.report import CheckResult
 
 SMALL = 1e-3
 """Gradients smaller than this part of the largest entry of all are compared as if they were as large: they may be what
@@ -59,7 +59,7 @@ def compare_gradients(
     skipped: Mapping[str, int],
     what: str,
     whose: str = "Hugging Face's",
-) -> CheckResult:
+) -> Result:
     """Compare gradients.
 
     Args:
@@ -74,7 +74,7 @@ def compare_gradients(
     limit = 10 * FACTORS[dtype]  # gradients add up the differences of the forward pass
     size = max((_largest(tensor) for tensor in expected.values()), default=0.0)
     if not expected or size == 0.0:
-        return failed(check, f"there is nothing to compare: {whose} gradients are 0{_counted(skipped)}")
+        return Result(check, "failed", f"there is nothing to compare: {whose} gradients are 0{_counted(skipped)}")
     differences = [_difference(name, found.get(name), tensor, size, whose) for name, tensor in expected.items()]
     worst = sorted(differences, key=lambda one: -one.relative)
     wrong = [one for one in worst if not one.relative <= limit]
@@ -86,14 +86,12 @@ def compare_gradients(
     return measured(check, worst[0].relative, limit, f"{detail}{_counted(skipped)}")
 
 
-def compare_recomputed(
-    check: str, dtype: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> CheckResult:
+def compare_recomputed(check: str, dtype: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Result:
     """Compare gradients of recomputed activations with those of kept ones; see :func:`compare_gradients`."""
     result = compare_gradients(
         check, found, expected, dtype=dtype, skipped={}, what="gradients", whose="kept activations'"
     )
-    if result.status is Status.PASSED:
+    if result.status == "passed":
         return result
     why = (
         "a kernel computes something else the second time, or get_rng_state and set_rng_state of the runtime do "

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.base.errors import ResourceError
+from anytron.base.results import of_error
 from anytron.proof.verification.gradient_differences import adapter_gradients, compare_gradients, may_be_frozen
 from anytron.proof.verification.hugging_face import LOSS, expected_gradients, off_policy
 from anytron.proof.verification.observation import first_mini_batch, gradient_temperature, plan_of
-from anytron.proof.verification.report import in_one_line, skipped
 from anytron.proof.verification.tied import tied_copies
 from anytron.run.trainer.initial_model import model_directory
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.contract import LossFunction
+    from anytron.base.results import Result
     from anytron.config.schema import RunConfig
-    from anytron.proof.verification.report import CheckResult
     from anytron.run.trainer.updates import UpdatePlan
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.sequences.batch import RaggedBatch
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from anytron.workers.weights.transfer import WeightManifest
 
 
-def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
+def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
     """Make the check.
 
     Args:
@@ -58,7 +58,7 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
     try:
         expected = expected_gradients(model_directory(config), weights, getattr(torch, config.model.dtype), batch)
     except ResourceError as error:
-        return skipped(check, in_one_line(error))
+        return of_error(check, error, "skipped")
     found, manifest = computed_gradients(trainer, plan, expected.batch, directory)
     wanted = expected.gradients
     if lora is not None:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.contract import LossFunction
+    from anytron.base.results import Result
     from anytron.config.roles import OptimizerSection
     from anytron.config.schema import RunConfig
-    from anytron.proof.verification.report import CheckResult
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.sequences.batch import RaggedBatch
     from anytron.workers.engines.training_engine import UpdatedModel
@@ -47,7 +47,7 @@ def with_visible_update(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=VISIBLE), "critic": critic})
 
 
-def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
+def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
     """Make the check for each model: the gradients of a mini-batch, one update on it, the weights before and after.
 
     Args:
@@ -96,7 +96,7 @@ def compare_moves(
     *,
     section: OptimizerSection,
     dtype: str,
-) -> CheckResult:
+) -> Result:
     """Compare moves with those of torch's optimizer, in float64, from a state of nothing.
 
     Args:

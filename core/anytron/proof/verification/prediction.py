@@ -14,13 +14,13 @@ import torch
 
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.base.errors import ResourceError
+from anytron.base.results import Result, of_error
 from anytron.config.algorithm import AlgorithmSection
 from anytron.config.options import chosen_engines
 from anytron.proof.verification.gradient_differences import compare_gradients
 from anytron.proof.verification.gradients import computed_gradients, frozen_weights, own_batch
 from anytron.proof.verification.hugging_face import LOSS, computed_by_transformers, load_model, published
 from anytron.proof.verification.observation import gradient_temperature, plan_of
-from anytron.proof.verification.report import failed, in_one_line, skipped
 from anytron.proof.verification.tolerances import FACTORS
 from anytron.proof.verification.weights import stored_weights
 from anytron.run.trainer.initial_model import model_directory
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
-    from anytron.proof.verification.report import CheckResult
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.sequences.batch import RaggedBatch
 
@@ -45,7 +44,7 @@ def trains_modules(config: RunConfig) -> bool:
     return _coefficient(config) > 0.0
 
 
-def check_prediction(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
+def check_prediction(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
     """Compare the gradients of the modules' loss, and that loss in an update.
 
     Args:
@@ -62,7 +61,7 @@ def check_prediction(check: str, config: RunConfig, trainer: TrainingWorkers, ba
             model_directory(config), getattr(torch, dtype), batch, detached=bool(_options(config).get("mtp_detach"))
         )
     except ResourceError as error:
-        return skipped(check, in_one_line(error))
+        return of_error(check, error, "skipped")
     assert batch.advantages is not None
     indifferent = replace(batch, advantages=torch.zeros_like(batch.advantages))
     found, manifest = computed_gradients(trainer, plan, indifferent, directory, _NOTHING, additions="prediction")
@@ -82,7 +81,7 @@ def check_prediction(check: str, config: RunConfig, trainer: TrainingWorkers, ba
     loss = trainer.update(batch, plan, LOSS)["mtp/loss"]
     detail = f"the modules' loss is {loss:.6g}, by its definition {modules.loss:.6g}; {result.detail}"
     if not abs(loss - modules.loss) <= allowed_difference(dtype, modules.loss):
-        return failed(check, detail)
+        return Result(check, "failed", detail)
     return replace(result, detail=detail)
 
 

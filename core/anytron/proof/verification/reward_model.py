@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.base.errors import ResourceError
+from anytron.base.results import of_error
 from anytron.proof.verification.comparisons import largest
 from anytron.proof.verification.hugging_face import computed_by_transformers, load_model
-from anytron.proof.verification.report import in_one_line, measured, skipped
+from anytron.proof.verification.report import measured
 from anytron.proof.verification.tolerances import tolerance
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from anytron.base.results import Result
     from anytron.config.schema import RunConfig
-    from anytron.proof.verification.report import CheckResult
     from anytron.run.trainer.reward_model import RewardModelRanks
     from anytron.sequences.batch import RaggedBatch
 
@@ -40,7 +41,7 @@ def expected_scores(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
         return torch.cat([model(tokens[None], use_cache=False).logits[:, 0] for tokens in sequences])
 
 
-def check_scores(check: str, config: RunConfig, ranks: RewardModelRanks, batch: RaggedBatch) -> CheckResult:
+def check_scores(check: str, config: RunConfig, ranks: RewardModelRanks, batch: RaggedBatch) -> Result:
     """Let the ranks of the reward model and transformers score responses.
 
     Args:
@@ -56,7 +57,7 @@ def check_scores(check: str, config: RunConfig, ranks: RewardModelRanks, batch: 
     try:
         right = expected_scores(Path(config.reward_model.path), getattr(torch, config.model.dtype), batch)
     except ResourceError as error:
-        return skipped(check, in_one_line(error))
+        return of_error(check, error, "skipped")
     found = ranks.scores(batch)
     detail = f"{len(right)} sequences, scores from {float(right.min()):.3g} to {float(right.max()):.3g}"
     return measured(check, largest(found - right), tolerance(config.model.dtype, right), detail)

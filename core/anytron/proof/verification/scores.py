@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from anytron.base.results import Result
 from anytron.proof.verification.comparisons import compare_observations, compare_token_outputs, largest
 from anytron.proof.verification.hugging_face import computed_by_transformers, expected_logits
 from anytron.proof.verification.observation import Observation
-from anytron.proof.verification.report import failed, measured, skipped
+from anytron.proof.verification.report import measured
 from anytron.sequences.batch import RaggedBatch, TokenOutputs
 from anytron.task.data.pretrained import read_hf_config
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from torch import Tensor
-
-    from anytron.proof.verification.report import CheckResult
 
     Score: TypeAlias = Callable[[Tensor, Tensor], Tensor]
     Gradients: TypeAlias = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
@@ -75,7 +74,7 @@ def verify_scores(
     padded: Score | None = None,
     single: Score | None = None,
     gradients: Gradients | None = None,
-) -> list[CheckResult]:
+) -> list[Result]:
     """Check a trainer's function on sequences that are drawn here; see :func:`check_scores`.
 
     Args:
@@ -104,7 +103,7 @@ def check_scores(
     padded: Score | None = None,
     single: Score | None = None,
     gradients: Gradients | None = None,
-) -> list[CheckResult]:
+) -> list[Result]:
     """Make every check for which there are functions.
 
     ``hf-log-probs``: with transformers. ``together-equals-alone``: sequences of one call do not see each other.
@@ -133,7 +132,7 @@ def check_scores(
         ("parallel-equals-single", single, "this layout and one rank", "there is one layout only"),
     ):
         if other is None:
-            results.append(skipped(check, absent))
+            results.append(Result(check, "skipped", absent))
         else:
             results.append(compare_observations(check, dtype, own, _observed(other, batch), what))
     return [*results, _check_gradients(gradients, batch)]
@@ -160,15 +159,15 @@ def _scored(values: Tensor, batch: RaggedBatch) -> Tensor:
     return values.detach().float().cpu().where(batch.response_mask, 0.0)
 
 
-def _check_gradients(gradients: Gradients | None, batch: RaggedBatch) -> CheckResult:
+def _check_gradients(gradients: Gradients | None, batch: RaggedBatch) -> Result:
     check = "finite-gradients"
     if gradients is None:
-        return skipped(check, "there is no function that computes them")
+        return Result(check, "skipped", "there is no function that computes them")
     found = gradients(batch.lengths, batch.tokens)
     wrong = [name for name, gradient in found.items() if not bool(gradient.isfinite().all())]
     if wrong:
-        return failed(check, f"{len(wrong)} of {len(found)} are not finite, the first is {wrong[0]}")
+        return Result(check, "failed", f"{len(wrong)} of {len(found)} are not finite, the first is {wrong[0]}")
     size = max((largest(gradient) for gradient in found.values()), default=0.0)
     if size == 0.0:
-        return failed(check, f"all of {len(found)} are 0: something cuts them off from the loss")
+        return Result(check, "failed", f"all of {len(found)} are 0: something cuts them off from the loss")
     return measured(check, 0.0, 0.0, f"{len(found)} parameters, the largest entry is {size:.3g}")

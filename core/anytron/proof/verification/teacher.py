@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.base.errors import ResourceError
+from anytron.base.results import of_error
 from anytron.proof.verification.comparisons import compare_token_outputs
 from anytron.proof.verification.hugging_face import computed_by_transformers, expected_logits
 from anytron.proof.verification.observation import first_sequences, plan_of, temperatures
-from anytron.proof.verification.report import in_one_line, skipped
 
 if TYPE_CHECKING:
+    from anytron.base.results import Result
     from anytron.config.schema import RunConfig
-    from anytron.proof.verification.report import CheckResult
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.sequences.batch import RaggedBatch
 
 
-def check_teacher(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> CheckResult:
+def check_teacher(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
     """Let the training ranks and transformers score the first sequences with the teacher.
 
     Args:
@@ -39,7 +39,7 @@ def check_teacher(check: str, config: RunConfig, trainer: TrainingWorkers, batch
         with computed_by_transformers(directory):
             logits = expected_logits(directory, getattr(torch, config.model.dtype), first)
     except ResourceError as error:
-        return skipped(check, in_one_line(error))
+        return of_error(check, error, "skipped")
     plan = plan_of(trainer, config)
     found = {
         temperature: trainer.token_outputs(replace(first, temperature=temperature), plan, "teacher")

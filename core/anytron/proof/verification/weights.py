@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.proof.verification.report import failed, measured
+from anytron.base.results import Result
+from anytron.proof.verification.report import measured
 from anytron.proof.verification.tied import tied_copies
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
-
-    from anytron.proof.verification.report import CheckResult
 
 
 def stored_weights(directory: Path) -> dict[str, Tensor]:
@@ -26,9 +25,7 @@ def stored_weights(directory: Path) -> dict[str, Tensor]:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
-def compare_weights(
-    check: str, stored: Mapping[str, Tensor], exported: Mapping[str, Tensor], detail: str
-) -> CheckResult:
+def compare_weights(check: str, stored: Mapping[str, Tensor], exported: Mapping[str, Tensor], detail: str) -> Result:
     """Compare tensors bit for bit.
 
     Args:
@@ -43,7 +40,7 @@ def compare_weights(
         where = "the checkpoint only" if missing else "the export only"
         first = (missing or unknown)[0]
         count = len(missing) + len(unknown)
-        return failed(check, f"{count} tensors are in one of the two; the first, {first}, is in {where}")
+        return Result(check, "failed", f"{count} tensors are in one of the two; the first, {first}, is in {where}")
     worst, unequal = 0.0, []
     for name, tensor in exported.items():
         original = stored[name].to(tensor.dtype)

@@ -62,7 +62,7 @@ class Checkpoint:
                 "The checkpoint is damaged.",
                 where=str(self.path),
                 why="; ".join(problems),
-                fix="take another one: anytron checkpoint list",
+                fix="use another checkpoint: anytron checkpoint list",
             )
 
 
@@ -133,7 +133,7 @@ class CheckpointDirectory:
             "No checkpoint of the run can be used.",
             where=str(self.path),
             why="\n".join(f"{checkpoint.path.name}: {error.why}" for checkpoint, error in damaged),
-            fix="restore one from a backup, or begin again: resume=never trainer.overwrite=true",
+            fix="restore one from a backup, or start over: resume=never trainer.overwrite=true",
         )
 
     def begin(self, step: int) -> Path:
@@ -201,7 +201,7 @@ def locate(path: Path) -> Checkpoint:
     if path.name == BEST and path.is_file():
         best = CheckpointDirectory(path.parent.absolute()).best()
         if best is None:
-            raise CheckpointError("The best checkpoint is not there any more.", where=str(path))
+            raise CheckpointError("The best checkpoint no longer exists.", where=str(path))
         return best[1]
     for directory in (path / CHECKPOINTS, path):
         complete = CheckpointDirectory(directory.absolute()).complete()
@@ -212,7 +212,9 @@ def locate(path: Path) -> Checkpoint:
         raise CheckpointError(
             "There is no complete checkpoint.",
             where=str(path),
-            why=f"neither {path} nor a step-* inside of it has a {MANIFEST}" if path.is_dir() else "no such directory",
+            why=f"neither {path} nor a step-* directory in it has a {MANIFEST}"
+            if path.is_dir()
+            else "no such directory",
             fix="give the directory of a checkpoint, or of a run",
         )
     return Checkpoint(path.absolute(), state.step)

@@ -97,10 +97,10 @@ class Manifest:
             files = {str(name): FileRecord(**record) for name, record in content["files"].items()}
         except FileNotFoundError:
             raise CheckpointError(
-                "This is no complete checkpoint.",
+                "This checkpoint is not complete.",
                 where=str(directory),
                 why=f"it has no {MANIFEST}, which is written last" if directory.is_dir() else "no such directory",
-                fix="take another one: anytron checkpoint list",
+                fix="use another checkpoint: anytron checkpoint list",
             ) from None
         except OSError as error:
             raise _unreadable(path, error) from error
@@ -130,7 +130,7 @@ def _problems(directory: Path, name: str, record: FileRecord) -> Iterator[str]:
     try:
         found = list(_size_problems(directory, name, record))
         if not found and FileRecord.of(directory / name) != record:
-            found = [f"{name} has another checksum: its content has changed"]
+            found = [f"{name} has a different checksum: its content has changed"]
     except FileNotFoundError:  # deleted meanwhile
         found = [f"{name} is missing"]
     except OSError as error:
@@ -144,7 +144,7 @@ def _unreadable(path: Path, error: OSError) -> ResourceError:
         "A file of the checkpoint cannot be read.",
         where=str(path),
         why=str(error),
-        fix="let the user of this process read it, with the folders above it",
+        fix="give the user of this process permission to read it and the folders above it",
     )
 
 

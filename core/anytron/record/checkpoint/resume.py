@@ -131,7 +131,7 @@ def _refuse_earlier_run(config: RunConfig, claimed: ClaimedDirectory) -> None:
     own = CheckpointDirectory.of(config)
     if config.checkpoint.path is not None and own.complete():
         raise ConfigError(
-            "The directory of checkpoints holds those of an earlier run.",
+            "The checkpoint directory holds checkpoints of an earlier run.",
             where=f"checkpoint.path = {own.path}",
             why=f"it has {', '.join(checkpoint.path.name for checkpoint in own.complete())}",
             fix="set another checkpoint.path, or delete them",
@@ -162,7 +162,7 @@ def _continue(config: RunConfig, claimed: ClaimedDirectory, tell: Callable[[str]
             "The run is finished and has no checkpoint from which more steps could be trained.",
             where=f"trainer.output_dir = {claimed.path}",
             why=f"it ended after step {record.finished_step}, and {own.path} has no checkpoint",
-            fix="begin again: resume=never trainer.overwrite=true",
+            fix="start over: resume=never trainer.overwrite=true",
         )
     if record.started_from is not None:
         tell(f"no checkpoint of this run is complete: it begins again at {record.started_from}")
@@ -178,9 +178,9 @@ def _continue_from(
     later = [other for other in CheckpointDirectory.of(config).complete() if other.step > checkpoint.step]
     if later:
         raise CheckpointError(
-            "The run has later checkpoints, which would be lost.",
+            "The run has later checkpoints, which would be deleted.",
             where=f"resume = {config.resume}",
-            why=f"later are {', '.join(other.path.name for other in later)}",
+            why=f"later checkpoints: {', '.join(other.path.name for other in later)}",
             fix="set another trainer.output_dir to start a new run from this one, or resume=auto to continue",
         )
     changes = _accepted(config, claimed, tell)
@@ -205,14 +205,14 @@ def _branch(checkpoint: Checkpoint, config: RunConfig, tell: Callable[[str], Non
     changes = tuple(differences(state.config, config.model_dump(mode="json")))
     _refuse(
         [change for change in changes if is_identity(change.key)],
-        "The checkpoint is of another model.",
-        "undo the change: a new run may have other data, rewards and rates than the checkpoint's, but no other model",
+        "The checkpoint belongs to another model.",
+        "undo the change: a new run may change data, rewards and learning rates, but not the model",
     )
     if checkpoint.step >= config.trainer.total_steps:
         raise ConfigError(
-            "There is nothing to train after the checkpoint.",
+            "There are no steps left to train after the checkpoint.",
             where="trainer.total_steps",
-            why=f"it is {config.trainer.total_steps}, and the checkpoint has {checkpoint.step} steps behind it",
+            why=f"it is {config.trainer.total_steps}, and the checkpoint was made after step {checkpoint.step}",
             fix=f"set it to more than {checkpoint.step}",
         )
     _show(changes, tell)
@@ -225,7 +225,7 @@ def _accepted(config: RunConfig, claimed: ClaimedDirectory, tell: Callable[[str]
     changes = differences(claimed.record.config, config.model_dump(mode="json"))
     _refuse(
         [change for change in changes if not is_free(change.key)],
-        "The configuration is not the one of the run in the output directory.",
+        "The configuration differs from the one of the run in the output directory.",
         "undo the change, or start a new run from its checkpoint: resume=PATH and another trainer.output_dir",
     )
     _show(changes, tell)

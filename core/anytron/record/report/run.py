@@ -107,7 +107,7 @@ class Run:
                 "The directory of the run was removed or replaced.",
                 where=str(self.path),
                 why=why,
-                fix=f"if the run went on there, its state is beside it: look for {self.path.name}.rescued-*",
+                fix=f"if the run continued, its state was saved next to it: look for {self.path.name}.rescued-*",
             )
         self.problems = []
         try:

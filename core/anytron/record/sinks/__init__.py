@@ -3,7 +3,7 @@ r"""Where metrics go besides ``metrics.jsonl``: TensorBoard, Weights & Biases, M
 A sink is a class. ``tracking.sinks`` names it, ``file.py:Class``, or a distribution offers it by a name in the
 entry-point group ``anytron.metric_sinks``::
 
-    from anytron.record.sinks import MetricSink
+    from anytron.tasks import MetricSink
 
     class RewardFile(MetricSink):
         def __init__(self, run, options):

@@ -72,12 +72,12 @@ class MetricSinks:
             if not ended[thread.name]:
                 self._warn(
                     f"the sink {thread.name} has not closed within {self._timeout_s:g} s (tracking.close_timeout_s) "
-                    "and is left as it is"
+                    "and is abandoned"
                 )
             if lost := thread.failed + thread.dropped + unwritten:
                 self._warn(
                     f"the sink {thread.name} lacks {lost} step{'s' if lost > 1 else ''}: {thread.failed} failed, "
-                    f"{thread.dropped} were dropped, {unwritten} still waited; metrics.jsonl has every step"
+                    f"{thread.dropped} were dropped, {unwritten} were still waiting; metrics.jsonl has every step"
                 )
 
     def __enter__(self) -> Self:

@@ -49,10 +49,10 @@ def load_sink(section: SinkSection, key: str) -> type[MetricSink]:
         )
     if not (isinstance(found, type) and issubclass(found, MetricSink)):
         raise ConfigError(
-            f"{section.sink} is no sink of metrics.",
+            f"{section.sink} is not a sink of metrics.",
             where=where,
-            why="it is not a class derived from anytron.record.sinks.MetricSink",
-            fix="derive it, as docs/how-to/write-a-metric-sink.md shows",
+            why="it is not a subclass of anytron.record.sinks.MetricSink",
+            fix="make it a subclass, as docs/how-to/write-a-metric-sink.md shows",
         )
     return found
 
@@ -73,6 +73,6 @@ def sink_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
                 yield Diagnostic("error", f"{key}.sink", why, sink.install or f"install {package}")
         yield from model_diagnostics(sink.options_model, section.options, f"{key}.options")
         if sink_name(section) in names:
-            why = f"another sink has the name {sink_name(section)}, and each has the directory of its name"
-            yield Diagnostic("error", f"{key}.sink", why, "name it once")
+            why = f"two sinks have the name {sink_name(section)}, and would write into the same directory"
+            yield Diagnostic("error", f"{key}.sink", why, "remove one of them")
         names.append(sink_name(section))

@@ -106,7 +106,7 @@ class ClaimedDirectory:
         present = [name for name in CONTENTS if os.path.lexists(self.path / name)]
         if present and self.record is None:
             raise ConfigError(
-                "The output directory holds files that this run would write, and they are not of an earlier run.",
+                "The output directory holds files that this run would overwrite, and no earlier run wrote them.",
                 where=f"trainer.output_dir = {self.path}",
                 why=f"it has {', '.join(present)}, and no {RECORD}, which every run writes first",
                 fix="set another trainer.output_dir",
@@ -134,14 +134,14 @@ def _locked(path: Path, what: str, key: str, tell: Callable[[str], None]) -> Ite
             f"Another run is writing into the {what}.",
             where=where,
             why=f"{error} has locked it",
-            fix=f"set another {key}, or end that run first",
+            fix=f"set another {key}, or stop that run first",
         ) from None
     except OSError as error:
         raise exhausted(error, where) or ConfigError(
             f"The {what} cannot be written.", where=where, why=str(error), fix=f"set another {key}"
         ) from error
     if not lock.effective:
-        tell(f"{path} is on a file system without locks: take care that no second run writes into it")
+        tell(f"{path} is on a file system without locks: make sure that no second run writes into it")
     try:
         yield lock
     finally:

@@ -23,8 +23,8 @@ HEADING = """# Metrics
 `python -m anytron.record.tracking.document docs/reference/metrics.md`. -->
 
 Each step of a run is one line of `metrics.jsonl` in `trainer.output_dir`: a JSON object of these keys. Numbers of
-updates are averages over the step's updates that were not skipped. A loss of your own (`algorithm.loss`) gives metrics
-of its own, below `loss/metrics/`, in the place of those of the built-in one. `NAME` stands for a name, other
+updates are averages over the step's updates that were not skipped. A loss of your own (`algorithm.loss`) returns its
+own metrics, below `loss/metrics/`, instead of the metrics of the built-in loss. `NAME` stands for a name, other
 capitals for a number.
 
 Each validation is one line of `validation.jsonl`: `step`, the training steps behind it, and the keys below

@@ -65,7 +65,7 @@ METRICS = (
     ),
     Metric("response/length_mean", "tokens", "mean length of responses, without what an environment wrote"),
     Metric("response/length_max", "tokens", "the longest response of the step"),
-    Metric("response/truncated_fraction", "fraction", "responses that ended at the limit, without an end of their own"),
+    Metric("response/truncated_fraction", "fraction", "responses that ended at the limit, without an end token"),
     Metric("response/empty_fraction", "fraction", "responses without a token"),
     Metric(
         "response/unknown_tokens",
@@ -194,7 +194,7 @@ METRICS = (
     Metric("data/epochs", "epochs", "examples drawn so far, by those that there are", _SUPERVISED),
     Metric("time/data_s", "seconds", "drawing examples", _SUPERVISED),
     Metric("time/rollout_s", "seconds", "waiting for responses"),
-    Metric("time/sync_s", "seconds", "giving the weights to the rollout", "a rollout of its own processes"),
+    Metric("time/sync_s", "seconds", "giving the weights to the rollout", "a rollout with its own processes"),
     Metric("time/validation_s", "seconds", "examining the policy from before the step", _VALIDATION),
     Metric("time/reward_s", "seconds", "scoring responses"),
     Metric("time/score_s", "seconds", "log-probs, values and advantages before the first update"),
@@ -214,7 +214,7 @@ METRICS = (
         "the peak of the devices is known; `patches.json` says from where, or why not",
     ),
     Metric(
-        "throughput/weight_bytes", "bytes", "what was sent to all rollout processes", "a rollout of its own processes"
+        "throughput/weight_bytes", "bytes", "what was sent to all rollout processes", "a rollout with its own processes"
     ),
     Metric("memory/training_peak_bytes", "bytes", "the most that a training rank had allocated in the step"),
     Metric("memory/offloaded_bytes", "bytes", "what all training ranks gave back", _OFFLOAD),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
-from anytron import __version__
 from anytron.base.files import exhausted
 from anytron.base.installing import installable
+from anytron.base.version import __version__
 from anytron.config.diagnostics import Diagnostic
 
 if TYPE_CHECKING:

@@ -44,10 +44,10 @@ def check_schema(schema: pa.Schema, where: str) -> None:
     names = [str(name) for name in schema.names]
     if twice := next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None:
         raise DataError(
-            "The columns of a file have no names of their own.",
+            "Columns of a file have the same name.",
             where=where,
-            why=f"there are several of the name {twice!r}",
-            fix="write the file again with another name for each",
+            why=f"several columns are named {twice!r}",
+            fix="write the file again with a different name for each column",
         )
     for field in schema:
         if fault := _fault(field.type):
@@ -108,8 +108,8 @@ def records(
             pieces = [batch.slice(index, 1) for index in range(batch.num_rows)]
             for index, piece in enumerate(pieces, start=number + 1):
                 if _weight_of(piece, measures) > LARGEST_ROW:
-                    why = f"it would take more than {LARGEST_ROW} bytes"
-                    fix = "leave it out, or divide it"
+                    why = f"it needs more than {LARGEST_ROW} bytes"
+                    fix = "remove the row, or split it"
                     raise DataError("A row of the prompts is too long.", where=place(index), why=why, fix=fix)
         total += weight + ROW * batch.num_rows
         if total > most:
@@ -121,8 +121,8 @@ def records(
 
 
 def _inflated(what: str, size: int, where: str, fix: str) -> DataError:
-    why = f"{what} in {size} bytes; {TIMES} times its size and {FREE} bytes are read"
-    return DataError("A file of prompts holds far more than its size.", where=where, why=why, fix=fix)
+    why = f"{what} in {size} bytes; at most {TIMES} times the file's size plus {FREE} bytes are read"
+    return DataError("A file of prompts expands to far more than its size.", where=where, why=why, fix=fix)
 
 
 def _measures_of(batch: Any) -> list[Measure]:

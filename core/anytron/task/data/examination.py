@@ -54,7 +54,7 @@ def examine(model: ModelSection, asked: Mapping[str, Path]) -> None:
         else {}
     )
     places |= {key: f"{directory} ({key})" for key, directory in asked.items()}
-    fix = "copy or download the model directory again; if it is what was published, its files are at fault"
+    fix = "copy or download the model directory again; if it is an unchanged copy, the published files are at fault"
 
     def service(key: str, note: Note) -> Iterator[Any]:
         tokenizer: Any = None

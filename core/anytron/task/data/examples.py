@@ -91,24 +91,24 @@ def _divide(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> _Div
             "A response is neither a text nor a list of token ids.",
             where=where,
             why=f"it is {type(response).__name__}" + ("" if response else ", and empty"),
-            fix="name the right column: the option columns, {response: COLUMN}",
+            fix="name the right column with the option columns, {response: COLUMN}",
         )
     check_text(where, response)
     if prompt.messages and prompt.messages[-1].get("role") == ASSISTANT:
         raise DataError(
-            "An example has an answer in its messages, and another one as its response.",
+            "An example has two answers: the last message and the response.",
             where=where,
-            why=f"the messages end with the assistant's, and there is a column {RESPONSE!r}",
-            fix=f"leave out one of them: the last message, or the column {RESPONSE}",
+            why=f"the last message is the assistant's, and there is a column {RESPONSE!r}",
+            fix=f"remove one of them: the last message, or the column {RESPONSE}",
         )
     if prompt.messages is not None:
         return _answered(prompt, {"role": ASSISTANT, "content": response}, tokenizer, template)
     if tokenizer.eos_token_id is None:
         raise ConfigError(
-            "The tokenizer has no end token, which follows every response.",
+            "The tokenizer has no end token to end responses with.",
             where="model.tokenizer",
             why=f"{tokenizer.name_or_path or 'it'} has no eos_token",
-            fix="give it one, or give responses as lists of token ids",
+            fix="set its eos_token, or give responses as lists of token ids",
         )
     return _Divided(prompt, response)
 
@@ -120,10 +120,12 @@ def _conversation(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], w
         raise DataError(
             "An example has no response.",
             where=where,
-            why=f"its last message is of the role {messages[-1].get('role')!r}"
+            why=f"its last message has the role {messages[-1].get('role')!r}"
             if messages
             else f"there is no column {RESPONSE!r}",
-            fix=f"name its column: the option columns, {{{RESPONSE}: COLUMN}}; or let messages end with the answer",
+            fix=(
+                f"name its column with the option columns, {{{RESPONSE}: COLUMN}}, or end the messages with the answer"
+            ),
         )
     if _MARKS.search(str(tokenizer.chat_template)) and not prompt.images:
         return _marked(prompt, tokenizer, template)
@@ -133,16 +135,16 @@ def _conversation(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], w
         raise DataError(
             "A conversation with images has several answers.",
             where=where,
-            why="which of its tokens are learnt is known before images are multiplied by their patches",
-            fix=f"make an example of each answer: the messages before it as prompt, and the answer as {RESPONSE}",
+            why="the tokens to learn are chosen before an image token is repeated for each of its patches",
+            fix=f"make one example for each answer: the messages before it as prompt, and the answer as {RESPONSE}",
         )
     raise ConfigError(
         "The chat template does not say which tokens of a conversation are the assistant's.",
         where=where,
         why=f"the template of {tokenizer.name_or_path or 'model.tokenizer'} has no {{% generation %}}, and several "
         "messages are answers",
-        fix="put {% generation %} and {% endgeneration %} around answers in the template; or make an example of each "
-        f"answer: the messages before it as prompt, and the answer as {RESPONSE}",
+        fix="put {% generation %} and {% endgeneration %} around answers in the template; or make one example "
+        f"for each answer: the messages before it as prompt, and the answer as {RESPONSE}",
     )
 
 
@@ -168,11 +170,13 @@ def _answered(prompt: Prompt, answer: Mapping[str, Any], tokenizer: Any, templat
             (place for place, pair in enumerate(zip(asked, whole, strict=False)) if pair[0] != pair[1]), len(whole)
         )
         raise DataError(
-            "The chat template writes an answer elsewhere than it asks for one.",
+            "The chat template writes the prompt differently when the answer follows.",
             where=f"prompt {prompt.id}",
-            why=f"before the answer it writes {asked[same : same + 40]!r}, and with it {whole[same : same + 40]!r}",
-            fix="use a template whose prompts are the beginning of its conversations (data.chat_template_kwargs may "
-            "help), or one with {% generation %} around answers",
+            why=(
+                f"without the answer it writes {asked[same : same + 40]!r}, with the answer {whole[same : same + 40]!r}"
+            ),
+            fix="use a template that writes the same prompt with and without the answer (data.chat_template_kwargs "
+            "may help), or one with {% generation %} around answers",
         )
     return _Divided(prompt, whole.removeprefix(asked))
 
@@ -196,7 +200,11 @@ def _joined(one: _Divided, prompt: TokenizedPrompt, response: tuple[int, ...], v
     mask = (False, *before[1:], *(True,) * len(response))
     where = f"prompt {prompt.id}"
     if not any(mask):
-        why = "the template marks nothing of it as the assistant's" if one.mask is not None else "its response is empty"
+        why = (
+            "the template marks none of its tokens as the assistant's"
+            if one.mask is not None
+            else "its response is empty"
+        )
         raise DataError("An example has nothing to learn.", where=where, why=why, fix="remove it from the data")
     tokens = prompt.tokens + response
     check_tokens(where, tokens, vocab_size)

@@ -156,7 +156,7 @@ def load_mixture(
     room = None if context_length is None else context_length - (max_new_tokens or 0)
     if room is not None and room < 1:
         raise ConfigError(
-            "Responses may fill the model's context, and leave no room for a prompt.",
+            "Responses may fill the model's whole context and leave no room for a prompt.",
             where="rollout.max_new_tokens",
             why=f"it is {max_new_tokens}, and the context has {context_length} tokens",
             fix="lower rollout.max_new_tokens, or use a model with a longer context",
@@ -224,7 +224,7 @@ class EpochSampler(Generic[Item]):
             ValueError: An epoch has fewer items.
         """
         if not 0 <= position <= len(self._items):
-            raise ValueError(f"an epoch has {len(self._items)} items; place {position} is not among them")
+            raise ValueError(f"an epoch has {len(self._items)} items, so there is no position {position}")
         self._epoch, self._position, self._order = epoch, position, self._order_of(epoch)
 
     def draw(self, count: int) -> list[Item]:

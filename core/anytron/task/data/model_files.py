@@ -187,7 +187,7 @@ def file_diagnostics(key: str, directory: Path) -> Iterator[Diagnostic]:
     for entry in sorted(directory.iterdir()) if directory.is_dir() else ():
         if not (entry.is_file() or entry.is_dir()):  # whoever opens a pipe waits for ever
             fix = "copy or download the model directory again"
-            yield Diagnostic("error", key, f"{entry} is no file, and no link to one", fix)
+            yield Diagnostic("error", key, f"{entry} is neither a file nor a link to one", fix)
         elif entry.name.startswith(TOKENIZER_FILES) and entry.stat().st_size > LARGEST_TOKENIZER:
             fix = "copy or download the model directory again"
             yield Diagnostic("error", key, f"{entry} has more than {LARGEST_TOKENIZER} bytes", fix)

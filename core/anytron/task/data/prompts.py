@@ -55,13 +55,13 @@ class Prompt:
     def __post_init__(self) -> None:
         given = [value is not None for value in (self.text, self.messages, self.tokens)]
         if sum(given) != 1:
-            raise DataError("A prompt has one of text, messages and tokens.", where=f"prompt {self.id}")
+            raise DataError("A prompt must have exactly one of text, messages and tokens.", where=f"prompt {self.id}")
         if self.tools and self.messages is None:
-            why = "the chat template shows them, and only messages are given to it"
+            why = "the chat template writes tools, and only prompts of messages use it"
             raise DataError("A prompt has tools and no messages.", where=f"prompt {self.id}", why=why)
         if not isinstance(self.images, (list, tuple)):
             raise DataError(
-                "A prompt's images are a list.",
+                "A prompt's images must be a list.",
                 where=f"prompt {self.id}",
                 why=f"they are {type(self.images).__name__}",
                 fix="give a list, also for a single image",
@@ -172,8 +172,8 @@ def _asked(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], continue
     raise DataError(
         "A prompt ends with an assistant's message.",
         where=f"prompt {prompt.id}",
-        why=f"the template would begin a second answer behind {str(last.get('content'))[:60]!r}",
-        fix="remove the message if it is the right answer; or let responses continue it: "
+        why=f"the template would begin a second answer after {str(last.get('content'))[:60]!r}",
+        fix="remove the message if it is the right answer, or let responses continue it with "
         "data.continue_final_message=true",
     )
 
@@ -271,9 +271,9 @@ def _expand(prompt: Prompt, tokens: tuple[int, ...], vision: VisionProcessor | N
         return vision.expand(tokens, prompt.images, where)
     if prompt.images:
         raise DataError(
-            "A prompt has images, and the model takes none.",
+            "A prompt has images, and the model takes text only.",
             where=where,
-            why=f"{len(prompt.images)} given to a language model without a vision tower",
+            why=f"{len(prompt.images)} for a language model without a vision tower",
             fix="use a vision-language model, or data without images",
         )
     return tokens
@@ -283,9 +283,9 @@ def check_text(where: str, *written: object) -> None:
     """Refuse text that cannot be written."""
     if not all(is_writable(one) for one in written if isinstance(one, str)):
         raise DataError(
-            "A prompt has text that is none.",
+            "A prompt has text that is not valid Unicode.",
             where=where,
-            why="half of a surrogate pair (\\ud800 to \\udfff) is no letter, and cannot be written",
+            why="half of a surrogate pair (\\ud800 to \\udfff) is not a character, and cannot be encoded",
             fix="write the whole pair, or remove it",
         )
 
@@ -296,7 +296,7 @@ def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
         raise DataError("A prompt has no tokens.", where=where, fix="remove it from the data")
     if not 0 <= min(tokens) <= max(tokens) < vocab_size:
         raise DataError(
-            "A prompt has a token that the model does not know.",
+            "A prompt has a token outside of the model's vocabulary.",
             where=where,
             why=f"ids from {min(tokens)} to {max(tokens)}, the model's vocabulary has {vocab_size}",
             fix="use the tokenizer that belongs to the model (model.tokenizer)",

@@ -67,7 +67,7 @@ def read_prompts(
         where += f" ({path})"
     own = source.source not in SOURCE_OPTIONS
     fix = "give shorter prompts or smaller pictures" if own else "make the file smaller or write it again"
-    fix += "; if they are sound, the tokenizer or the chat template is at fault"
+    fix += "; if they are correct, the tokenizer or the chat template is at fault"
     errand = Errand(DataError, "The prompts cannot be read.", where, fix)
     reader = ConfinedReader(service, MEMORY)
     try:
@@ -92,7 +92,7 @@ def _bare(prompt: Prompt) -> Prompt:
 def _rejoined(given: Sequence[Prompt], read: Iterable[TokenizedPrompt], errand: Errand) -> Iterator[TokenizedPrompt]:
     answers = list(read)
     if len(answers) != len(given):
-        raise errand.failed(f"the process that reads it has answered {len(given)} prompts with {len(answers)}")
+        raise errand.failed(f"the process that reads it returned {len(answers)} prompts for {len(given)}")
     for prompt, one in zip(given, answers, strict=True):
         data = prompt.data
         if RESPONSE in data and RESPONSE not in one.data:  # it is among the tokens now
@@ -135,7 +135,7 @@ def _prompts(records: Any, errand: Errand) -> Iterator[TokenizedPrompt]:
         columns = [records[name] for name in ("ids", "texts", "lengths", "data", "images", "masks")]
         for name, text, length, data, images, mask in zip(*columns, strict=True):
             if type(length) is not int or length < 0:
-                raise ValueError("a length is no number of tokens")  # noqa: TRY301 - one way to say it
+                raise ValueError("a length is not a number of tokens")  # noqa: TRY301 - one way to say it
             one = tuple(tokens[begin : begin + length])
             begin += length
             learnt = None if mask is None else tuple(map(bool, mask))
@@ -143,7 +143,7 @@ def _prompts(records: Any, errand: Errand) -> Iterator[TokenizedPrompt]:
                 raise TypeError("a picture is neither bytes nor a path")  # noqa: TRY301 - one way to say it
             yield TokenizedPrompt(str(name), str(text), one, dict(data), tuple(images), response_mask=learnt)
     except (ValueError, TypeError, KeyError) as error:
-        raise errand.failed(f"the process that reads it has written no prompts: {error}") from error
+        raise errand.failed(f"the process that reads it wrote an invalid answer: {error}") from error
 
 
 def _noted(prompts: Iterable[Prompt], note: Note) -> Iterator[Prompt]:

@@ -53,7 +53,7 @@ def prompt_of(row: Row, options: ReadingOptions, prefix: str = "") -> Prompt:
         "A prompt is neither a string nor a list of messages or token ids.",
         where=row.where,
         why=f"it is {type(value).__name__}",
-        fix="name the right column: the option columns, {prompt: COLUMN}",
+        fix="name the right column with the option columns, {prompt: COLUMN}",
     )
 
 
@@ -74,11 +74,13 @@ def inside(folder: Path, path: str, where: str) -> Path:
     try:
         leaves = not file.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name that is too long, links in a circle
-        why, fix = f"{path!a}: {error}", "name the file of a picture"
-        raise exhausted(error) or DataError("The path of an image is none.", where=where, why=why, fix=fix) from error
+        why, fix = f"{path!a}: {error}", "give the path of an image file"
+        raise exhausted(error) or DataError(
+            "The path of an image cannot be used.", where=where, why=why, fix=fix
+        ) from error
     if leaves:
         raise DataError(
-            "The path of an image leaves its folder.",
+            "The path of an image leads out of its folder.",
             where=where,
             why=f"{path!a} is not inside of {folder}",
             fix="set the option image_folder to a folder that holds all images",
@@ -91,7 +93,7 @@ def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     record = row.record
     if not isinstance(record, dict):
         raise DataError(
-            "A row of the prompts is no object.",
+            "A row of the prompts is not an object.",
             where=row.where,
             why=f"it is {type(record).__name__}",
             fix="write {...}",
@@ -118,7 +120,7 @@ def _no_column(row: Row, name: str, column: str) -> DataError:
         f"A row of the prompts has no column {column!r}.",
         where=row.where,
         why=f"it has {', '.join(map(repr, known)) or 'none'}",
-        fix=did_you_mean(column, known) or f"name the right one: the option columns, {{{name}: COLUMN}}",
+        fix=did_you_mean(column, known) or f"name the right column with the option columns, {{{name}: COLUMN}}",
     )
 
 
@@ -146,7 +148,9 @@ def _tools(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
         raise DataError("The tools of a prompt are not JSON.", where=where, why=str(error), fix=fix) from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         fix = "give a list of objects, or the same as JSON"
-        raise DataError("The tools of a prompt are no list.", where=where, why=f"it is {type(tools).__name__}", fix=fix)
+        raise DataError(
+            "The tools of a prompt are not a list.", where=where, why=f"it is {type(tools).__name__}", fix=fix
+        )
     return tools
 
 

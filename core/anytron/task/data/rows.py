@@ -68,7 +68,7 @@ def files_of(path: str) -> list[Path]:
         return [Path(path)]
     names = list(itertools.islice(glob.iglob(path, recursive=True), MOST_FILES + 1))  # noqa: PTH207 - any path
     if len(names) > MOST_FILES:
-        why = f"more than {MOST_FILES} paths match; links to folders may lead back to them"
+        why = f"more than {MOST_FILES} paths match; links between folders may form a loop"
         raise DataError("The prompts cannot be read.", where=path, why=why, fix="name fewer files")
     if found := sorted(Path(name) for name in names if Path(name).is_file()):
         return found
@@ -76,7 +76,7 @@ def files_of(path: str) -> list[Path]:
     raise DataError(
         "The prompts cannot be read.",
         where=path,
-        why="it is a folder" if is_folder else "no such file, or it is none",
+        why="it is a folder" if is_folder else "no such file, or not a regular file",
         fix=f"name a file in it, or a pattern: {path}/*.parquet"
         if is_folder
         else "check the option path in section data",
@@ -109,9 +109,9 @@ def _json(line: str, where: str) -> Any:
     if isinstance(record, dict):
         _check_columns(len(record), where)
     if "\\ud" in line.lower() and (keys_of := [key for key, text in strings(record) if not is_writable(text)]):
-        why = f"{keys_of[0]} has half of a surrogate pair (\\ud800 to \\udfff), which is no letter"
+        why = f"{keys_of[0]} has half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
         fix = "write the whole pair, or remove it"
-        raise DataError("A line of the prompts has text that is none.", where=where, why=why, fix=fix)
+        raise DataError("A line of the prompts has text that is not valid Unicode.", where=where, why=why, fix=fix)
     return record
 
 
@@ -145,7 +145,7 @@ def _csv_rows(file: Path) -> Iterator[Row]:
                     where, f"line {where.rpartition(':')[2]}", dict(zip(columns, fields, strict=True)), file.parent
                 )
     except csv.Error as error:
-        fix = "put a field that has a comma, a quote or a line feed into double quotes, and double the quotes in it"
+        fix = "put double quotes around a field that has a comma, a quote or a line feed, and double the quotes inside"
         raise DataError(
             "A line of the prompts is not CSV.", where=f"{file}:{before + 1}", why=str(error), fix=fix
         ) from error
@@ -159,7 +159,7 @@ def _check_columns(count: int, where: str) -> None:
         raise DataError(
             "A row of the prompts has too many columns.",
             where=where,
-            why=f"it has {count}, and {MOST_COLUMNS} are read",
+            why=f"it has {count}, and at most {MOST_COLUMNS} are read",
             fix="keep the columns that prompts and rewards need",
         )
 
@@ -167,7 +167,7 @@ def _check_columns(count: int, where: str) -> None:
 def _check_names(columns: list[str], where: str) -> None:
     if "" in columns or len(set(columns)) < len(columns):
         raise DataError(
-            "The columns of a CSV file have no names of their own.",
+            "The columns of a CSV file need different names.",
             where=where,
             why=f"its first line is {', '.join(map(repr, columns))}",
             fix="begin the file with a line that names each column once",
@@ -177,10 +177,10 @@ def _check_names(columns: list[str], where: str) -> None:
 def _check_count(fields: list[str], columns: list[str], where: str) -> None:
     if len(fields) != len(columns):
         raise DataError(
-            "A line of a CSV file has another number of fields than there are columns.",
+            "A line of a CSV file has too many or too few fields.",
             where=where,
             why=f"{len(fields)} fields, and {len(columns)} columns: {', '.join(columns)}",
-            fix="put a field that has a comma into double quotes",
+            fix="put double quotes around a field that has a comma",
         )
 
 
@@ -192,7 +192,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
             while line := stream.readline(LONGEST_LINE + 1):
                 number += 1
                 if len(line) > LONGEST_LINE:
-                    why, fix = f"it has more than {LONGEST_LINE} bytes", "leave it out, or divide it"
+                    why, fix = f"it has more than {LONGEST_LINE} bytes", "remove the row, or split it"
                     raise DataError("A line of the prompts is too long.", where=f"{file}:{number}", why=why, fix=fix)
                 if number == 1 and (
                     program := next((_PACKED[magic] for magic in _PACKED if line.startswith(magic)), "")
@@ -232,7 +232,7 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
             return f"{name}, row {number} (row group {bisect_left(ends, number)})"
 
         batches = table.iter_batches(min(AT_ONCE, _rows_of(LARGEST_ROW, table.metadata)), use_threads=False)
-        fix = "if it is sound, write it with use_dictionary=False and compression='none'"
+        fix = "if the file is correct, write it with use_dictionary=False and compression='none'"
         for number, record in records(batches, file.stat().st_size, place, fix, table.metadata.num_rows):
             yield Row(f"{name}, row {number}", f"row {number}", record, folder, padded=True)
 
@@ -254,7 +254,7 @@ def dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
     Raises:
         DataError: There is none at that path, or no such split.
     """
-    fix = "name a folder that Dataset.save_to_disk has written; other files have sources of their own: parquet, jsonl"
+    fix = "name a folder that Dataset.save_to_disk has written; for other files there are the sources parquet and jsonl"
     return _in_words(_dataset_rows(path, split), path, fix)
 
 
@@ -273,7 +273,7 @@ def _dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
     _check_columns(len(chosen.data.schema), str(path))
     check_schema(chosen.data.schema, str(path))
     size = sum(file.stat().st_size for file in files)
-    fix = "if it is sound, read it with datasets, and write it as JSON lines with Dataset.to_json"
+    fix = "if the file is correct, read it with datasets, and write it as JSON lines with Dataset.to_json"
     for number, record in records(
         chosen.iter(batch_size=AT_ONCE), size, lambda number: f"{path}, row {number}", fix, len(chosen)
     ):
@@ -285,7 +285,7 @@ def _files_of_dataset(folder: Path) -> list[Path]:
     files = sorted([*folder.iterdir(), *folder.glob("*/*")])
     for file in files:
         if not (file.is_file() or file.is_dir()):  # whoever opens a pipe waits for ever
-            raise OSError(f"{file.relative_to(folder)} is no file, and no link to one")
+            raise OSError(f"{file.relative_to(folder)} is neither a file nor a link to one")
         if file.name == _STATE:
             state = read_object(file)
             for part in [*(state.get("_data_files") or []), *(state.get("_indices_data_files") or [])]:
@@ -315,13 +315,13 @@ def _in_words(rows: Iterator[Row], file: Path, fix: str) -> Iterator[Row]:
     behind = ""
     try:
         for row in rows:
-            behind = f", behind {row.name}"
+            behind = f", after {row.name}"
             yield row
     except AnytronError:
         raise
     except MemoryError as error:
-        why = "what is read at a time takes more memory than the process that reads it may have"
-        fix = "write smaller values, and fewer of them into a row; of Parquet, fewer rows into a group (row_group_size)"
+        why = "one part of the file needs more memory than the process that reads it may use"
+        fix = "write smaller values and fewer of them into a row; in Parquet, fewer rows into a group (row_group_size)"
         raise exhausted(error) or DataError(
             "The prompts cannot be read.", where=f"{file}{behind}", why=why, fix=fix
         ) from error

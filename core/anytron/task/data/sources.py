@@ -75,10 +75,10 @@ def images(**options: Any) -> Iterator[Prompt]:
         raise DataError("The prompts cannot be read.", where=given.path, why="no such folder")
     if described := [name for name in METADATA if (folder / name).is_file()]:
         raise DataError(
-            "The folder says itself what belongs to each picture.",
+            "The folder has a file that describes its images.",
             where=str(folder / described[0]),
-            why="the source images asks the same question of all",
-            fix="read that file: the source jsonl, csv or parquet, with columns {images: file_name, ...}",
+            why="the source images asks the same question about every image",
+            fix="read that file with the source jsonl, csv or parquet, and columns {images: file_name, ...}",
         )
     for found in sorted(file for file in folder.rglob("*") if file.suffix.lower() in PICTURES):
         name = found.relative_to(folder).as_posix()

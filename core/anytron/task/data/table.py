@@ -111,15 +111,16 @@ class PromptTable(Sequence[TokenizedPrompt]):
         if not self.read:
             raise DataError("There are no prompts.", where=name, fix="check the source and data.options")
         if not self._entries:
-            found = f"; the shortest of them has {shortest}" if shortest else ""
+            found = f"; the shortest has {shortest}" if shortest else ""
             raise DataError(
-                "No prompt of a source is left.",
+                "Every prompt of a source was left out.",
                 where=name,
-                why=f"of {self.read} it has, {self.too_long} have more than {wanted.longest} tokens{found}, and "
-                f"{self.duplicates} are those of an earlier one, and {self.bad_answers} have an answer that rewards "
-                f"cannot read{self._named}",
-                fix="correct answers that cannot be read, or the reward's option key; raise data.max_prompt_tokens, "
-                "lower rollout.max_new_tokens where something is generated, or use a model with a longer context",
+                why=f"of its {self.read} prompts, {self.too_long} have more than {wanted.longest} tokens{found}, "
+                f"{self.duplicates} repeat an earlier prompt, and {self.bad_answers} have an answer that "
+                f"rewards cannot read{self._named}",
+                fix="correct answers that cannot be read, or the reward's option key; raise "
+                "data.max_prompt_tokens, lower rollout.max_new_tokens if responses are generated, or use a "
+                "model with a longer context",
             )
 
     def __len__(self) -> int:

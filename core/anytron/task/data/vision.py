@@ -73,7 +73,7 @@ class VisionProcessor:
         """
         if pad_token_id in (self._image_token_id, self._video_token_id):
             raise ConfigError(
-                "The tokenizer pads with a token that stands for an image or a video.",
+                "The tokenizer pads with the token of an image or a video.",
                 where="model.tokenizer",
                 why=f"pad_token_id is {pad_token_id}",
                 fix="give the tokenizer another pad_token",
@@ -97,11 +97,11 @@ class VisionProcessor:
         found = sum(token == self._image_token_id for token in tokens)
         if found != len(images):
             raise DataError(
-                "A prompt's images and image tokens do not fit.",
+                "A prompt does not have one image token for each image.",
                 where=where,
                 why=f"{len(images)} image{'s' * (len(images) != 1)}, and {found} times the image token "
                 f"{self._image_token} ({self._image_token_id})",
-                fix=f"write {self._image_token} once where each image belongs; it is multiplied by its patches here",
+                fix=f"write {self._image_token} once where each image belongs; Anytron repeats it for each patch",
             )
         counts = iter([self._count(read_picture(image, where).size, where) for image in images])
         return tuple(
@@ -170,10 +170,10 @@ def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionPr
     lacking = [name for name in _GRID if not hasattr(hf_config.vision_config, name)]
     if lacking:
         raise ConfigError(
-            f"The model takes images in a way that is not supported (model_type {hf_config.model_type}).",
+            f"This model's way to take images is not supported (model_type {hf_config.model_type}).",
             where=model.path or "model.config",
-            why=f"its vision_config has no {', '.join(lacking)}: images are read as patches with a grid, which "
-            "these give the sizes of",
+            why=f"its vision_config has no {', '.join(lacking)}: they give the sizes of the patches into which an "
+            "image is divided",
             fix="use a language model, or one of the Qwen2-VL line (Qwen2.5-VL, Qwen3-VL, Qwen3.5)",
         )
     image_token = tokenizer.convert_ids_to_tokens(int(hf_config.image_token_id))
@@ -197,7 +197,7 @@ def read_picture(picture: Picture, where: str) -> Image:
         if isinstance(picture, Image.Image):
             return _upright(picture)
         if not isinstance(picture, bytes) and not Path(picture).is_file():  # a pipe would be waited for
-            raise FileNotFoundError("No such file, or it is none")
+            raise FileNotFoundError("No such file, or not a regular file")
         size = len(picture) if isinstance(picture, bytes) else Path(picture).stat().st_size
         if size > LARGEST_FILE:
             raise ValueError(f"it has {size} bytes, the limit is {LARGEST_FILE}")  # noqa: TRY301 - one way to say it
@@ -229,7 +229,7 @@ def _check_token(image_token_id: int, hf_config: Any) -> None:
     vocab_size = hf_config.get_text_config().vocab_size
     if not 0 <= image_token_id < vocab_size:
         raise ConfigError(
-            "The model's image token is out of its vocabulary.",
+            "The model's image token is outside of its vocabulary.",
             where="image_token_id of the model's config",
             why=f"it is {image_token_id}, the vocabulary has {vocab_size}",
             fix="set image_token_id, or vocab_size in text_config",

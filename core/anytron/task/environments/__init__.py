@@ -2,7 +2,7 @@
 
 An environment is a class with two methods::
 
-    from anytron.task.environments import Observation, Task, Turn
+    from anytron.tasks import Observation, Task, Turn
 
     class Echo:
         def reset(self, task: Task) -> None:

@@ -14,7 +14,7 @@ RESET = Called("An environment's method reset", ("task",), f"task is a Task, and
 STEP = Called(
     "An environment's method step",
     ("turn",),
-    f"turn is a Turn, and {has(Turn)}; answer whatever the model may write with an Observation",
+    f"turn is a Turn, and {has(Turn)}; answer any text of the model with an Observation",
     f"an anytron.task.environments.Observation ({has(Observation)})",
     method="step",
 )

@@ -102,7 +102,7 @@ def _made(make: Callable[[], Environment]) -> Environment:
 def _called(environments: dict[int, Environment], call: Call) -> dict[str, Any] | None:
     made = environments.pop(call.number, None) if call.method == "close" else environments.get(call.number)
     if made is None and call.method == "step":  # its reset, of the same message, has failed
-        raise _Failed(Failure("An environment is gone.", "a call before has failed"))
+        raise _Failed(Failure("An environment is gone.", "an earlier call failed"))
     called = {"reset": RESET, "step": STEP, "close": CLOSE}[call.method]
     method = getattr(made, call.method, None)
     if method is None:  # close, which an environment may lack
@@ -111,7 +111,7 @@ def _called(environments: dict[int, Environment], call: Call) -> dict[str, Any] 
     if called is STEP:
         return _plain(found, method)
     if called is RESET and found is not None:
-        why = f"{type(found).__name__}, which the model does not read: the prompt is what it reads first"
+        why = f"{type(found).__name__}, but the model reads the prompt first, so reset() must return None"
         raise _Failed(Failure(*RESET.unusable(method, why)))
     return None
 

@@ -184,7 +184,7 @@ class EnvironmentPool:
         try:
             return Reply.from_json(message, call)
         except ValueError as error:
-            return host.process.reject(f"an answer to {call.method}() that is none: {error}")
+            return host.process.reject(f"an invalid answer to {call.method}(): {error}")
 
     def _failure(self, reply: Reply | Gone, call: Call, expected: Reply | None) -> Failure | None:
         """Say why a conversation cannot go on; None if it can."""
@@ -194,18 +194,21 @@ class EnvironmentPool:
                 why = f"more than {self._settings.timeout_s:g} s for {call.method}(); {reply.why}"
                 return Failure(what, why, fix, ends=True)
             if reply.nonsense:
-                fix = "let nothing but Anytron write into the process's channel"
-                return Failure("An environment process answered nonsense.", reply.why, fix, ends=True)
-            fix = "SIGKILL is mostly the kernel's answer to a lack of memory: set environment.memory_gib"
-            other = "a program that the environment runs belongs into a process of its own"
+                fix = "do not write into the channel that Anytron opens in this process"
+                return Failure("An environment process sent an invalid answer.", reply.why, fix, ends=True)
+            fix = "the kernel usually sends SIGKILL when memory runs out: set environment.memory_gib"
+            other = "run programs in a separate process, so that they cannot end this one"
             return Failure("An environment process died.", reply.why, fix if reply.killed else other, ends=True)
         if reply.failure is not None:
             return reply.failure
         if expected is not None and (now := _said(reply)) != (before := _said(expected)):
             return Failure(
                 "An environment did not repeat itself.",
-                f"another conversation ended its process; made again, {call.method}() said {now}, and before {before}",
-                "let everything random in it follow from Task.seed, or take more environment.processes",
+                (
+                    f"another conversation ended its process; when repeated, {call.method}() said {now}, and before "
+                    f"{before}"
+                ),
+                "derive all randomness from Task.seed, or raise environment.processes",
             )
         return None
 

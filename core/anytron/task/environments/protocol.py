@@ -78,14 +78,14 @@ class Observation:
     def __post_init__(self) -> None:
         given = [name for name in ("text", "messages", "tokens") if getattr(self, name) is not None]
         if len(given) != (0 if self.done else 1):
-            wanted = "an observation with done=True has none" if self.done else "an observation has one"
+            wanted = "an observation with done=True must have none" if self.done else "an observation must have one"
             raise ValueError(f"{wanted} of text, messages and tokens, and this one has {' and '.join(given) or 'none'}")
         if self.text is not None and not isinstance(self.text, str):
             raise TypeError(f"an observation's text is a {type(self.text).__name__}")
         if self.messages is not None and not _are(self.messages, Mapping):
-            raise TypeError("an observation's messages are no list of mappings")
+            raise TypeError("an observation's messages are not a list of mappings")
         if self.tokens is not None and not _are(self.tokens, int):
-            raise TypeError("an observation's tokens are no list of integers")
+            raise TypeError("an observation's tokens are not a list of integers")
         if not isinstance(self.metrics, Mapping):
             raise TypeError(f"an observation's metrics are a {type(self.metrics).__name__}, not a mapping")
         for name, number in {"reward": self.reward, **self.metrics}.items():

@@ -55,7 +55,7 @@ class Failure:
         """
         what, why, fix = called.raised(error, function)
         if isinstance(error, MemoryError):
-            what, fix = f"{called.name} ran out of memory.", f"raise {section}.memory_gib, or let it keep less"
+            what, fix = f"{called.name} ran out of memory.", f"raise {section}.memory_gib, or let it use less memory"
             return Failure(what, why, fix, ends=True)
         return Failure(what, why, fix, ends=not isinstance(error, Exception))
 

@@ -54,7 +54,7 @@ def packed(value: Any) -> bytes:
             return {mark + "timedelta": [one.days, one.seconds, one.microseconds]}
         if isinstance(one, Decimal):
             return {mark + "decimal": str(one)}
-        raise TypeError(f"a value of the type {type(one).__name__} is no plain data")
+        raise TypeError(f"a value of the type {type(one).__name__} is not plain data")
 
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=written)
     header = json.dumps([mark if mark in text else "", *map(len, blobs)]).encode()
@@ -72,14 +72,14 @@ def unpacked(data: bytes) -> Any:
         header, rest = _cut(memoryview(data))
         mark, *lengths = json.loads(bytes(header))
         if any(type(length) is not int or length < 0 for length in lengths):
-            raise ValueError("a length is no number of bytes")  # noqa: TRY301 - one way to say it
+            raise ValueError("a length is not a number of bytes")  # noqa: TRY301 - one way to say it
         body, rest = _cut(rest)
         if not mark:
             return json.loads(str(body, "utf-8", "surrogatepass"))
         blobs = _blobs(rest, lengths)
         return json.loads(str(body, "utf-8", "surrogatepass"), object_hook=lambda one: _value(one, mark, blobs))
     except (ValueError, TypeError, IndexError, ArithmeticError, AttributeError, RecursionError, struct.error) as error:
-        raise ValueError(f"no plain data: {type(error).__name__}: {error}") from error
+        raise ValueError(f"not plain data: {type(error).__name__}: {error}") from error
 
 
 def _cut(data: memoryview) -> tuple[memoryview, memoryview]:

@@ -193,7 +193,7 @@ class IsolatedProcess:
         except (ValueError, TypeError, RecursionError) as error:
             return self.reject(f"no answer: {error}")
         if not self._tokens or token != self._tokens[0] or not isinstance(message, dict):
-            return self.reject("what answers no call, or another one")
+            return self.reject("an answer to no call, or to another one")
         if not (self.settings.tells and "at" in message):
             self._tokens.popleft()
         if not self._ready:
@@ -206,7 +206,7 @@ class IsolatedProcess:
                 f"{self.settings.title} cannot read a prompt's data.",
                 where=self.settings.where,
                 why=str(message["unreadable"]),
-                fix="let Prompt.data hold plain values, or objects of an importable module",
+                fix="put plain values into Prompt.data, or objects of an importable module",
             )
         self._begin_time()
         return message
@@ -247,10 +247,10 @@ class IsolatedProcess:
             frames = [(secrets.token_hex(), pickle.dumps(call, protocol=5)) for call in self._owed]
         except Exception as error:  # an object may refuse to be pickled in any way
             raise DataError(
-                f"A prompt's data cannot be sent: {self.settings.title.lower()} must read it.",
+                f"A prompt's data cannot be sent to {self.settings.title.lower()}.",
                 where=self.settings.where,
                 why=f"{type(error).__name__}: {error}",
-                fix="let Prompt.data hold plain values, or objects of an importable module",
+                fix="put plain values into Prompt.data, or objects of an importable module",
             ) from error
         self._owed = ()
         self._tokens.extend(token for token, _ in frames)
@@ -281,14 +281,14 @@ class IsolatedProcess:
         if not self._ready:
             seconds = self.settings.start_timeout_s
             raise self._never_started(f"it was not ready within {seconds:g} s\n{stacks}")
-        return Gone(True, f"where it stood, at the end of {self.log}:\n{stacks}", at=at)
+        return Gone(True, f"its stacks, at the end of {self.log}:\n{stacks}", at=at)
 
     def _lost(self) -> Gone:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
         status = self._process.poll()
         if status is None:
-            fate = "it closed its channel, or wrote no whole message to it, and still runs"
+            fate = "it closed its channel or wrote an incomplete message, and is still running"
         else:
             fate = f"it {ending(status)}"
         tail, at = self._tail(), self.progress.position(self._steps)
@@ -303,7 +303,7 @@ class IsolatedProcess:
             f"{self.settings.title} could not start.",
             where=self.settings.where,
             why=why,
-            fix="import less, or raise memory_gib if it is set; loading a model belongs into the first call",
+            fix="import less, or raise memory_gib if it is set; load a model in the first call, not while importing",
         )
 
     def _tail(self) -> str:

@@ -61,8 +61,8 @@ SAID = 1 << 20
 _TICK_S = 0.1
 _ANY_FILE = 1 << 20
 """Above the number of any open file."""
-_TOO_MUCH = "it takes more memory than the process that reads it may have"
-_LESS = "let what is read at a time be smaller: shorter rows, fewer or smaller pictures"
+_TOO_MUCH = "it needs more memory than the process that reads it may use"
+_LESS = "read less at a time: shorter rows, fewer or smaller images"
 _KINDS: dict[str, type[AnytronError]] = {kind.__name__: kind for kind in (ConfigError, DataError, ResourceError)}
 
 
@@ -173,7 +173,7 @@ class _Child:
         try:
             self._connection.send_bytes(frame)
         except BlockingIOError as error:
-            raise errand.failed(f"the process that reads it has taken no data for {MESSAGE_S:g} s") from error
+            raise errand.failed(f"the process that reads it has accepted no data for {MESSAGE_S:g} s") from error
         except (BrokenPipeError, ConnectionResetError):
             pass  # receive() finds how it ended
 
@@ -195,7 +195,7 @@ class _Child:
         except (EOFError, OSError) as error:
             raise errand.failed(self._fate()) from error
         except (ValueError, TypeError, KeyError) as error:
-            raise errand.failed(f"the process that reads it has written no answer: {error}") from error
+            raise errand.failed(f"the process that reads it wrote an invalid answer: {error}") from error
 
     def _wait(self, errand: Errand) -> None:
         since, position, computed = monotonic(), self._progress.since, _computed(self.pid)
@@ -203,10 +203,10 @@ class _Child:
             if self._progress.since != position:
                 since, position, computed = monotonic(), self._progress.since, _computed(self.pid)
             if _computed(self.pid) - computed > self._compute_s:
-                late = f"computed for {self._compute_s:g} s without coming further, and was ended"
+                late = f"computed for {self._compute_s:g} s without progress, and was ended"
                 raise errand.failed(f"the process that reads it {late}")
             if monotonic() - since > WAIT_S:
-                raise errand.failed(f"the process that reads it has come no further in {WAIT_S:g} s, and was ended")
+                raise errand.failed(f"the process that reads it made no progress for {WAIT_S:g} s, and was ended")
 
     def _fate(self) -> str:
         """Say how the child came to its end."""
@@ -214,13 +214,13 @@ class _Child:
         # Without reaping: the number stays the child's until _end() has used it.
         while (ended := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
             if monotonic() > end:
-                return "the process that reads it has written no whole answer, and was ended"
+                return "the process that reads it wrote an incomplete answer, and was ended"
             sleep(0.01)
         status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         last = os.pread(self._said, SAID, 0).rstrip(b"\0").decode(errors="replace").strip().splitlines()[-1:]
         limit = f"it may take {self._memory / 2**30:g} GiB of memory"
         if status == -signal.SIGKILL:
-            limit = "the kernel does so where the machine's memory is full"
+            limit = "the kernel does so when the machine's memory is full"
         return f"the process that reads it {ending(status)}{''.join(f' ({line})' for line in last)}; {limit}"
 
     def end(self) -> None:

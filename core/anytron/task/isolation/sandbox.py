@@ -137,10 +137,10 @@ class Sandbox:
             os.umask(0o022)  # who becomes a stranger must still see what is built here
             stranger = namespaces.stranger()
             if self.level == "full":
-                step = "namespaces of its own"
+                step = "separate namespaces"
                 namespaces.enter()
                 _as_first_process(report)
-                step = "a file system of its own"
+                step = "a separate file system"
                 namespaces.replace_files(_visible(self.site_packages), limit=self._output)
                 _as_child(report)
                 os.setsid()  # a signal to its process group knows no namespace
@@ -312,4 +312,4 @@ def try_out() -> None:
         sys.exit(str(error))
     if ending.late or ending.status:
         refused = f"; refused: {in_words(ending.refused)}" if ending.refused else ""
-        sys.exit(f"an interpreter ended with status {ending.status}: it may want more memory_gib{refused}")
+        sys.exit(f"an interpreter ended with status {ending.status}: it may need more memory_gib{refused}")

@@ -74,7 +74,7 @@ def allow_calls_and_ask(rules: Rules) -> int | None:
 def _machine() -> Machine:
     machine = MACHINES.get(os.uname().machine)
     if machine is None:
-        raise OSError(errno.ENOSYS, f"system calls of {os.uname().machine} are not known here")
+        raise OSError(errno.ENOSYS, f"the system calls of {os.uname().machine} are not known")
     return machine
 
 
@@ -150,10 +150,10 @@ def _install(instructions_: list[Instruction], machine: Machine, flags: int) -> 
     filter_ = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions_)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "PR_SET_NO_NEW_PRIVS is refused")
+        raise OSError(ctypes.get_errno(), "the kernel refuses PR_SET_NO_NEW_PRIVS")
     set_filter = 1
     program = _Program(len(filter_) // 8, filter_)
     done = libc.syscall(machine.calls["seccomp"], set_filter, flags, ctypes.byref(program))
     if done < 0 or (done > 0 and flags == _ALL_THREADS):  # the number of a thread that has another filter
-        raise OSError(ctypes.get_errno() or errno.EBUSY, "the kernel takes no filter of system calls (seccomp)")
+        raise OSError(ctypes.get_errno() or errno.EBUSY, "the kernel refuses filters of system calls (seccomp)")
     return int(done)

@@ -2,7 +2,7 @@
 
 A reward is a function of samples::
 
-    from anytron.task.rewards import Sample
+    from anytron.tasks import Sample
 
     def length(samples: Sequence[Sample], target: int) -> list[float]:
         return [-abs(len(sample.response_tokens) - target) for sample in samples]

@@ -117,9 +117,9 @@ def answer(function: RewardFunction, samples: Sequence[Sample]) -> Answer:
 def _unusable(value: object, position: int, function: RewardFunction) -> Failure | None:
     if isinstance(value, Exception):
         why = f"{type(value).__name__}: {value}"
-        return Failure("A reward function has no reward for a sample.", why, "cure what it names", sample=position)
+        return Failure("A reward function has no reward for a sample.", why, "correct what it names", sample=position)
     if not isinstance(value, Real):
-        shown = "something async, which nothing awaits," if is_async(value) else repr(value)
+        shown = "a coroutine, which is never awaited," if is_async(value) else repr(value)
         fault = REWARD.unusable(function, f"{shown} for a sample", "A reward is not a number.")
         return Failure(*fault, sample=position)
     try:
@@ -129,8 +129,8 @@ def _unusable(value: object, position: int, function: RewardFunction) -> Failure
     if abs(number) <= LARGEST:
         return None
     returned = (
-        f"{number:g} for a sample, and rewards must be finite, and within {LARGEST:g} either way, so that float32 has "
-        "room for sums of their squares: one that is not would reach every weight of the model"
+        f"{number:g} for a sample, but rewards must be finite and between -{LARGEST:g} and {LARGEST:g}: otherwise "
+        "sums of their squares overflow float32, and every weight of the model becomes NaN"
     )
     return Failure(*REWARD.unusable(function, returned, f"A reward is {number:g}."), sample=position)
 

@@ -14,7 +14,7 @@ MADE = Called("A reward's class", given="the entries of rewards[].options are it
 CHECK_PROMPT = Called(
     "A reward's method check_prompt",
     ("data",),
-    "data is Prompt.data, what the source says of one prompt; raise anytron.base.errors.DataError to refuse it",
+    "data is Prompt.data of one prompt; raise anytron.base.errors.DataError to refuse it",
     method="check_prompt",
     optional=True,
 )
@@ -27,7 +27,7 @@ CHECK_MACHINE = Called(
 RIGHT_ANSWER = Called(
     "A reward's method right_answer",
     ("data",),
-    "data is Prompt.data, what the source of prompts says of one prompt",
+    "data is Prompt.data of one prompt",
     "a response that must get the highest reward, or None",
     method="right_answer",
     optional=True,

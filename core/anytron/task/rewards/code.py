@@ -78,8 +78,10 @@ class Code(Section):
         lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
         fix = "see docs/how-to/write-a-reward.md, The sandbox"
         if self.sandbox == "full":
-            fix += "; on a machine that holds no secret, options.sandbox: reduced will do"
-        raise ConfigError(f"There can be no sandbox ({self.sandbox}) for programs here.", why=lines[-1], fix=fix)
+            fix += "; on a machine without secrets, options.sandbox: reduced is enough"
+        raise ConfigError(
+            f"This machine cannot confine programs in a sandbox ({self.sandbox}).", why=lines[-1], fix=fix
+        )
 
     def check_prompt(self, data: Mapping[str, Any]) -> None:
         """Find out before the run whether a prompt has tests.
@@ -146,7 +148,7 @@ def _tests(value: Any, key: str) -> list[tuple[str, str | None]]:
                 return pairs
     raise DataError(
         f"The prompt has no tests in its entry {key!r}.",
-        why="there is none, or it is null" if value is None else f"it is {str(value)[:80]!r}",
+        why="it is missing or null" if value is None else f"it is {str(value)[:80]!r}",
         fix='give a list of {"input": ..., "output": ...}, texts or numbers, with an output that is not empty; or a '
         "list of Python texts, none of them empty; or set the reward's option key",
     )

@@ -68,7 +68,7 @@ class Judge(Section):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("an address begins with http:// or https:// and names a host")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("no user, password or query belongs into the address: set api_key_env")
+            raise ValueError("the address must not have a user, password or query: set api_key_env")
         return url.rstrip("/")
 
     def check_machine(self) -> None:
@@ -79,10 +79,12 @@ class Judge(Section):
         """
         if self.api_key_env is not None and not self._secret:
             why = f"the environment variable {self.api_key_env} is not set, or is empty"
-            raise ConfigError("The judge's key is missing.", why=why, fix="set it, or leave out options.api_key_env")
+            raise ConfigError(
+                "The judge's API key is missing.", why=why, fix="set it, or leave out options.api_key_env"
+            )
         if not self._secret.isascii() or not self._secret.isprintable():
-            why = f"what {self.api_key_env} holds has a character that no HTTP header can have"
-            raise ConfigError("The judge's key is none.", why=why)
+            why = f"the value of {self.api_key_env} has a character that HTTP headers cannot have"
+            raise ConfigError("The judge's API key is invalid.", why=why)
 
     def check_prompt(self, data: Mapping[str, Any]) -> None:
         """Find out before the run whether a prompt has the right answer, if the judge is to see it.
@@ -145,7 +147,7 @@ class Judge(Section):
         lines = text.strip().splitlines() or [""]
         match = re.fullmatch(rf"\W{{0,8}}{mark} SCORE: {{0,4}}(\d{{1,9}}(?:\.\d{{1,9}})?)\W{{0,8}}", lines[-1].strip())
         if match is None:
-            raise ValueError(f"its last line is no verdict: {lines[-1][:80]!r}")
+            raise ValueError(f"its last line is not a verdict: {lines[-1][:80]!r}")
         score = float(match[1])
         if score > self.maximum:
             raise ValueError(f"its verdict is {score:g}, and the best is {self.maximum:g}")

@@ -245,7 +245,7 @@ class RewardProcess(IsolatedProcess):
         try:
             found = Answer.from_json(message, self._samples)
         except ValueError as error:
-            return Answer.failed(self._failure(self.reject(f"an answer that is none: {error}")))
+            return Answer.failed(self._failure(self.reject(f"an invalid answer: {error}")))
         if any(failure.ends for failure in found.failures):
             self.end()
         return found
@@ -259,13 +259,13 @@ class RewardProcess(IsolatedProcess):
                 sample=gone.at,
             )
         if gone.nonsense:
-            fix = "let nothing but Anytron write into the process's channel"
-            return Failure("A reward process answered nonsense.", gone.why, fix, sample=gone.at)
+            fix = "do not write into the channel that Anytron opens in this process"
+            return Failure("A reward process sent an invalid answer.", gone.why, fix, sample=gone.at)
         return Failure(
             "A reward process died.",
             gone.why,
-            "SIGKILL is mostly the kernel's answer to a lack of memory: set rewards[].memory_gib"
+            "the kernel usually sends SIGKILL when memory runs out: set rewards[].memory_gib"
             if gone.killed
-            else "a program that the function tries out belongs into a process of its own",
+            else "run programs in a separate process, so that they cannot end this one",
             sample=gone.at,
         )

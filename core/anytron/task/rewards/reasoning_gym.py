@@ -46,7 +46,7 @@ class ReasoningGym(PatternReward):
         """
         if data.get(ENTRY) is None:  # of a table that has other prompts, too, the entry is null
             raise DataError(
-                "The prompt is none of reasoning-gym.", fix="start a new run with data.source=reasoning_gym"
+                "The prompt does not come from reasoning-gym.", fix="start a new run with data.source=reasoning_gym"
             )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:

@@ -48,8 +48,8 @@ class ReferenceReward(Section):
         if isinstance(answer, int) and not isinstance(answer, bool):
             return None
         if isinstance(answer, float) and not isfinite(answer):
-            return f"it is {answer}, and no number"
-        hint = ": a response with 3 is no 3.0" if isinstance(answer, float) else ""
+            return f"it is {answer}, which is not a number"
+        hint = ": a response with 3 does not equal 3.0" if isinstance(answer, float) else ""
         return f"it is {type(answer).__name__}, {str(answer)[:40]!a}, where a text or a whole number should be{hint}"
 
     def reference(self, sample: Sample) -> str:

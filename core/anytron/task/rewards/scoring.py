@@ -86,7 +86,7 @@ class RewardSum:
                 raise ConfigError(
                     f"Two rewards are called {name}.",
                     where=key,
-                    why="metrics and logs are named for them",
+                    why="metrics and logs are named after rewards",
                     fix=f"set rewards[{index}].name",
                 )
             named[name] = section
@@ -210,8 +210,8 @@ class RewardWorkers:
             raise DataError(
                 "Every sample of the step was dropped.",
                 where=f"rewards {', '.join(name for name, found in failures.items() if found)}",
-                why=f"for each, one of them failed; the first failure of {name}: {first[min(first)].what}\n"
-                f"{first[min(first)].why}",
+                why=f"a reward failed for each of them; the first failure of {name}: "
+                f"{first[min(first)].what}\n{first[min(first)].why}",
                 fix="correct the functions; the step's samples are in samples.jsonl",
             )
         return RewardScores(total, parts, failures)
@@ -240,9 +240,9 @@ def _weighted(name: str, weight: float, values: Tensor, samples: Sequence[Sample
     weighted = weight * values
     for index in (weighted.abs() > LARGEST).nonzero().flatten().tolist()[:1]:
         raise DataError(
-            "A reward with its weight is too large.",
+            "A weighted reward is too large.",
             where=f"reward {name}, prompt {samples[index].prompt_id}",
-            why=f"{weight:g} * {values[index]:g} is not within {LARGEST:g} either way",
+            why=f"{weight:g} * {values[index]:g} is not between -{LARGEST:g} and {LARGEST:g}",
             fix="lower rewards[].weight",
         )
     return weighted

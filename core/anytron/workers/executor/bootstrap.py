@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from anytron import __version__
+from anytron.base.version import __version__
 from anytron.device.hooks.types import ProcessInfo
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing_extensions import Self, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from anytron.base.entries import Entry
+    from anytron.base.results import Result
     from anytron.config.schema import RunConfig
     from anytron.device.hooks.types import Role
     from anytron.device.platform import Platform
@@ -52,7 +52,7 @@ class GroupSpec:
 
     Attributes:
         role: What the processes are; plugins give environment and patches by it.
-        engine_group: Entry-point group of the engine, for example ``anytron.training_engines``.
+        engine_group: Result-point group of the engine, for example ``anytron.training_engines``.
         engine_name: Name of the engine in that group.
         world_size: Number of processes.
         num_threads: Processor threads of each; None = as the driver's ``OMP_NUM_THREADS`` says, or where it does not, a
@@ -210,7 +210,7 @@ class ExaminedExecutor(Protocol):
     """The class of an executor that ``anytron doctor`` asks what it depends on."""
 
     @classmethod
-    def examine(cls, config: RunConfig | None, platform: Platform) -> Iterable[Entry]:
+    def examine(cls, config: RunConfig | None, platform: Platform) -> Iterable[Result]:
         """Examine it, and start nothing. Called in a process of its own, which ends afterwards.
 
         Args:

@@ -21,10 +21,10 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from anytron import __version__
 from anytron.base.errors import ConfigError
 from anytron.base.installing import installable
 from anytron.base.terminal import make_output_visible
+from anytron.base.version import __version__
 from anytron.workers.executor.address import register
 from anytron.workers.executor.bootstrap import Bootstrap
 from anytron.workers.executor.channel import Call, Failure, Rebuild, Result, decode, encode, receive_json

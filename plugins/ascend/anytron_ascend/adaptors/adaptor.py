@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from anytron.config.diagnostics import Diagnostic
-    from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import PatchContext, Requirement
-    from anytron.device.limits import Limit
-    from anytron.device.patches import Ledger, Patch, Phase
-    from anytron.device.platform import EngineFacts
-    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
-    from anytron.sequences.inputs import ModelInputs
-    from anytron.sequences.masks import AttnMask, MaskRequest
+    from anytron import Diagnostic, EngineFacts, Ledger, Limit, Patch, PatchContext, Phase, Requirement, RunConfig
+    from anytron.kernels import AttentionKernel, AttentionSpec, KernelName
+    from anytron.sequences import AttnMask, MaskRequest, ModelInputs
 
 
 class Adaptor:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from anytron.base.errors import AnytronError, HookContractError
-from anytron.config.diagnostics import Diagnostic
-from anytron.device.hooks.types import Requirement
-from anytron.device.limits import Feature, Limit
-from anytron.device.loading.neutral import NeutralDefaults
-from anytron.sequences.masks import AttnMask, MaskKind
+from anytron import AnytronError, Diagnostic, Feature, HookContractError, Limit, NeutralDefaults, Requirement
+from anytron.sequences import AttnMask, MaskKind
 from anytron_ascend.adaptors.adaptor import Adaptor
 from anytron_ascend.mindspeed.attention import CAUSAL, FULL
 from anytron_ascend.mindspeed.installation import find_installation
@@ -22,12 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import PatchContext
-    from anytron.device.patches import Ledger, Patch, Phase
-    from anytron.device.platform import EngineFacts
-    from anytron.sequences.inputs import ModelInputs
-    from anytron.sequences.masks import MaskRequest
+    from anytron import EngineFacts, Ledger, Patch, PatchContext, Phase, RunConfig
+    from anytron.sequences import MaskRequest, ModelInputs
     from anytron_ascend.options import MindSpeedOptions
 
 

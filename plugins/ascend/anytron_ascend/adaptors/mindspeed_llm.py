@@ -5,29 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import AnytronError, ConfigError
-from anytron.config.diagnostics import Diagnostic
-from anytron.device.hooks.types import Requirement
-from anytron.device.loading.neutral import NeutralDefaults
+from anytron import AnytronError, ConfigError, Diagnostic, NeutralDefaults, Requirement
 from anytron_ascend.adaptors.adaptor import Adaptor
 from anytron_ascend.mindspeed_llm.arguments import BAND, CAUSAL, translate
 from anytron_ascend.mindspeed_llm.installation import MEGATRON, PACKAGES, find_installation
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 from anytron_ascend.mindspeed_llm.patches import PATCHES
-from anytron_megatron.checks.experts import expert_diagnostics
-from anytron_megatron.checks.optimizer import optimizer_diagnostics
-from anytron_megatron.checks.sizes import size_diagnostics
-from anytron_megatron.checks.subject import Subject
-from anytron_megatron.options import MegatronOptions
+from anytron_megatron import optimizer_diagnostics, split_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from anytron.config.schema import RunConfig
-    from anytron.device.hooks.types import PatchContext
-    from anytron.device.patches import Patch, Phase
-    from anytron.sequences.inputs import ModelInputs
-    from anytron.sequences.masks import AttnMask, MaskRequest
+    from anytron import Patch, PatchContext, Phase, RunConfig
+    from anytron.sequences import AttnMask, MaskRequest, ModelInputs
 
 
 class MindSpeedLlmAdaptor(Adaptor):
@@ -56,9 +46,7 @@ class MindSpeedLlmAdaptor(Adaptor):
         except AnytronError as error:
             yield Diagnostic("error", error.where, f"{error.what} {error.why}", error.fix)
         else:
-            policy = dataclasses.replace(Subject.policy(config), config=model)
-            yield from size_diagnostics(policy, config, MegatronOptions())
-            yield from expert_diagnostics(policy, config, MegatronOptions())
+            yield from split_diagnostics(config, model)
 
     def runtime_env(self) -> Mapping[str, str]:
         """Set what Megatron's validate_args requires with tensor or context parallelism; torch_npu does not read it."""
@@ -91,7 +79,7 @@ class MindSpeedLlmAdaptor(Adaptor):
 
 def _try_translation(config: RunConfig) -> Mapping[str, Any]:
     """Translate as the ranks will; return the model's Hugging Face config."""
-    from anytron.task.data.pretrained import load_hf_config
+    from anytron.engines import load_hf_config
 
     options = MindSpeedLlmOptions.model_validate(config.engine.options)
     model = load_hf_config(config.model)

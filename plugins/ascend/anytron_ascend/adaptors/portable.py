@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anytron.device.patches import Patch, Phase
+from anytron import Patch, Phase
 from anytron_ascend.adaptors.adaptor import Adaptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from anytron.device.hooks.types import PatchContext
-    from anytron.kernels.contract import AttentionKernel, AttentionSpec, KernelName
+    from anytron import PatchContext
+    from anytron.kernels import AttentionKernel, AttentionSpec, KernelName
 
 
 class PortableAdaptor(Adaptor):

@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from anytron.base.errors import PlatformError
-from anytron.kernels.attention import make_attention as make_neutral
-from anytron.kernels.micro_batches import MicroBatchCache
-from anytron.kernels.neutral_modes import is_causal
-from anytron.kernels.no_rows import zeros_from
-from anytron.kernels.packed_sequences import forbidden_pairs
+from anytron import PlatformError
+from anytron.kernels import MicroBatchCache, forbidden_pairs, is_causal, zeros_from
+from anytron.kernels import make_attention as make_neutral
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.kernels.contract import AttentionCall, AttentionKernel, AttentionSpec
+    from anytron.kernels import AttentionCall, AttentionKernel, AttentionSpec
 
 COMPRESSED = 2048
 """Side of a compressed mask."""

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from anytron.kernels import KernelName
 from anytron.kernels import fused as neutral
-from anytron.kernels.contract import KernelName
-from anytron.kernels.rope import rope as neutral_rope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +55,7 @@ def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
 
     size = freqs.shape[-1]
     if size > MAX_ROTARY_SIZE:
-        return neutral_rope(x, freqs, interleaved)
+        return neutral.rope(x, freqs, interleaved)
     turned, passed = x[..., :size], x[..., size:]
     angles = _four_dimensions(freqs.expand(*[1] * (x.dim() - freqs.dim()), *freqs.shape))
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)

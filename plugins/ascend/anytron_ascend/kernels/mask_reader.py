@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.kernels.oracles.masks import ring_rows, token_pairs
-from anytron.sequences.masks import AttnMask, Polarity
+from anytron.kernels import ring_rows, token_pairs
+from anytron.sequences import AttnMask, Polarity
 from anytron_ascend.kernels.attention import COMPRESSED, UNLIMITED, compressed_mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.base.traits import ModelTraits
-    from anytron.sequences.layout import SequenceLayout
-    from anytron.sequences.masks import Pair
+    from anytron import ModelTraits
+    from anytron.sequences import Pair, SequenceLayout
 
 
 def read_mindspeed(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from anytron.base.traits import ParallelSizes
+    from anytron import ParallelSizes
     from anytron_ascend.options import MindSpeedOptions
 
 

@@ -6,8 +6,8 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import PlatformError
-from anytron.sequences.masks import current_mask
+from anytron import PlatformError
+from anytron.sequences import current_mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from anytron.base.errors import PlatformError
+from anytron import PlatformError
 
 SUPPORTED = "0.16"
 """The release of megatron-core, and of MindSpeed for it, whose patches this adaptor was made for."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.config.diagnostics import Diagnostic
-from anytron_megatron.checks.subject import Subject
+from anytron import Diagnostic
+from anytron_megatron import models_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.config.schema import RunConfig
+    from anytron import RunConfig
 
 
 def model_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
@@ -22,11 +22,11 @@ def model_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """
     if config.parallel.context_parallel_size == 1:
         return
-    for subject in (Subject.policy(config), Subject.critic(config), Subject.teacher(config)):
-        if subject is not None and subject.text.get("kv_lora_rank"):
+    for model in models_of(config):
+        if model.text.get("kv_lora_rank"):
             yield Diagnostic(
                 "error",
                 "parallel.context_parallel_size",
-                f"MindSpeed's ring attention has no multi-latent attention, which {subject.key} has",
+                f"MindSpeed's ring attention has no multi-latent attention, which {model.key} has",
                 "parallel.context_parallel_size=1, or platform.options.adaptor=none",
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anytron.device.patches import Patch, Phase
+from anytron import Patch, Phase
 
 _HERE = "anytron_ascend.mindspeed"
 _TE_ATTENTION = "mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention"

@@ -6,15 +6,13 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anytron.base.errors import PatchError
-from anytron.device.patches import Installed
+from anytron import Installed, PatchError
 from anytron_ascend.mindspeed.installation import find_installation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from anytron.device.hooks.types import PatchContext
-    from anytron.device.patches import Ledger
+    from anytron import Ledger, PatchContext
 
 
 _last: list[dict[str, Any]] = []

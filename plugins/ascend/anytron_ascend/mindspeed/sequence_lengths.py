@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.sequences.layout import SequenceLayout
+    from anytron.sequences import SequenceLayout
     from anytron.sequences.scopes import ScopeFactory
 
 GLOBALS = (

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron_megatron.patches.triton_stand_in import stand_in_during_imports
+from anytron_megatron import stand_in_during_imports
 
 if TYPE_CHECKING:
-    from anytron.device.hooks.types import PatchContext
-    from anytron.device.patches import Installed
+    from anytron import Installed, PatchContext
 
 KERNELS = "Gated DeltaNet and other kernels for triton-ascend"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import ConfigError, did_you_mean
+from anytron import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from transformers import PretrainedConfig
 
-    from anytron.config.schema import RunConfig
+    from anytron import RunConfig
     from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 
 SPEC = ("mindspeed_llm.tasks.models.spec.qwen3_spec", "layer_spec")

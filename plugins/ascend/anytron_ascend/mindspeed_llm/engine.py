@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.run.trainer.initial_model import model_directory
-from anytron.task.data.pretrained import read_hf_config
+from anytron.engines import load_hf_config
 from anytron_ascend.mindspeed_llm.arguments import translate
 from anytron_ascend.mindspeed_llm.models import MindSpeedLlmSource
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
 from anytron_ascend.mindspeed_llm.process_state import install_arguments
-from anytron_megatron.engine import MegatronEngine
+from anytron_megatron import MegatronEngine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +24,7 @@ class MindSpeedLlmEngine(MegatronEngine):
         """Install the whole run's arguments, which are MindSpeed-LLM's as well, and let it patch for them."""
         config = self._context.config
         options = MindSpeedLlmOptions.model_validate(config.engine.options)
-        model = read_hf_config(model_directory(config))
+        model = load_hf_config(config.model)
         install_arguments(translate(config, model, options), self._context.layer.ledger)
 
     def open_source(self, directory: Path, *, policy: bool) -> MindSpeedLlmSource:

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from anytron.base.errors import PlatformError
+from anytron import PlatformError
 from anytron_ascend.mindspeed.installation import checkout_version
 
 ENGINE = "mindspeed_llm"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.base.errors import ConfigError
+from anytron import ConfigError
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
-from anytron_megatron.estimate import run as megatron
+from anytron_megatron import estimate_training
 
 if TYPE_CHECKING:
-    from anytron.config.schema import RunConfig
-    from anytron.workers.engines.memory import TrainingEstimate
+    from anytron import RunConfig
+    from anytron.engines import TrainingEstimate
 
 
 def estimate(run: RunConfig) -> TrainingEstimate:
@@ -30,4 +30,4 @@ def estimate(run: RunConfig) -> TrainingEstimate:
             fix="examine the run without these options: with engine.recompute=full it needs less than most of them, "
             "with engine.recompute=none more than any",
         )
-    return megatron.estimate(run)
+    return estimate_training(run)

@@ -11,8 +11,8 @@ from megatron.core.models.gpt import GPTModel
 from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.global_vars import get_args
 
-from anytron.base.traits import ModelTraits
-from anytron.sequences.masks import MaskKind
+from anytron import ModelTraits
+from anytron.sequences import MaskKind
 from anytron_ascend.mindspeed_llm.process_state import layer_specification, uninstall_arguments
 from anytron_ascend.mindspeed_llm.weights import HuggingFaceWeights
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from anytron.base.components import Component, EngineInfo
-from anytron.config.section import Section
+from anytron import Section
+from anytron.engines import Component, EngineInfo
 
 
 class ModelOptions(Section):

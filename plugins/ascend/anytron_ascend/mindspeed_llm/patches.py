@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anytron.device.patches import Patch, Phase
+from anytron import Patch, Phase
 from anytron_ascend.mindspeed_llm.installation import BRANCHES
 
 if TYPE_CHECKING:

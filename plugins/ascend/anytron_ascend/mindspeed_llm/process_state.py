@@ -7,8 +7,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import EngineError
-from anytron.device.patches import Installed
+from anytron import EngineError, Installed
 from anytron_ascend.mindspeed.repatching import bare_command_line
 from anytron_ascend.mindspeed_llm.arguments import SPEC, check_names
 from anytron_ascend.mindspeed_llm.installation import find_installation
@@ -17,9 +16,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator, Mapping
 
-    from anytron.device.hooks.types import PatchContext
-    from anytron.device.patches import Ledger
-    from anytron.sequences.layout import SequenceLayout
+    from anytron import Ledger, PatchContext
+    from anytron.sequences import SequenceLayout
     from anytron.sequences.scopes import ScopeFactory
 
 _installed: list[dict[str, Any]] = []

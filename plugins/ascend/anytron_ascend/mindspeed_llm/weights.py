@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
-from anytron.base.errors import EngineError
-from anytron.task.data.pretrained import read_hf_config
-from anytron_megatron.models.weight_files import listed
+from anytron import EngineError
+from anytron.engines import read_hf_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,7 +78,7 @@ class HuggingFaceWeights:
             failure = f"{type(error).__name__}: {error}"
         unfilled = [name for chunk in chunks for name, value in chunk.named_parameters() if value.isnan().any()]
         if not failure and unfilled:
-            failure = f"{len(unfilled)} of the model's parameters got no finite values: {listed(sorted(unfilled))}"
+            failure = f"{len(unfilled)} of the model's parameters got no finite values, {min(unfilled)} for one"
         failures: list[str] = [""] * dist.get_world_size()
         dist.all_gather_object(failures, failure)
         if any(failures):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from anytron.base.errors import PlatformError
-from anytron.kernels.attention import make_attention as make_neutral
+from anytron import PlatformError
+from anytron.kernels import make_attention as make_neutral
 from anytron_cuda.attention import flash_attention_2, flash_attention_3, fused_sdpa, packed, varlen
 from anytron_cuda.choices import Choice, choose
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from anytron.kernels.contract import AttentionCall, AttentionKernel, AttentionSpec
+    from anytron.kernels import AttentionCall, AttentionKernel, AttentionSpec
     from anytron_cuda.capabilities import Capabilities
     from anytron_cuda.options import Attention
 

@@ -16,7 +16,7 @@ from anytron_cuda.attention.packed import padded_heads
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.kernels.contract import AttentionCall, AttentionSpec
+    from anytron.kernels import AttentionCall, AttentionSpec
     from anytron_cuda.attention.packed import Sequences
     from anytron_cuda.capabilities import Capabilities
 

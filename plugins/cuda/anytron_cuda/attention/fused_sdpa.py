@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.base.errors import PlatformError
-from anytron.kernels.attention import make_attention as make_neutral
-from anytron.kernels.no_rows import zeros_from
+from anytron import PlatformError
+from anytron.kernels import make_attention as make_neutral
+from anytron.kernels import zeros_from
 from anytron_cuda.attention.packed import HALF, padded_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.kernels.contract import AttentionKernel, AttentionSpec
+    from anytron.kernels import AttentionKernel, AttentionSpec
     from anytron_cuda.capabilities import Capabilities
 
 LARGEST_FLASH_HEAD = 256

@@ -12,7 +12,7 @@ from anytron_cuda.choices import NEUTRAL, DescribedKernel
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.kernels.contract import AttentionCall, AttentionSpec
+    from anytron.kernels import AttentionCall, AttentionSpec
     from anytron_cuda.capabilities import Capabilities
     from anytron_cuda.options import Attention
 

@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from anytron.kernels.micro_batches import MicroBatchCache
-from anytron.kernels.neutral_modes import is_causal
-from anytron.kernels.no_rows import zeros_from
-from anytron.kernels.packed_sequences import Rows, rearrange, rows_from
+from anytron.kernels import MicroBatchCache, Rows, is_causal, rearrange, rows_from, zeros_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from anytron.kernels.contract import AttentionCall, AttentionKernel, AttentionSpec
+    from anytron.kernels import AttentionCall, AttentionKernel, AttentionSpec
 
 HALF = (torch.float16, torch.bfloat16)
 MULTIPLE = 8

@@ -18,7 +18,7 @@ from anytron_cuda.attention.packed import padded_heads
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytron.kernels.contract import AttentionSpec
+    from anytron.kernels import AttentionSpec
     from anytron_cuda.attention.packed import Sequences
     from anytron_cuda.capabilities import Capabilities
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from anytron.kernels.contract import KernelName
+from anytron.kernels import KernelName
 from anytron.kernels.fused import default_kernel
 from anytron_cuda.capabilities import capabilities
 from anytron_cuda.choices import NEUTRAL, DescribedKernel
@@ -19,7 +19,7 @@ from anytron_cuda.kernels.rotary import flash_attn_rope
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from anytron.kernels.contract import KernelSpec
+    from anytron.kernels import KernelSpec
 
 IMPLEMENTATIONS: Mapping[tuple[KernelName, str], Callable[..., Any]] = MappingProxyType(
     {

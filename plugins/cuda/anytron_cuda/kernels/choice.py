@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from packaging.version import Version
 
-from anytron.kernels.contract import KernelName
+from anytron.kernels import KernelName
 from anytron_cuda.choices import NEUTRAL, Choice, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from anytron.kernels.contract import KernelSpec
+    from anytron.kernels import KernelSpec
     from anytron_cuda.capabilities import Capabilities
 
 LIGER, TORCH, FLASH_ATTN = "liger", "torch", "flash-attn"

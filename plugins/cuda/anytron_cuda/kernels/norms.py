@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn import functional
 
-from anytron.kernels.rms_norm import rms_norm as neutral_rms_norm
+from anytron.kernels import fused as neutral
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ def liger_rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -
     from liger_kernel.ops import LigerRMSNormFunction
 
     if x.dtype != weight.dtype:  # its result has the type of x, not of both
-        return neutral_rms_norm(x, weight, eps, zero_centered)
+        return neutral.rms_norm(x, weight, eps, zero_centered)
     offset, casts, in_place = (1.0, "gemma", False) if zero_centered else (0.0, "llama", False)
     normalised: Tensor = LigerRMSNormFunction.apply(x, weight, eps, offset, casts, in_place)
     return normalised
@@ -34,5 +34,5 @@ def torch_rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -
     torch has one kernel for an input and a weight of one type; the factor ``1 + weight`` needs another type.
     """
     if zero_centered or x.dtype != weight.dtype:
-        return neutral_rms_norm(x, weight, eps, zero_centered)
+        return neutral.rms_norm(x, weight, eps, zero_centered)
     return functional.rms_norm(x, (x.shape[-1],), weight, eps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.kernels.rope import rope as neutral_rope
+from anytron.kernels import fused as neutral
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ def flash_attn_rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
     heads, size = x.shape[-2:]
     shared = x.dim() > 2 and freqs.dim() > 1 and freqs.shape[-2] == 1
     if not shared or size > LARGEST_HEAD:
-        return neutral_rope(x, freqs, interleaved)
+        return neutral.rope(x, freqs, interleaved)
     once = freqs[..., 0, ::2] if interleaved else freqs[..., 0, : freqs.shape[-1] // 2]
     angles = once.expand(*x.shape[:-2], -1).reshape(-1, once.shape[-1])
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)

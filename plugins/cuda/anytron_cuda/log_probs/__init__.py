@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.kernels.log_prob import make_log_prob
+from anytron.kernels import make_log_prob
 from anytron_cuda.capabilities import capabilities
 from anytron_cuda.choices import DescribedKernel
 from anytron_cuda.log_probs.choice import TRITON, choose_log_prob
 
 if TYPE_CHECKING:
-    from anytron.kernels.contract import LogProbSpec
+    from anytron.kernels import LogProbSpec
 
 
 def log_prob_kernel(spec: LogProbSpec) -> DescribedKernel | None:

@@ -9,7 +9,7 @@ import torch
 from anytron_cuda.choices import NEUTRAL, Choice, choose
 
 if TYPE_CHECKING:
-    from anytron.kernels.contract import LogProbSpec
+    from anytron.kernels import LogProbSpec
     from anytron_cuda.capabilities import Capabilities
 
 TRITON = "triton"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.kernels.log_prob_tiles import Shard, Upstream
+    from anytron.kernels import Shard, Upstream
 
 
 @dataclass(frozen=True)

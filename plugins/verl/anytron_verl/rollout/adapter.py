@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from verl.workers.rollout.base import BaseRollout
 
-from anytron.base.errors import EngineError
+from anytron import EngineError
 from anytron_verl.rollout.server import server_name
 
 if TYPE_CHECKING:

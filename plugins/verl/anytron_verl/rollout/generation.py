@@ -10,24 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import StoppingCriteria, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from anytron.base.errors import ConfigError, EngineError
-from anytron.task.data.pretrained import model_class, take_latent_epsilon
-from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
-from anytron.workers.weights.transfer import Piece
-from anytron_rollout.sampling import TokenSampler
-from anytron_rollout.shared_prompts import can_share, owners_of, read_prompts
-from anytron_rollout.transformers_engine import left_pad
-from anytron_rollout.weights import load_verified
+from anytron import ConfigError, EngineError
+from anytron.engines import GenerationRequest, Piece, PromptInputs, Response, SamplingParams
+from anytron_rollout import build_model, generate, load_verified
 
 if TYPE_CHECKING:
     import threading
@@ -79,11 +66,8 @@ class Generation:
         _refuse_settings(rollout, model)
         config = copy.deepcopy(model.hf_config)
         # verl asks transformers for flash-attn, unless it is told otherwise, which is for its own engines.
-        built = model_class(config).from_config(config, dtype=getattr(torch, rollout.dtype), attn_implementation="sdpa")
-        take_latent_epsilon(built)
-        built.generation_config = GenerationConfig()
+        built = build_model(config, getattr(torch, rollout.dtype), attn_implementation="sdpa")
         self._model = built.to(device).eval().requires_grad_(requires_grad=False)
-        self._shares_prompts = can_share(self._model)
         self._device = device
         self._rollout = rollout
         self._context_length = rollout.max_model_len or config.max_position_embeddings
@@ -135,7 +119,6 @@ class Generation:
         )
         return GenerationRequest(number, PromptInputs(tuple(prompt)), sampling, seed if given is None else int(given))
 
-    @torch.inference_mode()
     def generate(self, requests: Sequence[GenerationRequest], interruption: threading.Event) -> list[Response]:
         """Answer requests that are sampled alike.
 
@@ -151,33 +134,22 @@ class Generation:
         """
         if self._version is None:
             raise EngineError("The rollout has no weights.", where="transformers", why="none came since it was built")
-        sampling, prompts = requests[0].sampling, [request.prompt for request in requests]
-        ids, mask = left_pad([prompt.tokens for prompt in prompts], sampling.pad_token_id)
-        ids, mask = ids.to(self._device), mask.to(self._device)
-        rows, owners = owners_of(prompts)
-        cache: dict[str, Any] = {}
-        if self._shares_prompts and len(rows) < len(prompts) and ids.shape[1] > 1:
-            cache["past_key_values"] = read_prompts(self._model, ids, mask, rows, owners)
+        sampling = requests[0].sampling
         # What has gone through the warpers is drawn from as it is; the likeliest token is the first one of top-k.
         drawn = replace(sampling, temperature=1.0, top_p=1.0, top_k=int(sampling.temperature == 0))
-        sampler = TokenSampler(
-            drawn, [request.seed for request in requests], prompt_width=ids.shape[1], stop=None
-        )  # fmt: skip
-        output = self._model.generate(
-            ids,
-            attention_mask=mask,
-            **cache,
-            generation_config=GenerationConfig(
-                do_sample=False, max_new_tokens=sampling.max_new_tokens, pad_token_id=sampling.pad_token_id
-            ),
-            logits_processor=LogitsProcessorList([*_warpers(sampling), sampler]),
-            stopping_criteria=StoppingCriteriaList([sampler.stopping, _Interrupted(interruption)]),
+        responses = generate(
+            self._model,
+            [replace(request, sampling=drawn) for request in requests],
+            self._version,
+            device=self._device,
+            processors=_warpers(sampling),
+            criteria=[_Interrupted(interruption)],
         )
         return [
             replace(response, stop_reason="abort")
             if response.stop_reason == "length" and len(response.tokens) < sampling.max_new_tokens
             else response
-            for response in sampler.responses(output, self._version)
+            for response in responses
         ]
 
     def _room(self, prompt: int, asked: int | None) -> int:

@@ -14,9 +14,8 @@ from verl.utils.tokenizer import normalize_token_ids
 from verl.workers.config import HFModelConfig
 from verl.workers.rollout.replica import RolloutMode, RolloutReplica, TokenOutput
 
-from anytron.base.errors import ConfigError, EngineError
-from anytron.base.seeds import derive_seed
-from anytron.workers.engines.sampling import RequestQueue
+from anytron import ConfigError, EngineError
+from anytron.engines import RequestQueue, derive_seed
 from anytron_verl import process
 from anytron_verl.names import ROLLOUT
 from anytron_verl.rollout.generation import Generation, NamedWeights
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.workers.engines.rollout_engine import Response
+    from anytron.engines import Response
 
 ARRIVAL_S = 0.02
 """A batch begins when no request has come for so long: agent loops send theirs one by one."""

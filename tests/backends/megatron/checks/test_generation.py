@@ -6,7 +6,7 @@ import pytest
 
 from anytron.base.errors import ConfigError
 from anytron.device.loading import open_session
-from anytron.proof.conformance.tiny_models import CONFIGS
+from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.ranks import engine_config
 

@@ -6,7 +6,7 @@ import pytest
 
 from anytron.config.schema import ModelSection, RunConfig
 from anytron.device.patches.versions import in_range, installed_version
-from anytron.proof.conformance.tiny_models import CONFIGS
+from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.plugin import MegatronBackend
 

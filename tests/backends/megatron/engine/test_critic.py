@@ -282,7 +282,7 @@ def test_bfloat16_and_the_distributed_optimizer_keep_the_head_in_float32(ranks, 
 
 
 def test_without_a_critic_there_are_no_values(start_engine, recorded):
-    with start_engine() as (workers, updates, _), pytest.raises(AnytronError, match="There is no critic"):
+    with start_engine() as (workers, updates, _), pytest.raises(AnytronError, match="This engine has no critic"):
         workers.with_values(recorded, updates)
 
 

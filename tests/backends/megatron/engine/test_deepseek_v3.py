@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anytron.proof.conformance.tiny_models import write_tiny_model
+from anytron_conformance.tiny_models import write_tiny_model
 from tests.backends.megatron.engine.test_rotary_embeddings import hugging_face
 
 VARIANTS = {

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from anytron.proof.conformance.tiny_models import write_tiny_model
 from anytron.sequences.batch import RaggedBatch
+from anytron_conformance.tiny_models import write_tiny_model
 
 LENGTHS = [5, 150, 33]
 SCALED = {

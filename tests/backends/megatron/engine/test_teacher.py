@@ -125,7 +125,7 @@ def test_it_leaves_the_device_and_is_as_large_as_the_plan_says(parallel, ranks, 
 
 
 def test_without_one_there_is_nobody_to_ask(start_engine, recorded):
-    with start_engine() as (workers, updates, _), pytest.raises(EngineError, match="There is no teacher"):
+    with start_engine() as (workers, updates, _), pytest.raises(EngineError, match="This engine has no teacher"):
         workers.score(recorded, updates, "teacher")
 
 

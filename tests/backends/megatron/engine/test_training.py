@@ -117,7 +117,7 @@ DAMAGES = {
     # mcore-bridge would not read it.
     "an extra tensor": (
         lambda weights: weights.update({"model.layers.1.mlp.extra.weight": torch.ones(2)}),
-        "1 of 48 tensors are none of the model's: model.layers.1.mlp.extra.weight",
+        "1 of 48 tensors do not belong to the model: model.layers.1.mlp.extra.weight",
     ),
 }
 

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from anytron.proof.conformance.tiny_models import IMAGE_TOKEN
 from anytron.task.data.pretrained import model_class
+from anytron_conformance.tiny_models import IMAGE_TOKEN
 from tests.backends.megatron.engine.test_agreement import differences
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5"]

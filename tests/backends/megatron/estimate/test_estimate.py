@@ -7,9 +7,9 @@ import torch
 
 from anytron.config.load import load_config
 from anytron.config.schema import RunConfig
-from anytron.proof.conformance.tiny_models import CONFIGS
 from anytron.task.data.pretrained import model_class
 from anytron.workers.engines.memory import MemoryPart, peak
+from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.estimate.run import estimate
 from anytron_megatron.estimate.sharding import pieces
@@ -164,7 +164,7 @@ def test_a_model_that_nobody_can_count_is_said_to_be_one(tmp_path):
     from anytron.base.errors import ConfigError
 
     run = engine_config(tmp_path, tmp_path)
-    with pytest.raises(ConfigError, match="not known before it is built"):
+    with pytest.raises(ConfigError, match="cannot be listed before it is built"):
         estimate(run)
 
 

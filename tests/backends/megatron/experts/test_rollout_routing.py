@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from anytron.base.errors import EngineError
-from anytron.proof.conformance.tiny_models import VOCABULARY, write_tiny_model
 from anytron.run.trainer.trajectories import assemble
 from anytron.sequences.batch import TokenOutputs
 from anytron.task.rewards.sample import Sample
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
+from anytron_conformance.tiny_models import VOCABULARY, write_tiny_model
 from tests.backends.megatron.families.observe import largest, relative_difference
 from tests.backends.rollout.conftest import engine_for, generate, run_config, write_weights
 

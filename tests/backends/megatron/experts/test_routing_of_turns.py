@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file
 
 from anytron.config.generation import EnvironmentSection
-from anytron.proof.conformance.tiny_models import VOCABULARY, write_tiny_model
 from anytron.run.rollout.conversations import Conversations
 from anytron.run.trainer.trajectories import assemble, make_samples
 from anytron.run.trainer.weight_transfer import load
 from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.environments.pool import EnvironmentPool
 from anytron.workers.engines.rollout_engine import SamplingParams
+from anytron_conformance.tiny_models import VOCABULARY, write_tiny_model
 from tests.backends.rollout.conftest import engine_for, run_config, write_weights
 from tests.core.run.rollout.replicas import Executor, pool_of
 

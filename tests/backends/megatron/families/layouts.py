@@ -1,6 +1,6 @@
 """Which models are compared in which layouts: the rows of figures in ``docs/reference/families.md``.
 
-To add a family, give it a tiny model in ``anytron.proof.conformance.tiny_models``, an entry in :data:`MODELS`, and what
+To add a family, give it a tiny model in ``anytron_conformance.tiny_models``, an entry in :data:`MODELS`, and what
 this proves in its row of ``anytron_megatron.models.families``; to add a layout, name it here and list it where it
 applies. What must be refused stands in :data:`REFUSALS`.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from anytron.proof.conformance.tiny_models import CONFIGS
+from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES, Family
 
 
@@ -60,7 +60,7 @@ class Model:
     """A tiny model of a family and its layouts.
 
     Attributes:
-        name: Key of ``anytron.proof.conformance.tiny_models.CONFIGS``.
+        name: Key of ``anytron_conformance.tiny_models.CONFIGS``.
         title: As in the table.
         layouts: The first is what the others must agree with.
         quick: Those that the normal suite observes; the others are marked slow. None = all.
@@ -147,7 +147,7 @@ class Refusal:
     """A configuration that must be refused before anything starts.
 
     Attributes:
-        family: Key of ``anytron.proof.conformance.tiny_models.CONFIGS``.
+        family: Key of ``anytron_conformance.tiny_models.CONFIGS``.
         layout: What is refused.
         reason: Regular expression that the error matches.
     """

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from anytron.proof.conformance.tiny_models import IMAGE_TOKEN
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.task.data.pretrained import model_class
+from anytron_conformance.tiny_models import IMAGE_TOKEN
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anytron.proof.conformance.tiny_models import CONFIGS
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.sequences.batch import RaggedBatch
 from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
+from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.families.layouts import EP2, ONE, ONE_PADDED, PP2, TP2, TP2_EP2, VPP2, Layout
 from tests.backends.rollout.conftest import engine_for, run_config, write_weights
@@ -32,7 +32,7 @@ class Case:
     """A tiny model in a layout.
 
     Attributes:
-        model: Key of ``anytron.proof.conformance.tiny_models.CONFIGS``.
+        model: Key of ``anytron_conformance.tiny_models.CONFIGS``.
         layout: How it is split.
         slow: Left to ``tox -e slow``.
         sampling: Besides the length, the temperature and the end tokens.

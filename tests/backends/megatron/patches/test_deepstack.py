@@ -6,7 +6,7 @@ The tests of the unpatched model fail once mcore-bridge has fixed it: then the p
 import pytest
 
 from anytron.device.patches.versions import installed_version
-from anytron.proof.conformance.tiny_models import write_tiny_model
+from anytron_conformance.tiny_models import write_tiny_model
 
 pytestmark = [
     pytest.mark.mcore,

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from anytron.device.patches.versions import in_range, installed_version
-from anytron.proof.conformance.tiny_models import write_tiny_model
+from anytron_conformance.tiny_models import write_tiny_model
 
 pytestmark = [
     pytest.mark.mcore,

@@ -67,7 +67,7 @@ def test_a_mode_that_no_kernel_reads_is_refused_by_the_name_of_its_plugin(bound)
 
 
 def test_the_mask_of_another_micro_batch_is_refused(bound):
-    with scope_of(NEGATED)(), pytest.raises(EngineError, match="does not fit this layer"):
+    with scope_of(NEGATED)(), pytest.raises(EngineError, match="does not match this layer"):
         module()(*operands(1, 5), qkv_format="bshd")
 
 

@@ -17,6 +17,7 @@ from anytron.device.platform import Availability, Probe
 
 class Chip(Platform):
     name = {name!r}
+    api_version = 1
     accelerator = {accelerator}
     def probe(self):
         return Probe(Availability({availability!r}), {reason!r}, {remedy!r}, devices=1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anytron import __version__
-from anytron.base.errors import PluginError
+from anytron.base.errors import PlatformError, PluginError
+from anytron.base.version import __version__
 from anytron.device.loading import State, open_session, survey_plugins
 
 HOOK = "    @hookimpl\n    def {signature}: {body}\n"
@@ -131,7 +131,7 @@ def test_what_is_no_platform_is_broken(site, report):
 
 
 def test_a_platform_without_a_probe_is_broken(site, report):
-    source = "from anytron import Platform\nclass Chip(Platform):\n    name = 'chip'\n"
+    source = "from anytron import Platform\nclass Chip(Platform):\n    name = 'chip'\n    api_version = 1\n"
     site.install("acme-chip", source, entry_points="[anytron.platforms]\nchip = acme_chip:Chip\n")
     assert report("chip").state is State.BROKEN
     assert "abstract" in report("chip").reason
@@ -161,6 +161,25 @@ def test_another_version_of_the_contract_is_incompatible(site, report, version):
     site.platform("chip", body=f"    api_version = {version}\n")
     assert report("chip").state is State.INCOMPATIBLE
     assert f"version {version}" in report("chip").reason
+
+
+def test_a_platform_that_says_no_version_of_the_contract_is_broken(site, report):
+    """An inherited number would be that of whatever core is installed, and fit always."""
+    source = "from anytron import Platform\nclass Chip(Platform):\n    name = 'chip'\n"
+    site.install("acme-chip", source, entry_points="[anytron.platforms]\nchip = acme_chip:Chip\n")
+    assert report("chip").state is State.BROKEN
+    assert "does not say for which version" in report("chip").reason
+    assert "api_version = 1 into the class Chip" in report("chip").remedy
+
+
+def test_a_platform_of_another_version_is_refused_by_name(site):
+    site.platform("chip", body="    api_version = 2\n")
+    with pytest.raises(PlatformError) as caught:
+        open_session("chip")
+    assert caught.value.what == "Platform 'chip' is incompatible."
+    assert caught.value.where == "platform.name=chip"
+    assert caught.value.why == "it was written for version 2 of the plugin contract, this anytron has 1"
+    assert caught.value.fix == "install versions of anytron and acme-chip that fit each other"
 
 
 def test_one_name_twice_uses_neither_and_names_both(site, report):

@@ -86,5 +86,5 @@ def test_doctor_says_what_is_hidden(site, device):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site.path), *sys.path]), "ANYTRON_PLATFORM": "cpu"}
     command = [sys.executable, "-m", "anytron", "doctor", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    found = {entry["name"]: entry for entry in json.loads(done.stdout)}
-    assert found[f"platform.hidden.{device}"]["status"] == "ok", done.stderr
+    found = {entry["name"]: entry for entry in json.loads(done.stdout)["results"]}
+    assert found[f"platform.hidden.{device}"]["status"] == "passed", done.stderr

@@ -14,9 +14,9 @@ def examined(subject):
 
 def test_this_environment_is_in_order(subject):
     found = examined(subject)
-    assert {name: entry for name, entry in found.items() if entry.status == "fail"} == {}
+    assert {name: entry for name, entry in found.items() if entry.status == "failed"} == {}
     megatron = found["compatibility.megatron-core"]
-    assert megatron.status == "ok"
+    assert megatron.status == "passed"
     assert "plugin 'megatron'" in megatron.detail
     assert {"torch", "transformers", "mcore-bridge"} <= {name.partition(".")[2] for name in found}
 
@@ -33,7 +33,7 @@ def test_this_environment_is_in_order(subject):
 def test_a_version_out_of_range_fails_with_who_asks_and_a_remedy(subject, site, package, version, range_):
     site.distribution(package, version)
     found = examined(subject)[f"compatibility.{package}"]
-    assert found.status == "fail"
+    assert found.status == "failed"
     assert found.detail.startswith(f"{version} is installed, and plugin 'megatron' needs {package}{range_}")
     assert "pip install" in found.fix
     ranges = re.findall(r"[<>=!~]+[\d.]+", found.fix)
@@ -52,7 +52,7 @@ def test_a_version_out_of_range_fails_with_who_asks_and_a_remedy(subject, site, 
 def test_an_optional_library_of_another_version_is_a_warning_with_its_extra(subject, site, package, extra, bad):
     site.distribution(package, bad)
     found = examined(subject)[f"compatibility.{package}"]
-    assert found.status == "warn"
+    assert found.status == "warning"
     assert f"anytron[{extra}] needs {package}" in found.detail
     assert found.fix == f"pip install 'anytron[{extra}]'"
 
@@ -63,7 +63,7 @@ def test_what_an_installed_library_needs_itself_is_compared(subject, site):
         "vllm", "0.32.1", "Requires-Dist: torch==2.12.0", 'Requires-Dist: absent; sys_platform == "win32"'
     )
     found = examined(subject)
-    assert found["compatibility.torch"].status == "warn"
+    assert found["compatibility.torch"].status == "warning"
     assert "vllm 0.32.1 needs torch==2.12.0" in found["compatibility.torch"].detail
     assert "compatibility.absent" not in found
 
@@ -75,6 +75,6 @@ def test_a_plugin_whose_requirements_fail_hides_no_range(site, monkeypatch):
     site.extension("acme", source)
     monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
     found = examined(look(None, ()))
-    assert found["compatibility.plugins"].status == "fail"
+    assert found["compatibility.plugins"].status == "failed"
     assert "ZeroDivisionError" in found["compatibility.plugins"].detail
     assert "compatibility.torch" in found

@@ -25,7 +25,7 @@ def test_one_installation_is_in_order(subject, site, lib):
     site.distribution("acme-lib", "1.0")
     assert examined(subject) == {}
     (entry,) = (one for one in versions.examine(subject) if one.name == "versions.acme-lib")
-    assert (entry.status, entry.detail) == ("ok", f"1.0, loaded from {site.path}/acmelib/core/__init__.py")
+    assert (entry.status, entry.detail) == ("passed", f"1.0, loaded from {site.path}/acmelib/core/__init__.py")
 
 
 def test_an_anytron_whose_commit_nobody_knows_is_named(subject, site):
@@ -43,11 +43,11 @@ def test_a_distribution_that_is_installed_twice_fails_with_both_places(subject, 
         folder.distribution("acme-lib", version)
     found = examined(subject)
     twice = found["duplicates.acme-lib"]
-    assert twice.status == "fail"
+    assert twice.status == "failed"
     assert "installed 2 times" in twice.detail
     assert all(part in twice.detail for part in ("1.0 in", "2.0 in", "/old", "/new"))
     assert "pip uninstall acme-lib" in twice.fix
-    assert found["duplicates.acmelib.core"].status == "warn"
+    assert found["duplicates.acmelib.core"].status == "warning"
     assert "/new/acmelib/core/__init__.py; it hides" in found["duplicates.acmelib.core"].detail
 
 
@@ -77,7 +77,7 @@ def test_a_checkout_before_an_installed_wheel_fails(subject, make_site, lib):
     checkout = make_site("checkout")
     file = checkout.module("acmelib.core")
     found = examined(subject)["duplicates.acmelib.core"]
-    assert found.status == "fail"
+    assert found.status == "failed"
     assert f"loaded from {file}, and acme-lib 1.0 is installed in {wheel.path}" in found.detail
     assert f"it hides {wheel.path}/acmelib/core/__init__.py" in found.detail
     assert "PYTHONPATH" in found.fix
@@ -90,13 +90,13 @@ def test_another_checkout_before_an_editable_one_is_a_warning(subject, make_site
     editable = f'{{"url": "file://{tmp_path}/first", "dir_info": {{"editable": true}}}}'
     (metadata.path / "acme_lib-1.0.dist-info/direct_url.json").write_text(editable)
     make_site("second").module("acmelib.core")
-    assert examined(subject)["duplicates.acmelib.core"].status == "warn"
+    assert examined(subject)["duplicates.acmelib.core"].status == "warning"
 
 
 def test_megatron_from_elsewhere_is_named(subject, site):
     file = site.module("megatron.core")
     found = by_name(duplicates.examine(subject))["duplicates.megatron.core"]
-    assert found.status == "fail"
+    assert found.status == "failed"
     assert str(file) in found.detail
     assert "megatron-core" in found.detail
 
@@ -108,7 +108,7 @@ def test_a_folder_with_a_packages_name_in_the_current_directory_is_a_warning(sub
     (here / "acmelib").mkdir(parents=True)
     monkeypatch.chdir(here)
     found = examined(subject)
-    assert found["duplicates.acmelib"].status == "warn"
+    assert found["duplicates.acmelib"].status == "warning"
     assert str(here / "acmelib") in found["duplicates.acmelib"].detail
     monkeypatch.chdir(site.path)  # the package's own folder shadows nothing
     assert examined(subject) == {}

@@ -36,14 +36,14 @@ def verdict(monkeypatch, request):
 
 def test_the_verdict_depends_on_the_device(verdict):
     plenty = verdict(1 << 40)["memory.machine"]
-    assert plenty.status == "ok"
+    assert plenty.status == "passed"
     needed = float(plenty.detail.partition("about ")[2].partition(" GiB")[0]) * 2**30
-    assert verdict(int(needed * 1.05))["memory.machine"].status == "warn"
+    assert verdict(int(needed * 1.05))["memory.machine"].status == "warning"
     tight = verdict(int(needed * 0.95))["memory.machine"]
-    assert tight.status == "fail"
+    assert tight.status == "failed"
     assert "anytron plan" in tight.fix
     unknown = verdict(None)["memory.machine"]
-    assert unknown.status == "skip"
+    assert unknown.status == "skipped"
     assert "The driver is gone." in unknown.detail
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anytron.base.entries import Entry
+from anytron.base.results import Result
 from anytron.proof.doctor import devices, examination, executors, kernels, live, numbers
 from anytron.proof.doctor.subject import look
 from tests import packed_platform
@@ -65,7 +65,7 @@ def examined_by_all(monkeypatch):
 
 def test_right_kernels_pass_and_are_named_with_their_reason(site, monkeypatch):
     found = examined(site, monkeypatch)
-    assert {name: entry.detail for name, entry in found.items() if entry.status != "ok"} == {}
+    assert {name: entry.detail for name, entry in found.items() if entry.status != "passed"} == {}
     assert all("of 'saboteur'" in found[f"numbers.{probe}"].detail for probe in PROBES)
     assert found["kernels.log_prob_kernel"].detail == "from 'saboteur': acme (not fast: it is a test)"
     assert found["kernels.rms_norm"].detail == "from 'neutral-default': plain torch"
@@ -118,10 +118,10 @@ ATTENTION = {
 def test_attention_that_is_wrong_fails_and_log_probs_are_still_computed(site, monkeypatch, fault):
     found = examined(site, monkeypatch, attention=ATTENTION[fault])
     packed = found["numbers.attention-thd"]
-    assert packed.status == "fail", packed
+    assert packed.status == "failed", packed
     assert "'saboteur'" in packed.detail
     assert "'saboteur'" in packed.fix
-    assert found["numbers.log-probs"].status == "ok"
+    assert found["numbers.log-probs"].status == "passed"
 
 
 LOG_PROBS = {
@@ -136,24 +136,24 @@ LOG_PROBS = {
 @pytest.mark.parametrize("fault", LOG_PROBS)
 def test_log_probs_that_are_wrong_fail(site, monkeypatch, fault):
     found = examined(site, monkeypatch, log_probs=LOG_PROBS[fault])
-    assert found["numbers.log-probs"].status == "fail"
-    assert found["numbers.attention-thd"].status == "ok"
+    assert found["numbers.log-probs"].status == "failed"
+    assert found["numbers.attention-thd"].status == "passed"
 
 
 def test_a_kernel_that_kills_its_process_is_an_entry_and_the_next_probe_has_a_new_one(site, monkeypatch):
     found = examined(site, monkeypatch, attention="os.abort()")
-    assert found["numbers.attention-bshd"].status == "fail"
+    assert found["numbers.attention-bshd"].status == "failed"
     assert "'saboteur'" in found["numbers.attention-bshd"].detail
     assert "SIGABRT" in found["numbers.attention-bshd"].detail
-    assert found["numbers.log-probs"].status == "ok"
+    assert found["numbers.log-probs"].status == "passed"
 
 
 def test_a_torch_that_cannot_be_imported_is_not_blamed_on_kernels(site, monkeypatch):
     site.module("torch", "raise ImportError('libdevice.so.12: cannot open shared object file')")
     found = examined_by_all(monkeypatch)
-    assert {found[name].status for name in ("devices.crashed", "kernels.crashed")} == {"fail"}
+    assert {found[name].status for name in ("devices.crashed", "kernels.crashed")} == {"failed"}
     assert "libdevice.so.12" in found["devices.crashed"].detail
-    assert {found[f"numbers.{probe}"].status for probe in PROBES} == {"skip"}
+    assert {found[f"numbers.{probe}"].status for probe in PROBES} == {"skipped"}
 
 
 def test_numbers_that_the_platform_declares_not_to_have_are_not_asked_for(site, monkeypatch):
@@ -164,16 +164,16 @@ def test_numbers_that_the_platform_declares_not_to_have_are_not_asked_for(site, 
     with live.Live(subject) as process:
         found = by_name(numbers.examine(subject, process))
     assert {name: entry.status for name, entry in found.items()} == {
-        "numbers.attention-thd": "ok", "numbers.attention-bshd": "skip", "numbers.log-probs": "ok",
+        "numbers.attention-thd": "passed", "numbers.attention-bshd": "skipped", "numbers.log-probs": "passed",
     }  # fmt: skip
     assert found["numbers.attention-bshd"].detail == "platform 'packed' has no bshd: its queue takes no rows"
 
     site.extension("rows", ROWS)
     monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
-    monkeypatch.setattr(numbers, "_judged", lambda name, *_: Entry(name, "ok", ""))
+    monkeypatch.setattr(numbers, "_judged", lambda name, *_: Result(name, "passed", ""))
     found = by_name(numbers.examine(look(None, ()), None))
     assert found["numbers.attention-thd"].detail == "platform 'cpu' has no thd: there are rows"
-    assert found["numbers.attention-bshd"].status == "ok"
+    assert found["numbers.attention-bshd"].status == "passed"
 
 
 SPECIAL = """
@@ -208,7 +208,7 @@ def test_windows_and_sinks_of_the_model_are_computed(site, tmp_path, monkeypatch
     assert subject.run is not None, subject.misread
     with live.Live(subject) as process:
         found = by_name(numbers.examine(subject, process))
-    assert {name for name, entry in found.items() if entry.status != "ok"} == {f"numbers.{one}" for one in failing}
+    assert {name for name, entry in found.items() if entry.status != "passed"} == {f"numbers.{one}" for one in failing}
     assert (
         found["numbers.attention-thd-window"]
         .detail.partition(":")[0]
@@ -220,7 +220,7 @@ def test_windows_and_sinks_of_the_model_are_computed(site, tmp_path, monkeypatch
 def test_a_kernel_that_hangs_is_an_entry(site, monkeypatch):
     monkeypatch.setattr(live, "CALL_S", 20.0)
     found = examined(site, monkeypatch, log_probs="time.sleep(1e6)")
-    assert found["numbers.log-probs"].status == "fail"
+    assert found["numbers.log-probs"].status == "failed"
     assert "hung" in found["numbers.log-probs"].detail
 
 
@@ -229,6 +229,6 @@ def test_devices_and_executors_are_asked_in_that_process(monkeypatch):
     subject = look(None, ())
     with live.Live(subject) as process:
         found = by_name([*devices.examine(subject, process), *executors.examine(subject, process)])
-    assert found["devices.seen"].status == "ok"
+    assert found["devices.seen"].status == "passed"
     assert "GiB" in found["devices.0"].detail
     assert found["executors.local"].detail == "this run uses it"

@@ -60,7 +60,7 @@ def test_the_newest_good_one_is_used_and_worse_ones_are_put_aside(save, director
     damage(save(3))
     notes = []
     assert directory.newest_good(notes.append) == good
-    assert "common.json has another checksum" in notes[0] or "common.json has" in notes[0]
+    assert "common.json has a different checksum" in notes[0] or "common.json has" in notes[0]
     assert (directory.path / "unusable-step-000003").is_dir()
     # The number is free again, and keeping the newest keeps a good one.
     save(3)

@@ -34,14 +34,14 @@ def flip(path):
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        (lambda path: flip(path / "training/ranks/0.bin"), "training/ranks/0.bin has another checksum"),
+        (lambda path: flip(path / "training/ranks/0.bin"), "training/ranks/0.bin has a different checksum"),
         (
             lambda path: (path / "training/ranks/0.bin").write_bytes(b"\x00"),
             "0.bin has 1 bytes and should have 1200000",
         ),
         (lambda path: (path / "training/common.json").unlink(), "training/common.json is missing"),
         (lambda path: (path / "training/evil.pkl").write_bytes(b""), "training/evil.pkl is not in the manifest"),
-        (lambda path: flip(path / "driver.json"), "driver.json has another checksum"),
+        (lambda path: flip(path / "driver.json"), "driver.json has a different checksum"),
     ],
     ids=["flipped", "truncated", "deleted", "added", "driver"],
 )

@@ -56,7 +56,7 @@ def test_a_sink_of_ones_own_passes(tmp_path):
     [
         ({"sink": "tensorbord"}, "did you mean tensorboard?"),
         ({"sink": "sinks.py:Onw"}, "did you mean Own?"),
-        ({"sink": "sinks.py:function"}, "not a class derived from anytron.record.sinks.MetricSink"),
+        ({"sink": "sinks.py:function"}, "not a subclass of anytron.record.sinks.MetricSink"),
         ({"sink": "nowhere.py:Own"}, "there is no file"),
         ({"sink": "sinks.py:Own", "options": {"ulr": 1}}, "did you mean tracking.sinks.0.options.url?"),
         ({"sink": "sinks.py:Own", "options": {"url": 1}}, "tracking.sinks.0.options.url"),
@@ -71,7 +71,7 @@ def test_mistakes_are_errors(tmp_path, sink, says):
 
 def test_two_of_a_name_are_refused(tmp_path):
     (text,) = found(tmp_path, {"sink": "sinks.py:Own"}, {"sink": "sinks.py:Own"})
-    assert "another sink has the name Own" in text
+    assert "two sinks have the name Own" in text
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -83,7 +83,7 @@ def test_a_planted_link_is_not_followed(tmp_path):
         ClaimedDirectory(config(tmp_path), print)
     (tmp_path / "run" / ".lock").unlink()
     (tmp_path / "run" / "config.yaml").symlink_to(target)  # dangling
-    with pytest.raises(ConfigError, match=r"(?s)not of an earlier run.*config\.yaml"):
+    with pytest.raises(ConfigError, match=r"(?s)no earlier run wrote them.*config\.yaml"):
         ClaimedDirectory(config(tmp_path), print)
     assert not target.exists()
 
@@ -106,7 +106,7 @@ def test_links_planted_in_a_run_are_replaced(tmp_path):
 def test_what_no_run_has_written_is_not_touched(tmp_path, name):
     (tmp_path / "run" / name).mkdir(parents=True)
     given = config(tmp_path, trainer={"output_dir": str(tmp_path / "run"), "overwrite": True})
-    with pytest.raises(ConfigError, match=rf"(?s)not of an earlier run.*{name}"):
+    with pytest.raises(ConfigError, match=rf"(?s)no earlier run wrote them.*{name}"):
         ClaimedDirectory(given, print)
     assert (tmp_path / "run" / name).is_dir()
 

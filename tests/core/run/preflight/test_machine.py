@@ -17,6 +17,7 @@ class Chip(Platform):
     """A device of which there are two."""
 
     name = "chip"
+    api_version = 1
 
     def probe(self):
         return Probe(Availability.USABLE, "two of them", devices=2)

@@ -269,7 +269,7 @@ def test_what_is_dropped_is_counted_and_the_rest_is_as_it_was(tmp_path):
     why = "line 2: it is null: an empty cell, or a column that this row does not have"
     assert sampler.remarks == [f"prompts of p.jsonl: 3 of 4, without 1 with an answer that rewards cannot read ({why})"]
     with pytest.raises(
-        DataError, match=r"(?s)No prompt of a source is left.*4 have an answer that rewards cannot read"
+        DataError, match=r"(?s)Every prompt of a source was left out.*4 have an answer that rewards cannot read"
     ):
         prepare(
             load_config(SORT, overrides(tmp_path, [{**one, "answer": None} for one in ROWS], "data.on_bad_answer=drop"))

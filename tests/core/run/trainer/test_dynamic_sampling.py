@@ -279,12 +279,12 @@ def test_validation_is_none_of_it(new_run, tmp_path):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"algorithm": {"dynamic_sampling": True, "advantage": "reinforce_plus_plus"}}, "these teach something"),
-        ({"algorithm": {"dynamic_sampling": True, "advantage": "gae"}, "critic": {}}, "these teach something"),
+        ({"algorithm": {"dynamic_sampling": True, "advantage": "reinforce_plus_plus"}}, "learns from them"),
+        ({"algorithm": {"dynamic_sampling": True, "advantage": "gae"}, "critic": {}}, "learns from them"),
         ({"algorithm": {"overlong_buffer": 4}}, "overlong_buffer=4 is more than rollout.max_new_tokens=3"),
         (
             {"algorithm": {"overlong_buffer": 2}, "environment": {"path": "task.py:Environment"}},
-            "with an environment rollout.max_new_tokens is the limit of a turn",
+            "where rollout.max_new_tokens limits a turn",
         ),
     ],
     ids=["returns", "critic", "long-buffer", "environment"],

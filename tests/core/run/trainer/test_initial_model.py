@@ -9,9 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from anytron.base.errors import ConfigError
 from anytron.config.imports import resolve
-from anytron.proof.conformance.tiny_models import CONFIGS
 from anytron.run.trainer.initial_model import model_directory, write_random_model
 from anytron.task.data.pretrained import TOKENIZER, model_class
+from anytron_conformance.tiny_models import CONFIGS
 
 
 @pytest.mark.parametrize(

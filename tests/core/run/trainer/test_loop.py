@@ -274,7 +274,7 @@ def test_engines_that_disagree_stop_the_run_after_saying_by_how_much(new_run):
 @pytest.mark.parametrize(
     ("sections", "error", "message"),
     [
-        ({"data": {"options": {"count": 4, "digits": 40}}}, DataError, "No prompt of a source is left"),
+        ({"data": {"options": {"count": 4, "digits": 40}}}, DataError, "Every prompt of a source was left out"),
         ({"data": {"options": {"count": 4, "digits": 29}}}, DataError, "more than 29 tokens"),
         ({"algorithm": {"advantage": "grop"}}, ConfigError, "did you mean grpo"),
         ({"algorithm": {"advantage": "gaee"}}, ConfigError, "did you mean gae"),

@@ -142,7 +142,7 @@ def test_with_each_remedy_of_its_error_the_next_command_goes_on(new_run, algorit
 
 def test_a_key_that_no_remedy_names_is_refused_as_before(new_run):
     new_run(trainer={"total_steps": 1}).train()
-    with pytest.raises(ConfigError, match="is not the one of the run") as raised:
+    with pytest.raises(ConfigError, match="differs from the one of the run") as raised:
         new_run(trainer={"total_steps": 2}, resume="auto", rollout={"temperature": 0.5}).train()
     assert raised.value.where == "rollout.temperature"
 

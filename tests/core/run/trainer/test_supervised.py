@@ -189,5 +189,5 @@ def test_a_criterion_of_the_other_kind_is_refused(new_sft):
 
 
 def test_the_model_must_have_room_for_examples(new_sft):
-    with pytest.raises((ConfigError, DataError), match=r"(?s)No prompt of a source is left.*4 tokens"):
+    with pytest.raises((ConfigError, DataError), match=r"(?s)Every prompt of a source was left out.*4 tokens"):
         new_sft(data={**DATA, "max_prompt_tokens": 4}).train()

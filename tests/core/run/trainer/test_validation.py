@@ -297,7 +297,7 @@ def test_a_set_without_prompts_or_with_a_source_that_fails_is_refused_before_any
 
 def test_a_prompt_that_leaves_no_room_for_a_longer_response_is_refused(new_run):
     run = new_run(validation=section(max_new_tokens=30))
-    with pytest.raises(DataError, match=r"(?s)No prompt of a source is left.*validation set digits: "):
+    with pytest.raises(DataError, match=r"(?s)Every prompt of a source was left out.*validation set digits: "):
         run.train()
     assert run.executor.started == []
 

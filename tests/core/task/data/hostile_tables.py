@@ -157,8 +157,8 @@ PARQUET = {
     "columns with escape sequences": (parquet({EVIL: ["1"], "x": [EVIL]}), "no column"),
     "escape sequences": (parquet({"prompt": [EVIL], "answer": ["1"], EVIL: [EVIL]}), None),
     "a name with escape sequences": (file(b"PAR1", f"{EVIL}.parquet"), "prompts cannot be read"),
-    "a pipe": (special(os.mkfifo, "rows.parquet"), "or it is none"),
-    "text that is none": (
+    "a pipe": (special(os.mkfifo, "rows.parquet"), "or not a regular file"),
+    "text that is not valid Unicode": (
         parquet(lambda: {"prompt": pa.StringArray.from_buffers(1, pa.array([0, 1], pa.int32()).buffers()[1],
                                                                pa.py_buffer(b"\xff"))}), "Unicode"),
 }  # fmt: skip
@@ -240,10 +240,10 @@ ARROW = {
     "a column twice": (arrow(lambda: pa.table([["1>"], ["2>"]], names=["prompt", "prompt"])), "cannot be read|own"),
     "escape sequences": (arrow({EVIL: [EVIL]}), "no column"),
     "a folder of nothing": (special(lambda path: path.mkdir(), "set"), "prompts cannot be read"),
-    "a state that is a pipe": (saved(instead("state.json", os.mkfifo)), "no file, and no link to one"),
-    "data that are a pipe": (saved(instead("data-00000-of-00001.arrow", os.mkfifo)), "no file, and no link to one"),
+    "a state that is a pipe": (saved(instead("state.json", os.mkfifo)), "neither a file nor a link"),
+    "data that are a pipe": (saved(instead("data-00000-of-00001.arrow", os.mkfifo)), "neither a file nor a link"),
     "data that are a device": (
-        saved(instead("data-00000-of-00001.arrow", lambda path: path.symlink_to("/dev/zero"))), "no link to one"),
+        saved(instead("data-00000-of-00001.arrow", lambda path: path.symlink_to("/dev/zero"))), "nor a link to one"),
     "a state of 100,000 brackets": (
         saved(lambda folder: (folder / "state.json").write_text("[" * 100_000)), "prompts cannot be read"),
     "a state of 1 TiB": (saved(lambda folder: os.truncate(folder / "state.json", 1 << 40)), "prompts cannot be read"),

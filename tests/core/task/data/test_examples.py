@@ -116,7 +116,7 @@ def test_responses_of_other_kinds(sort, response, learnt):
         (Prompt("a", text="3>", data={"response": []}), "(?s)neither a text nor a list.*list, and empty"),
         (Prompt("a", text="3>", data={"response": [1, True]}), "neither a text nor a list"),
         (Prompt("a", text="3>", data={"response": [1, 99]}), "(?s)a token that the model does not know.*1 to 99"),
-        (Prompt("a", text="3>", data={"response": "\ud800"}), "text that is none"),
+        (Prompt("a", text="3>", data={"response": "\ud800"}), "text that is not valid Unicode"),
         (Prompt("a", text="", data={"response": "3"}), "A prompt has no tokens"),
     ],
 )
@@ -161,18 +161,18 @@ def test_several_answers_without_marks_are_refused(chat):
 
 
 def test_a_conversation_that_ends_with_a_question_has_no_response(chat):
-    with pytest.raises(DataError, match=r"(?s)has no response.*last message is of the role 'user'"):
+    with pytest.raises(DataError, match=r"(?s)has no response.*last message has the role 'user'"):
         one(Prompt("a", messages=[HELLO, assistant("hello"), WHO]), chat(MARKED))
 
 
 def test_a_template_that_marks_nothing_of_a_conversation_teaches_nothing(chat):
     template = MARKED.replace("{% generation %}", "{% if false %}{% generation %}X{% endgeneration %}{% endif %}")
-    with pytest.raises(DataError, match=r"(?s)nothing to learn.*marks nothing"):
+    with pytest.raises(DataError, match=r"(?s)nothing to learn.*marks none"):
         one(Prompt("a", messages=[HELLO, assistant("hello")]), chat(template.replace("{%- endgeneration -%}", "")))
 
 
 def test_a_template_that_asks_elsewhere_than_it_writes_is_refused(chat):
-    with pytest.raises(DataError, match=r"(?s)elsewhere than it asks.*'<think>'.*'hello<end>"):
+    with pytest.raises(DataError, match=r"(?s)differently when the answer follows.*'<think>'.*'hello<end>"):
         one(Prompt("a", messages=[HELLO, assistant("hello")]), chat(THINKING))
 
 

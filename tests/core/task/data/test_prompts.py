@@ -50,8 +50,11 @@ def test_a_file_of_lines(tmp_path):
         ('{"prompt": "a", "n": ' + "9" * 5000 + "}", r"not JSON"),
         ("[" * 100_000, "nested too deeply"),
         ('{"prompt": "a", "x": ' + "[" * 50 + "]" * 50 + "}", "nested more than 32 levels"),
-        (r'{"prompt": "a\ud800"}', r"(?s)text that is none.*p\.jsonl:1.*prompt has half of a surrogate pair"),
-        (r'{"prompt": "a", "id": "\uD800"}', "(?s)text that is none.*id has half"),
+        (
+            r'{"prompt": "a\ud800"}',
+            r"(?s)text that is not valid Unicode.*p\.jsonl:1.*prompt has half of a surrogate pair",
+        ),
+        (r'{"prompt": "a", "id": "\uD800"}', "(?s)text that is not valid Unicode.*id has half"),
         (r'{"prompt": [{"role": "user", "content": "\udfff"}]}', r"prompt\.0\.content has half"),
     ],
 )
@@ -163,7 +166,7 @@ def test_lines_end_at_line_feeds_only_and_a_byte_order_mark_is_none_of_them(tmp_
 
 @pytest.mark.parametrize("prompt", [Prompt("p7", text="1\ud800"), Prompt("p7\ud800", text="1>")])
 def test_half_of_a_surrogate_pair_is_no_text(tokenizer, prompt):
-    with pytest.raises(DataError, match=r"(?s)text that is none.*p7"):
+    with pytest.raises(DataError, match=r"(?s)text that is not valid Unicode.*p7"):
         list(tokenize([prompt], tokenizer, vocab_size=VOCABULARY))
 
 

@@ -187,5 +187,5 @@ def test_a_pattern_names_files_in_the_order_of_their_names(tmp_path):
         files_of(str(tmp_path))
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "nothing-*", "/dev/zero"):
-        with pytest.raises(DataError, match="no such file, or it is none"):
+        with pytest.raises(DataError, match="no such file, or not a regular file"):
             files_of(str(tmp_path / name))

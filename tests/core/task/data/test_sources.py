@@ -132,8 +132,8 @@ def test_several_files_are_one_source(tmp_path):
         ({"prompt": [*ASKED, {"role": 1, "content": ""}]}, {}, "(?s)no role.*message 2"),
         ({"prompt": [*ASKED, {"role": "user", "content": {"a": 1}}]}, {}, "(?s)no content.*message 2"),
         ({"prompt": ASKED, "tools": "{oops"}, {}, "(?s)tools of a prompt are not JSON.*:1"),
-        ({"prompt": ASKED, "tools": {"a": 1}}, {}, "(?s)tools of a prompt are no list.*dict"),
-        ({"prompt": ASKED, "tools": ["a"]}, {}, "tools of a prompt are no list"),
+        ({"prompt": ASKED, "tools": {"a": 1}}, {}, "(?s)tools of a prompt are not a list.*dict"),
+        ({"prompt": ASKED, "tools": ["a"]}, {}, "tools of a prompt are not a list"),
         ({"prompt": "?", "tools": [TOOL]}, {}, "tools and no messages"),
         ({"prompt": "?", "images": 5}, {}, "(?s)neither a path nor a picture.*int"),
         ({"prompt": "?", "images": ["a.png", None]}, {}, "neither a path nor a picture"),
@@ -156,7 +156,7 @@ def test_a_path_that_leaves_the_folder_is_refused(tmp_path, path):
     (folder / "link").symlink_to(tmp_path)
     (folder / "link.png").symlink_to(tmp_path / "secret.png")
     file = lines(folder / "p.jsonl", {"prompt": "?", "images": [path]})
-    with pytest.raises(DataError, match=r"(?s)path of an image (leaves its folder|is none).*p\.jsonl:1"):
+    with pytest.raises(DataError, match=r"(?s)path of an image (leads out of its folder|is none).*p\.jsonl:1"):
         load("jsonl", file)
 
 
@@ -210,7 +210,7 @@ def test_a_folder_of_pictures_asks_the_same_of_each(album):
 
 def test_a_folder_of_pictures_that_is_none(album, tmp_path_factory):
     (album / "far.png").symlink_to(Path(__file__))
-    with pytest.raises(DataError, match=r"(?s)leaves its folder.*far\.png"):
+    with pytest.raises(DataError, match=r"(?s)leads out of its folder.*far\.png"):
         load("images", album, prompt="?")
     with pytest.raises(DataError, match="no such folder"):
         load("images", album / "nowhere", prompt="?")

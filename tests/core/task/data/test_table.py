@@ -60,7 +60,9 @@ def test_the_first_of_equal_prompts_stays_over_all_sources():
     assert [one.tokens for one in first] == [(1,), (2,)]
     assert [one.tokens for one in second] == [(3,)]
     assert (first.remark, second.duplicates) == ("prompts of a: 2 of 3, without 1 equal to earlier ones", 1)
-    with pytest.raises(DataError, match=r"(?s)No prompt of a source is left.*where: c.*2 are those of an earlier one"):
+    with pytest.raises(
+        DataError, match=r"(?s)Every prompt of a source was left out.*where: c.*2 are those of an earlier one"
+    ):
         PromptTable("c", prompts([1], [3]), wanted)
 
 

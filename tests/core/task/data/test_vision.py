@@ -126,7 +126,7 @@ def damaged(tmp_path):
         (lambda _: {"text": f"{PLACE}?", "images": [7]}, "(?s)cannot be read.*p7, int"),
         (lambda _: {"text": f"{PLACE}?", "images": [picture(8, 8 * 300)]}, "(?s)refuses a picture.*p7.*8x2400 pixels"),
         (lambda _: {"text": f"{PLACE}?", "images": [picture(0, 5)]}, "(?s)cannot be read.*p7.*no pixels"),
-        (lambda _: {"text": f"{PLACE}?", "images": "a.png"}, "(?s)images are a list.*p7.*they are str"),
+        (lambda _: {"text": f"{PLACE}?", "images": "a.png"}, "(?s)images must be a list.*p7.*they are str"),
     ],
 )
 def test_a_prompt_whose_images_cannot_be_used_is_named(tokenizer, vision, tmp_path, prompt, message):
@@ -139,7 +139,7 @@ def test_images_for_a_model_that_takes_none(model, tokenizer):
     text_only = AutoConfig.for_model("qwen3", vocab_size=16)
     assert load_vision(model.model_copy(update={"processor": None}), text_only, tokenizer) is None
     prompt = Prompt("p7", text=f"{PLACE}?", images=[picture()])
-    with pytest.raises(DataError, match=r"(?s)the model takes none.*p7"):
+    with pytest.raises(DataError, match=r"(?s)the model takes text only.*p7"):
         list(tokenize([prompt], tokenizer, None, **LIMITS))
     with pytest.raises(ConfigError, match=r"(?s)takes no images.*model\.processor.*qwen3 has no vision_config"):
         load_vision(model, text_only, tokenizer)
@@ -264,6 +264,6 @@ def test_a_picture_has_so_many_pixels_before_it_is_decoded(vision, tokenizer, tm
 def test_decoders_that_start_programs_and_files_that_are_none_are_refused(vision, tmp_path):
     (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\nshowpage\n")
     os.mkfifo(tmp_path / "pipe.png")
-    for name, why in (("a.png", "cannot identify"), ("pipe.png", "No such file, or it is none")):
+    for name, why in (("a.png", "cannot identify"), ("pipe.png", "No such file, or not a regular file")):
         with pytest.raises(DataError, match=f"(?s)cannot be read.*{why}"):
             vision.patches([tmp_path / name], "p7")

@@ -243,10 +243,10 @@ def test_what_is_no_environment_is_refused_before_anything_starts(name, options,
     [
         ({}, "has none"),
         ({"text": "a", "tokens": [1]}, "has text and tokens"),
-        ({"text": "a", "done": True}, "done=True has none"),
+        ({"text": "a", "done": True}, "done=True must have none"),
         ({"text": 3}, "text is a int"),
-        ({"tokens": "31"}, "no list of integers"),
-        ({"messages": [3]}, "no list of mappings"),
+        ({"tokens": "31"}, "not a list of integers"),
+        ({"messages": [3]}, "not a list of mappings"),
         ({"done": True, "metrics": {"a": "b"}}, "a is 'b', not a finite number"),
     ],
 )

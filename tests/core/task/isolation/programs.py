@@ -11,8 +11,9 @@ from anytron.task.isolation import allowed, namespaces, refusals, seccomp
 from anytron.task.isolation.sandbox import Sandbox, Unavailable
 
 settings, program, given, files, sabotage = json.loads(sys.argv[1])
-if sabotage == "one user for all":
-    namespaces._STRANGERS = range(65534, 65535)
+if sabotage.startswith("one user for all: "):
+    user = int(sabotage.rpartition(" ")[2])
+    namespaces._STRANGERS = range(user, user + 1)
 if sabotage == "larger buffers":
     whole = allowed.program
     allowed.program = lambda **profile: {**whole(**profile), "fcntl": ()}

@@ -123,9 +123,9 @@ def test_nonsense_of_a_reward_costs_its_sample_and_no_other(tmp_path):
     assert failures.keys() == {*WRITTEN, "huge"}
     huge = failures.pop("huge")
     assert huge.what == "A reward process died.", "nobody waits for what no memory holds"
-    assert "wrote no whole message" in huge.why
+    assert "wrote an incomplete message" in huge.why
     for word, failure in failures.items():
-        assert failure.what == "A reward process answered nonsense.", word
+        assert failure.what == "A reward process sent an invalid answer.", word
         assert failure.why.startswith("it wrote "), word
 
 
@@ -136,8 +136,8 @@ def test_an_answer_that_is_forged_moves_no_other(tmp_path):
         first = score([sample("abc"), sample("before", 1), sample("ab", 2)])
         assert first.total[[0, 2]].tolist() == [3, 2]
         (failure,) = first.failures["forges"].values()
-        assert failure.what == "A reward process answered nonsense."
-        assert "answers no call" in failure.why
+        assert failure.what == "A reward process sent an invalid answer."
+        assert "answer to no call" in failure.why
         assert score([sample("abcd"), sample("a", 1), sample("abcde", 2)]).total.tolist() == [4, 1, 5]
 
 
@@ -168,4 +168,4 @@ def test_nonsense_of_an_environment_costs_its_conversation_and_no_other(tmp_path
     assert found.keys() == {*words} - {"still here"}
     for failure in found.values():
         assert isinstance(failure, Failure)
-        assert (failure.what, failure.ends) == ("An environment process answered nonsense.", True)
+        assert (failure.what, failure.ends) == ("An environment process sent an invalid answer.", True)

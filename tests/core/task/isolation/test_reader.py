@@ -65,7 +65,7 @@ DEEDS = {
     "reads no memory of its own": (lambda: ctypes.string_at(0), "killed by SIGSEGV"),
     "takes memory": (lambda: bytearray(300 * MIB), "more memory than"),
     "takes memory in C": (lambda: b"a".ljust(10**10), "more memory than"),
-    "computes without end": (lambda: [None for _ in iter(int, 1)], "computed for 0.3 s without coming further"),
+    "computes without end": (lambda: [None for _ in iter(int, 1)], "computed for 0.3 s without progress"),
     "computes in one call": (lambda: sum(range(10**11)), "computed for 0.3 s"),
     "writes without end": (lambda: [os.write(2, b"a" * 4096) for _ in range(300)], "Operation not permitted"),
     "has no files left": (lambda: raised(OSError(errno.EMFILE, "no more")), r"no file descriptors left.*ulimit -n"),
@@ -78,15 +78,18 @@ DEEDS = {
     "forks": (os.fork, "PermissionError"),
     "signals the driver": (lambda: os.kill(DRIVER, signal.SIGKILL), "PermissionError"),
     "writes a file": (lambda: WRITTEN.write_text(""), "PermissionError"),
-    "gives what is no data": (object, "no plain data"),
-    "writes nonsense": (lambda: (write_frame(b"nonsense"), time.sleep(9)), "has written no answer"),
+    "gives what is no data": (object, "not plain data"),
+    "writes nonsense": (lambda: (write_frame(b"nonsense"), time.sleep(9)), "wrote an invalid answer"),
     "writes an unknown kind": (
         lambda: (write_frame(packed(["error", ["Exit", "", "", "", ""]])), time.sleep(9)),
         "no ans",
     ),
-    "writes another message": (lambda: (write_frame(packed(["nonsense", 1])), time.sleep(9)), "has written no answer"),
+    "writes another message": (
+        lambda: (write_frame(packed(["nonsense", 1])), time.sleep(9)),
+        "wrote an invalid answer",
+    ),
     "is ended by a signal without a name": (lambda: os.kill(os.getpid(), 40), "killed by signal 40"),
-    "writes an endless answer": (lambda: (os.write(3, b"\x7f\xff\xff\xff"), time.sleep(9)), "no whole answer"),
+    "writes an endless answer": (lambda: (os.write(3, b"\x7f\xff\xff\xff"), time.sleep(9)), "an incomplete answer"),
 }
 DRIVER = os.getpid()
 WRITTEN = Path(tempfile.gettempdir(), "anytron-reader-was-here")
@@ -193,12 +196,16 @@ def test_a_signal_ends_driver_and_reader_at_once(number):
     driver.send_signal(number)
     assert driver.wait(10) != 0
     end = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists():
-        with suppress(OSError):
-            if " Z " in Path(f"/proc/{child}/stat").read_text():
-                break
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    try:
+        while Path(f"/proc/{child}").exists():
+            with suppress(OSError):
+                if " Z " in Path(f"/proc/{child}/stat").read_text():
+                    break
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int(child), signal.SIGKILL)
     driver.stdout.close()
 
 
@@ -242,7 +249,7 @@ def test_halves_of_letters_paths_and_marks_come_back():
 def test_lengths_that_are_none_make_nothing_larger(lengths):
     header, body = json.dumps(["m", *lengths]).encode(), b"{}"
     frame = b"".join(part for one in (header, body) for part in (struct.pack("<Q", len(one)), one)) + bytes(10)
-    with pytest.raises(ValueError, match="a length is no number of bytes"):
+    with pytest.raises(ValueError, match="a length is not a number of bytes"):
         unpacked(frame)
 
 

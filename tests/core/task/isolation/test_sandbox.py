@@ -57,14 +57,16 @@ def interpreter() -> str:
     return sys.executable
 
 
-@pytest.fixture(params=["full", "full, without privileges", "reduced"])
+USERS = ["full", "full, without privileges", "reduced, without privileges"]
+
+
+@pytest.fixture(params=USERS)
 def run(request, package):
     """Run a program in the sandbox."""
-    level, _, unprivileged = request.param.partition(", ")
-    if level == "reduced":  # becomes nobody, to whom the interpreter may be closed
-        unprivileged = "yes"
-
-    python, user = (interpreter(), someone_else()) if unprivileged else (sys.executable, {})
+    level, _, privileges = request.param.partition(", ")
+    # On the level ``reduced`` root becomes nobody, to whom root's interpreter may be closed.
+    python = interpreter() if privileges else sys.executable
+    user = someone_else() if privileges == "without privileges" else {}
 
     def begun(program, given="", umask=0o022, files=0, sabotage="", **limits):
         asked = json.dumps([{"level": level, **LIMITS, **limits}, program, given, files, sabotage])
@@ -88,7 +90,7 @@ def run(request, package):
         assert "unavailable" not in ending, ending
         return ending
 
-    started.level, started.begun, started.by_root = level, begun, not unprivileged and os.geteuid() == 0
+    started.level, started.begun, started.by_root = level, begun, not user and os.geteuid() == 0
     return started
 
 
@@ -230,8 +232,10 @@ def name(process):
     return ""
 
 
-def test_nothing_is_left_when_its_caller_is_killed(run):
-    """As a reward's process is, with its group, when it takes too long: whatever a program does to outlive it."""
+@pytest.mark.parametrize("run", [*USERS, "reduced, by root"], indirect=True)
+@pytest.mark.parametrize("kill", [os.killpg, os.kill], ids=["with its group", "alone"])
+def test_nothing_is_left_when_its_caller_is_killed(run, kill):
+    """As a reward's process is that takes too long, or when memory runs out: whatever a program does to outlive it."""
     program = """
 import ctypes, os, time
 ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # not to be killed with its parent
@@ -247,7 +251,7 @@ time.sleep(1000)
         while "survivor" not in map(name, family := below(caller.pid)):
             assert time.monotonic() < deadline, family
             time.sleep(0.2)
-        os.killpg(caller.pid, signal.SIGKILL)
+        kill(caller.pid, signal.SIGKILL)
     while left := {one for one in family if name(one)}:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
@@ -289,12 +293,13 @@ os._exit(0)
 
 
 HOG = """
-import threading, time
+import ctypes, threading, time
 threading.stack_size(65536)
 try:
     while True:
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 except RuntimeError:
+    ctypes.CDLL(None).prctl(15, b'full', 0, 0, 0)
     time.sleep(1000)
 """
 
@@ -308,14 +313,16 @@ def threads(process):
 def test_one_programs_threads_are_not_counted_against_another(run):
     if run.level == "reduced":  # where threads are not limited
         return
-    sabotages = ["", "one user for all"] if run.by_root else [""]  # all others have namespaces of users
+    # All others have namespaces of users. The user is one that no test beside this one has.
+    sabotages = ["", f"one user for all: {20000 + os.getpid() % 20000}"] if run.by_root else [""]
     for sabotage in sabotages:
         with run.begun(HOG, sabotage=sabotage) as hog:
             try:
                 deadline = time.monotonic() + 120
-                while max(map(threads, below(hog.pid))) < 250:
+                while not (full := [one for one in below(hog.pid) if name(one) == "full"]):
                     assert time.monotonic() < deadline
                     time.sleep(0.1)
+                assert max(map(threads, full)) > 250
                 neighbour = (
                     "import threading\none = threading.Thread(target=print, args=('right',))\none.start()\none.join()"
                 )

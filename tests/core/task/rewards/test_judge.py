@@ -124,7 +124,7 @@ def test_it_is_asked_as_often_as_it_takes(server):
     assert judge(server, attempts=7)([sample("a"), sample("b")]) == [0.7, 0.7]
     (failed,) = judge(server, attempts=6)([sample("c")])
     assert "asked 6 times" in str(failed)
-    assert "its last line is no verdict: 'I would say it is good.'" in str(failed)
+    assert "its last line is not a verdict: 'I would say it is good.'" in str(failed)
 
 
 def test_a_time_out_of_the_reward_names_the_sample_whose_answer_does_not_come(server, tmp_path):
@@ -267,7 +267,7 @@ def test_what_cannot_work_is_refused_before_the_run(monkeypatch):
     with pytest.raises(ConfigError, match=r"(?s)key is missing.*rewards\[0\].*NO_SUCH_KEY is not set"):
         check(api_key_env="NO_SUCH_KEY")
     monkeypatch.setenv("NO_SUCH_KEY", "sk\nX-Injected: 1")
-    with pytest.raises(ConfigError, match="a character that no HTTP header can have"):
+    with pytest.raises(ConfigError, match="a character that HTTP headers cannot have"):
         check(api_key_env="NO_SUCH_KEY")
     with pytest.raises(DataError, match=r"(?s)no entry 'answer'.*prompt p"):
         check(key="answer")

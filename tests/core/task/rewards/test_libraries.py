@@ -180,7 +180,9 @@ def test_rewards_of_validation_are_looked_at_as_those_of_training():
 
 def test_a_sandbox_that_cannot_be_is_refused_before_the_run():
     rewards = RewardSum.from_config([RewardSection(function="code", options={"memory_gib": 0.001})])
-    with pytest.raises(ConfigError, match=r"(?s)There can be no sandbox \(full\).*rewards\[0\].*sandbox: reduced"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)cannot confine programs in a sandbox \(full\).*rewards\[0\].*sandbox: reduced"
+    ):
         rewards.check([])
 
 

@@ -246,7 +246,8 @@ def test_no_log_is_written_through_a_link_or_emptied(start, tmp_path):
 
 
 def test_the_current_directory_shadows_nothing(tmp_path, monkeypatch):
-    (tmp_path / "logging.py").write_text("raise ImportError('shadowed')\n")
+    for name in ("json", "pickle", "socket"):  # which the process imports
+        (tmp_path / f"{name}.py").write_text("raise ImportError('shadowed')\n")
     monkeypatch.chdir(tmp_path)
     section = RewardSection(function=f"{FAULTY}:faulty")
     with RewardSum.from_config([section]).start(tmp_path / "logs", 60) as score:

@@ -70,7 +70,7 @@ def test_the_largest_rewards_have_finite_statistics_and_weights_cannot_make_them
     section = RewardSection(function=f"{tmp_path}/r.py:far", weight=1e30)
     with (
         RewardSum.from_config([section]).start(tmp_path / "logs", start_timeout_s=60) as score,
-        pytest.raises(DataError, match=r"(?s)with its weight is too large.*far, prompt p0.*1e\+30 \* 1e\+15 is not"),
+        pytest.raises(DataError, match=r"(?s)weighted reward is too large.*far, prompt p0.*1e\+30 \* 1e\+15 is not"),
     ):
         score(SAMPLES)
 

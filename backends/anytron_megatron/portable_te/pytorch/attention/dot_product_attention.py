@@ -260,11 +260,11 @@ class DotProductAttention(torch.nn.Module):
         query, key, _ = operands
         if answer.tensor is not None and answer.tensor.shape != (query.shape[0], 1, query.shape[1], key.shape[1]):
             raise EngineError(
-                "The micro-batch's attention mask does not fit this layer.",
+                "The micro-batch's attention mask does not match this layer.",
                 where=f"transformer_engine.pytorch, DotProductAttention of layer {self.layer_number}",
                 why=f"the mask is {tuple(answer.tensor.shape)}, queries are {tuple(query.shape)} and keys "
                 f"{tuple(key.shape)} (batch, sequence, heads, size)",
-                fix="run the model inside the scope of its own micro-batch's mask (anytron.sequences.masks.scope_of)",
+                fix="run the model inside the scope of the mask of its micro-batch (anytron.sequences.masks.scope_of)",
             )
         return answer.kernel_mode, answer.tensor, answer.plugin
 
@@ -280,7 +280,7 @@ class DotProductAttention(torch.nn.Module):
             raise EngineError(
                 f"Mask type {mask_type} needs a mask.",
                 where=f"transformer_engine.pytorch, DotProductAttention of layer {self.layer_number}",
-                why="sequences are padded and nothing says where",
+                why="sequences are padded, and there is no mask that says where",
                 fix="give attention_mask, or use the mask type causal: exact where padding is on the right",
             )
         if isinstance(attention_mask, tuple) or (self.attention_type == "cross" and "padding" in mask_type):

@@ -5,23 +5,22 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from anytron import Platform
-from anytron.device.limits import Feature, Limit
-from anytron.device.platform import Availability, Decision, Probe
+from anytron import Availability, Decision, Feature, Limit, Platform, Probe
 from anytron_acme.options import AcmeOptions
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from anytron.device.runtime import DeviceRuntime
+    from anytron import DeviceRuntime
 
 
 class AcmePlatform(Platform):
     """Acme's device, once :meth:`probe` and ``runtime.py`` ask for it."""
 
     # Besides these there are visible_devices_variable, ray_resource, device_packages and others:
-    # python -m pydoc anytron.device.platform.Platform
+    # python -m pydoc anytron.Platform
     name = "acme"
+    api_version = 1
     options_model = AcmeOptions
 
     def __init__(self) -> None:

@@ -11,13 +11,13 @@ class AcmeRuntime(CpuRuntime):
     If a package teaches torch your device as a module with the interface of ``torch.cuda``, import that package above
     (and name it in ``AcmePlatform.device_packages``), and three lines are enough::
 
-        class AcmeRuntime(TorchDeviceRuntime):  # of anytron.device.runtime
+        class AcmeRuntime(TorchDeviceRuntime):  # of anytron
             device_type = "acme"  # as in torch.device("acme"), with its functions in torch.acme
             communication_backend = "acmeccl"  # as in torch.distributed.init_process_group
 
-    Otherwise inherit from ``anytron.device.runtime.DeviceRuntime`` and write its methods: devices, synchronisation,
+    Otherwise inherit from ``anytron.DeviceRuntime`` and write its methods: devices, synchronisation,
     memory, random numbers. Their docstrings are the contract
-    (``python -m pydoc anytron.device.runtime.DeviceRuntime``), and ``anytron conformance acme --level device`` checks
+    (``python -m pydoc anytron.DeviceRuntime``), and ``anytron conformance acme --level device`` checks
     them.
     """
 

@@ -1,0 +1,111 @@
+"""The result of a check: one type for the conformance kit, ``anytron verify`` and ``anytron doctor``."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from anytron.base.errors import AnytronError, ProcessLost, WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Status = Literal["skipped", "passed", "warning", "failed"]
+"""From harmless to bad. ``failed``: a run cannot work, or computes wrongly. ``warning``: it can work, and something is
+not as it should be. ``skipped``: the check does not apply here; ``detail`` says why."""
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+REPORT = "report this, with the output of anytron doctor --json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of one check.
+
+    Attributes:
+        name: Of the check; in front of the first dot stands its group, if it has one: ``versions.torch``.
+        status: The outcome.
+        detail: What was found or compared, or why the check was skipped.
+        fix: The command or setting that cures a failure.
+        difference: The largest absolute difference; None if none was measured.
+        tolerance: The largest difference allowed; None if none was measured.
+        made: Names of the cases that passed, of a check that has cases.
+        left_out: Why cases were skipped, by their names; empty if the check as a whole was.
+        broken: Name of the smallest case that fails; None if no case does.
+        notes: More lines on a failure, by label.
+        seconds: How long the check took.
+    """
+
+    name: str
+    status: Status
+    detail: str = ""
+    fix: str = ""
+    difference: float | None = None
+    tolerance: float | None = None
+    made: Sequence[str] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    broken: str | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def group(self) -> str:
+        """The part of the name in front of the first dot; empty if there is no dot."""
+        return self.name.rpartition(".")[0].partition(".")[0]
+
+    @property
+    def cases(self) -> int:
+        """Number of cases that were made, the failing one included."""
+        return len(self.made) + (self.broken is not None)
+
+    @property
+    def skipped(self) -> int:
+        """Number of cases that were skipped; 1 if the check as a whole was."""
+        return len(self.left_out) or int(self.status == "skipped")
+
+    @property
+    def explanation(self) -> str:
+        """The detail, the fix, the failing case and the notes, in lines for people."""
+        parts = {"": self.detail, "fix": self.fix, "case": self.broken, **self.notes}
+        return "\n".join(f"{label}: {text}" if label else text for label, text in parts.items() if text)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {**asdict(self), "seconds": round(self.seconds, 3)}
+
+
+def worst(statuses: Iterable[Status]) -> Status:
+    """Give the worst of several statuses; ``skipped`` if there are none."""
+    return max(statuses, key=STATUSES.index, default="skipped")
+
+
+def of_error(name: str, error: Exception, status: Status = "failed") -> Result:
+    """Make a result of what a check raised."""
+    return Result(name, status, in_one_line(error), error.fix if isinstance(error, AnytronError) else REPORT)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Say what an error says, without its fix.
+
+    A worker's traceback, or the end of its log, is in the file that is named. Of an unforeseen error the innermost line
+    is shown.
+    """
+    if not isinstance(error, AnytronError):
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f", at {frames[-1].line!r} ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        message = str(error).strip().splitlines()
+        return f"It raised {type(error).__name__}: {message[0] if message else 'without a message'}{place}"
+    cause = error if isinstance(error, WorkerError) else error.__cause__
+    if isinstance(error, WorkerError):
+        reason = "" if isinstance(error, ProcessLost) else _raised(error.why)
+    else:
+        reason = ": ".join(part for part in (error.where, error.why) if part)
+    log = f"(log: {cause.where})" if isinstance(cause, WorkerError) and cause.where else ""
+    return " ".join(f"{error.what} {reason} {log}".split())
+
+
+def _raised(text: str) -> str:
+    """Give what was raised, the first line of it, from the text of a traceback."""
+    after = text.rpartition("Traceback (most recent call last):")[2].splitlines()
+    return next((line for line in after if line and not line[0].isspace()), "")

@@ -1,0 +1,123 @@
+"""Print results of checks: progress on the error output; on the standard output tables, or one JSON object."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from anytron.base.results import STATUSES
+from anytron.cli.tables import kernels_line, print_table
+from anytron.proof.checks import Report, Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rich.console import Console
+
+    from anytron.base.results import Result, Status
+
+COLORS: dict[Status, str] = {"skipped": "dim", "passed": "green", "warning": "yellow", "failed": "bold red"}
+
+
+class ProgressBar(Watcher):
+    """A bar on a terminal, and a line for each check that is over."""
+
+    def __init__(self, notes: Console) -> None:
+        self.results: list[Result] = []
+        self._notes = notes
+        self.bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=notes,
+            transient=True,
+            disable=not notes.is_terminal,
+        )
+        self._task = self.bar.add_task("", total=None)
+
+    def expects(self, total: int) -> None:
+        """Give the bar its length."""
+        self.bar.update(self._task, total=total)
+
+    def begins(self, what: str) -> None:
+        """Show it beside the bar."""
+        self.bar.update(self._task, description=what)
+
+    def made(self, result: Result) -> None:
+        """Print a line, and advance the bar."""
+        self.results.append(result)
+        self._notes.print(Text.assemble(f"{result.name}: ", _colored(result.status), f", {result.seconds:.1f} s"))
+        self.bar.advance(self._task)
+
+
+@contextmanager
+def progress_of(notes: Console, facts: Mapping[str, Any], *, as_json: bool) -> Iterator[ProgressBar]:
+    """Show the progress of checks; after Ctrl-C print the results until then, with these facts."""
+    watcher = ProgressBar(notes)
+    try:
+        with watcher.bar:
+            yield watcher
+    except KeyboardInterrupt:
+        print_report(Report(watcher.results, facts, interrupted=True), as_json=as_json)
+        raise
+
+
+def print_report(report: Report, *, as_json: bool) -> bool:
+    """Print a table for each group, the kernels' suppliers where they are known, the failures and the counts.
+
+    Returns:
+        Whether no check failed.
+    """
+    if as_json:
+        print(json.dumps(report.as_json(), indent=2))
+        return report.passed
+    for group, members in groupby(report.results, key=lambda result: result.group):
+        _print_table(group, list(members))
+        print()
+    if "kernels" in report.facts:
+        print(kernels_line(report.facts["kernels"]))
+    for result in report.results:
+        if result.status == "failed":
+            print(f"{result.name} failed\n{result.explanation}\n")
+    counts = report.counts
+    line = ", ".join(f"{counts[status]} {status}" for status in reversed(STATUSES))
+    print(f"{line}; {counts['cases']} cases made, {counts['cases_skipped']} skipped" if "cases" in counts else line)
+    return report.passed
+
+
+def _print_table(title: str, results: Sequence[Result]) -> None:
+    from rich.table import Table
+
+    measured = any(result.tolerance is not None for result in results)
+    counted = any(result.made or result.left_out for result in results)
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    table.show_header = measured or counted
+    table.add_column("status", no_wrap=True)
+    table.add_column("name", no_wrap=True)
+    numbers = ["difference", "tolerance"] * measured + ["cases", "skipped"] * counted
+    for column in numbers:
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("detail", overflow="fold")
+    for result in results:
+        # Text, not markup: reasons quote brackets, as in anytron[ray].
+        detail = Text(result.detail)
+        if result.fix and result.status != "passed":
+            detail.append(f"\nfix: {result.fix}", style="bold")
+        row = [_number(result.difference), _number(result.tolerance)] * measured
+        row += [str(result.cases), str(result.skipped or "")] * counted
+        table.add_row(_colored(result.status), result.name.removeprefix(f"{title}."), *row, detail)
+    print_table(table)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
+
+
+def _colored(status: Status) -> Text:
+    return Text(status, COLORS[status])

@@ -1,0 +1,141 @@
+"""The frame of all checks: how one is written and made, and the report of several."""
+
+from __future__ import annotations
+
+import inspect
+import platform as machine
+import time
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from anytron.base.version import __version__
+from anytron.base.results import STATUSES, Result, of_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+
+class Inapplicable(Exception):  # noqa: N818 - no error at all
+    """A check, or a case of one, does not apply here: its result is ``skipped``.
+
+    Args:
+        reason: Why, without full stop.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check. A tuple of checks, in the order in which they are made, is what a command checks.
+
+    Attributes:
+        name: Unique in its tuple.
+        function: Makes the check and gives its result, or several; its docstring says what is done.
+    """
+
+    name: str
+    function: Callable[..., Any]
+
+    @property
+    def help(self) -> str:
+        """What is done to find out."""
+        return inspect.getdoc(self.function) or ""
+
+    def results(self, *subject: Any) -> Iterator[Result]:
+        """Make the check; what it raises becomes a result.
+
+        Args:
+            subject: What is checked.
+        """
+        try:
+            found = self.function(*subject)
+            yield from [found] if isinstance(found, Result) else found
+        except Inapplicable as error:
+            yield Result(self.name, "skipped", error.reason)
+        except Exception as error:  # noqa: BLE001 - a check that crashes is a finding, and the others are made
+            yield of_error(self.name, error)
+
+
+Checked = TypeVar("Checked", bound=Check)
+
+
+class Watcher:
+    """Is told how the checks go on; this one stays silent."""
+
+    def begins(self, what: str) -> None:
+        """Something begins: a check, by its name, or what comes before all of them."""
+
+    def made(self, result: Result) -> None:
+        """A check is over."""
+
+
+def make(
+    checks: Iterable[Checked], results_of: Callable[[Checked], Iterable[Result]], watcher: Watcher
+) -> Iterator[Result]:
+    """Make checks one after the other.
+
+    Args:
+        checks: In order.
+        results_of: Makes one.
+        watcher: Is told how it goes on.
+    """
+    for check in checks:
+        watcher.begins(check.name)
+        began = time.monotonic()
+        for result in results_of(check):
+            timed = replace(result, seconds=time.monotonic() - began)
+            watcher.made(timed)
+            yield timed
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of all checks of a command.
+
+    Attributes:
+        results: In order.
+        facts: What was checked, by name, as JSON values.
+        interrupted: Ctrl-C came before all checks had been made.
+    """
+
+    results: Sequence[Result]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(result.status != "failed" for result in self.results)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Results by status; and cases made, and skipped, where checks have cases."""
+        found: dict[str, int] = {status: sum(one.status == status for one in self.results) for status in STATUSES}
+        made = sum(one.cases for one in self.results)
+        skipped = sum(one.skipped for one in self.results)
+        return {**found, "cases": made, "cases_skipped": skipped} if made else found
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as one JSON object."""
+        return {
+            **self.facts,
+            "versions": versions(),
+            "results": [one.as_json() for one in self.results],
+            "counts": self.counts,
+            "interrupted": self.interrupted,
+        }
+
+
+def versions() -> dict[str, str]:
+    """The versions that a report depends on."""
+    found = {"anytron": __version__, "python": machine.python_version()}
+    for package in ("torch", "megatron-core", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # noqa: PERF203 - a platform may be tested without an engine
+            continue
+    return found

@@ -1,0 +1,35 @@
+"""What the functions and classes that a configuration names are given, and what they answer."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anytron.algorithms.advantages.groups import compare
+    from anytron.algorithms.contract import AdvantageFunction, Advantages, PolicyTokens, TokenLosses
+    from anytron.config.algorithm import AlgorithmSection
+    from anytron.record.sinks import MetricSink, SinkRun
+    from anytron.task.data import Prompt
+    from anytron.task.environments import Observation, Task, Turn
+    from anytron.task.rewards import Sample
+else:
+
+    def __getattr__(name: str) -> object:
+        from anytron.base.lazy import find
+
+        return find(__name__, name)
+
+
+__all__ = [
+    "AdvantageFunction",
+    "Advantages",
+    "AlgorithmSection",
+    "MetricSink",
+    "Observation",
+    "PolicyTokens",
+    "Prompt",
+    "Sample",
+    "SinkRun",
+    "Task",
+    "TokenLosses",
+    "Turn",
+    "compare",
+]

@@ -1,0 +1,15 @@
+"""The conformance kit: what a platform must do, as rules that check it, one by one, on its own device.
+
+``anytron conformance NAME`` runs it; :func:`conformance` puts it into a vendor's own tests::
+
+    from anytron_conformance import conformance
+
+    test_conformance = conformance("acme")
+
+A rule is written with :func:`anytron_conformance.rules.rule`; ``docs/reference/conformance.md`` is generated from
+them.
+"""
+
+from anytron_conformance.plugin import conformance
+
+__all__ = ["conformance"]

@@ -1,0 +1,49 @@
+"""Compare what a platform computed with what it should be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.proof.verification.tolerances import tolerance
+from anytron_conformance.rules import Broken
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def assert_close(found: Tensor | None, expected: Tensor, what: str, *, dtype: torch.dtype, factor: float = 1.0) -> None:
+    """Hold a result against its definition.
+
+    Args:
+        found: The platform's; None is a missing gradient.
+        expected: The definition's, best in float64.
+        what: Names the numbers, at the beginning of a sentence: ``The gradient of the keys``.
+        dtype: That of the operands; it says what rounding may do.
+        factor: Times the usual tolerance, for long sums.
+
+    Raises:
+        Broken: They differ: shape, NaN or infinity, or by more than the tolerance.
+    """
+    if found is None:
+        raise Broken(f"{what} is missing: nothing was computed that depends on it.")
+    if found.shape != expected.shape:
+        raise Broken(f"{what} has the wrong shape.", f"it is {tuple(found.shape)}, expected {tuple(expected.shape)}")
+    got, want = found.detach().double().cpu(), expected.detach().double().cpu()
+    if got.numel() == 0:
+        return
+    allowed = tolerance(str(dtype).removeprefix("torch."), want) * factor
+    off = (got - want).abs()
+    off = torch.where(got == want, 0.0, torch.where(off.isnan(), torch.inf, off))
+    if bool((off <= allowed).all()):
+        return
+    place = torch.unravel_index(off.argmax(), off.shape)
+    where = [int(index) for index in place]
+    share = float((off > allowed).double().mean())
+    sizes = f"it is {float(got[place]):.6g}, expected {float(want[place]):.6g}"
+    raise Broken(
+        f"{what} is wrong.",
+        f"largest difference {float(off.max()):.3g} at {where} ({sizes}), allowed {allowed:.1g}; "
+        f"{share:.0%} of the numbers are off",
+    )

@@ -1,0 +1,115 @@
+"""The figures of device memory."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.device.runtime import DeviceRuntime
+from anytron.proof.checks import Inapplicable
+from anytron_conformance.rules import Broken, rule
+
+if TYPE_CHECKING:
+    from anytron.device.runtime import MemoryStats
+    from anytron_conformance.rules import Case
+    from anytron_conformance.subject import Subject
+
+BYTES = 64 << 20
+"""Of the tensor that is made and freed; much more than anything else that may happen meanwhile."""
+SLACK = BYTES // 8
+ENDLESS = 1 << 50
+"""Bytes that no device has."""
+
+
+def _now(subject: Subject) -> MemoryStats:
+    subject.runtime.synchronize()
+    gc.collect()
+    return subject.runtime.memory_stats()
+
+
+def _made(subject: Subject) -> torch.Tensor:
+    """A tensor of :data:`BYTES`, written to: memory that is only promised does not count everywhere."""
+    return torch.ones(BYTES, dtype=torch.uint8, device=subject.device)
+
+
+@rule(
+    "memory-figures",
+    "device",
+    "allocated grows with a tensor and shrinks when it is freed; reserved is not below it, total not below either.",
+)
+def memory_figures(subject: Subject, case: Case) -> None:
+    """A tensor of 64 MiB is made and freed; `empty_cache` gives its memory back.
+
+    Reports, the memory estimate and rollouts that share a device rely on the figures. Usual faults: KiB for bytes,
+    another device's memory, the peak for the present.
+    """
+    del case
+    _made(subject)  # what the first tensor brings along is not counted
+    subject.runtime.empty_cache()
+    before = _now(subject)
+    tensor = _made(subject)
+    during = _now(subject)
+    del tensor
+    freed = _now(subject)
+    subject.runtime.empty_cache()
+    after = _now(subject)
+    grown, left = during.allocated - before.allocated, freed.allocated - before.allocated
+    if abs(grown - BYTES) > SLACK:
+        raise Broken("allocated does not grow by the size of a tensor.", f"{grown} bytes for one of {BYTES}")
+    if left > SLACK:
+        raise Broken("allocated does not shrink when a tensor is freed.", f"{left} bytes of {BYTES} are left")
+    if after.reserved - before.reserved > SLACK:
+        raise Broken("empty_cache keeps memory.", f"{after.reserved - before.reserved} bytes more are reserved")
+    for stats in (before, during, freed, after):
+        if not 0 <= stats.allocated <= stats.reserved <= stats.total:
+            raise Broken("Not 0 <= allocated <= reserved <= total.", f"{stats}")
+
+
+@rule(
+    "peak-memory",
+    "device",
+    "peak_allocated is at least what was allocated at any time since reset_peak_memory_stats.",
+)
+def peak_memory(subject: Subject, case: Case) -> None:
+    """A tensor of 64 MiB is made and freed, and the peak reset after that; the next peak must not contain it.
+
+    A runtime that does not override `reset_peak_memory_stats` counts from the start of the process; then only the
+    first half is checked, and the second is counted as skipped.
+    """
+    del case
+    _made(subject)  # what the first tensor brings along would hide the difference
+    subject.runtime.reset_peak_memory_stats()
+    tensor = _made(subject)
+    during = _now(subject)
+    del tensor
+    after = _now(subject)
+    for stats in (during, after):
+        if stats.peak_allocated < during.allocated - SLACK // 8:
+            raise Broken("The peak is below what was allocated.", f"{stats.peak_allocated}, was {during.allocated}")
+    if type(subject.runtime).reset_peak_memory_stats is DeviceRuntime.reset_peak_memory_stats:
+        raise Inapplicable("the runtime does not reset peaks: they count from the start of the process")
+    subject.runtime.reset_peak_memory_stats()
+    left = _now(subject)
+    if left.peak_allocated - left.allocated > SLACK:
+        raise Broken("reset_peak_memory_stats leaves the peak.", f"{left.peak_allocated}, allocated {left.allocated}")
+
+
+@rule(
+    "out-of-memory",
+    "device",
+    "is_out_of_memory knows the error of an allocation that does not fit, and takes no other error for it.",
+)
+def out_of_memory(subject: Subject, case: Case) -> None:
+    """A petabyte is asked for. A run that ends so gets advice on memory; it needs the runtime to know the error."""
+    del case
+    try:
+        torch.empty(ENDLESS, dtype=torch.uint8, device=subject.device)
+    except Exception as error:
+        if not subject.runtime.is_out_of_memory(error):
+            raise Broken("is_out_of_memory does not know the error.", f"{type(error).__name__}: {error}") from error
+    else:
+        raise Broken("A petabyte was allocated.")
+    if subject.runtime.is_out_of_memory(ValueError("no memory of that")):
+        raise Broken("is_out_of_memory takes any error for one of memory.")

@@ -1,0 +1,100 @@
+"""The device's random numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron_conformance.rules import Broken, Case, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from anytron_conformance.subject import Subject
+
+DRAWS: dict[str, Callable[[torch.device], Tensor]] = {
+    "rand": lambda device: torch.rand(7, device=device),
+    "randn": lambda device: torch.randn(7, device=device),
+    "randint": lambda device: torch.randint(0, 1 << 30, (7,), device=device),
+    "dropout": lambda device: torch.nn.functional.dropout(torch.ones(64, device=device), 0.5),
+    "multinomial": lambda device: torch.multinomial(torch.ones(97, device=device), 5),
+    "many numbers": lambda device: torch.rand(70_001, device=device),
+}
+CASES = [Case(name, name, index) for index, name in enumerate(DRAWS)]
+
+
+@rule(
+    "rng-round-trip",
+    "device",
+    "A random state that was saved and is restored draws the same numbers again.",
+    cases=CASES,
+)
+def rng_round_trip(subject: Subject, case: Case) -> None:
+    """Seed, draw, save, draw, restore, draw: the last two draws are equal, and so are the states after them.
+
+    Recomputation and checkpoints rely on it. Usual faults: the state of another generator is saved, or a state is
+    taken and not set.
+    """
+    runtime, draw = subject.runtime, DRAWS[case.values]
+    runtime.manual_seed(1234)
+    draw(subject.device)
+    state = runtime.get_rng_state()
+    if state.dtype != torch.uint8 or state.device.type != "cpu":
+        raise Broken("The state is no uint8 tensor on the host.", f"{state.dtype} on {state.device}")
+    kept = state.clone()
+    first = draw(subject.device)
+    if not torch.equal(state, kept):
+        raise Broken("Drawing changes a state that was saved before: it is no copy.")
+    runtime.set_rng_state(state)
+    if not torch.equal(runtime.get_rng_state(), kept):
+        raise Broken("Setting a state and getting it gives another state.")
+    if not torch.equal(draw(subject.device), first):
+        raise Broken("Restoring the state drew other numbers.")
+
+
+@rule(
+    "seeds-decide",
+    "device",
+    "The same seed draws the same numbers, another seed others.",
+    cases=CASES,
+)
+def seeds_decide(subject: Subject, case: Case) -> None:
+    """Draw after seeding with 1, with 2, and with 1 again.
+
+    Ranks get different seeds, and runs are repeated by theirs.
+    """
+    draws = []
+    for seed in (1, 2, 1):
+        subject.runtime.manual_seed(seed)
+        draws.append(DRAWS[case.values](subject.device))
+    if not torch.equal(draws[0], draws[2]):
+        raise Broken("The same seed drew other numbers.")
+    if torch.equal(draws[0], draws[1]):
+        raise Broken("Another seed drew the same numbers.")
+
+
+@rule(
+    "own-generator",
+    "device",
+    "default_generator() is the one that operations on the device draw from.",
+    cases=CASES,
+)
+def own_generator(subject: Subject, case: Case) -> None:
+    """A draw moves this generator's state, and a seed given to it decides the draw as `manual_seed` does."""
+    runtime, draw = subject.runtime, DRAWS[case.values]
+    generator = runtime.default_generator()
+    if not isinstance(generator, torch.Generator):
+        raise Broken("default_generator() answers with something else than a torch.Generator.", f"{generator!r}")
+    if generator.device.type != runtime.device_type:
+        raise Broken("The generator is of another device.", f"{generator.device}, not {runtime.device_type}")
+    runtime.manual_seed(7)
+    before = generator.get_state().clone()
+    first = draw(subject.device)
+    if torch.equal(generator.get_state(), before):
+        raise Broken("A draw on the device leaves the state of default_generator() as it was.")
+    generator.manual_seed(7)
+    if not torch.equal(draw(subject.device), first):
+        raise Broken("Seeding default_generator() does not decide what is drawn on the device.")

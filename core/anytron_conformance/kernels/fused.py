@@ -1,0 +1,237 @@
+"""Rules of the fused kernels; their signatures are those of the neutral defaults in :mod:`anytron.kernels.fused`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from anytron.device.limits import Feature
+from anytron.kernels.contract import KernelName, KernelSpec
+from anytron.kernels.oracles.fused import (
+    reference_grouped_mm,
+    reference_layer_norm,
+    reference_rms_norm,
+    reference_rope,
+    reference_swiglu,
+)
+from anytron_conformance.kernels.comparison import Comparison
+from anytron_conformance.kernels.numbers import drawn, in_dtypes, sliced, split_off
+from anytron_conformance.rules import Case, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anytron_conformance.subject import Subject
+
+SHAPES = ((3, 8), (7, 1, 2, 32), (5, 3, 64), (4, 129))
+"""Of what is normalised or gated: hidden states, heads of queries, and sizes that nothing divides."""
+LAYINGS = (("contiguous", torch.Tensor.contiguous), ("parts of one tensor", split_off), ("every other number", sliced))
+
+
+def fused(subject: Subject, name: KernelName, dtype: torch.dtype, **options: Any) -> Callable[..., Any]:
+    """The kernel that a module of a model gets."""
+    return subject.hooks.fused_kernel(name, KernelSpec(subject.device.type, dtype, options))
+
+
+def rms_norm_of(
+    subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], zero_centered: bool = False, **others: Any
+) -> Comparison:
+    """Compare ``rms_norm``: half of the numbers' mean square comes from ``eps``, and the first row is 0."""
+    eps = 0.1
+    kernel = fused(subject, KernelName.RMS_NORM, dtype, eps=eps, zero_centered=zero_centered)
+    operands = {"input": _rows(shape), "weight": drawn(shape[-1], seed=1)}
+    return Comparison(
+        lambda x, weight: kernel(x, weight, eps, zero_centered),
+        lambda x, weight: reference_rms_norm(x, weight, eps, zero_centered),
+        operands,
+        dtype,
+        **others,
+    )
+
+
+def layer_norm_of(
+    subject: Subject,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    zero_centered: bool = False,
+    bias: bool = True,
+    **others: Any,
+) -> Comparison:
+    """Compare ``layer_norm`` of the same numbers."""
+    eps = 0.1
+    kernel = fused(subject, KernelName.LAYER_NORM, dtype, eps=eps, zero_centered=zero_centered)
+    operands = {"input": _rows(shape), "weight": drawn(shape[-1], seed=1)}
+    if bias:
+        operands["bias"] = drawn(shape[-1], seed=2)
+    return Comparison(
+        lambda x, weight, bias=None: kernel(x, weight, bias, eps, zero_centered),
+        lambda x, weight, bias=None: reference_layer_norm(x, weight, bias, eps, zero_centered),
+        operands,
+        dtype,
+        **others,
+    )
+
+
+def _rows(shape: tuple[int, ...]) -> Tensor:
+    numbers = drawn(*shape) / 3
+    numbers.flatten(0, -2)[:1] = 0.0
+    return numbers
+
+
+def _norm_cases() -> list[tuple[str, Any, tuple[Feature, ...]]]:
+    shapes = [(f"{list(shape)}", (shape, LAYINGS[0][1])) for shape in SHAPES]
+    laid = [(f"{list(SHAPES[1])}, {name}", (SHAPES[1], lay)) for name, lay in LAYINGS[1:]]
+    return [
+        (f"{name}, {'zero-centred' if zero_centered else 'plain'}", (*values, zero_centered), ())
+        for name, values in (*shapes, *laid)
+        for zero_centered in (False, True)
+    ]
+
+
+@rule(
+    "rms-norm",
+    "kernels",
+    "rms_norm divides by the root of the mean square plus eps, and multiplies with weight, or 1 + weight.",
+    cases=in_dtypes(_norm_cases()),
+)
+def rms_norm(subject: Subject, case: Case) -> None:
+    """Normalise hidden states and heads ``[T, heads, D]``, with an ``eps`` that matters, and compare with float64.
+
+    Both ``eps`` and ``zero_centered`` come with every call. A kernel whose gradient lacks the part that goes through
+    the mean square, or that gives the weight none, breaks it.
+    """
+    dtype, (shape, lay, zero_centered) = case.values
+    rms_norm_of(subject, dtype, shape, zero_centered, lay=lay).hold(subject)
+
+
+@rule(
+    "layer-norm",
+    "kernels",
+    "layer_norm subtracts the mean, divides by the root of the variance plus eps, and applies factor and bias.",
+    cases=in_dtypes(
+        (f"{name}, {'bias' if bias else 'no bias'}", (*values, bias), needs)
+        for name, values, needs in _norm_cases()
+        for bias in (True, False)
+    ),
+)
+def layer_norm(subject: Subject, case: Case) -> None:
+    """Normalise with and without bias; the factor is ``weight``, or ``1 + weight`` if ``zero_centered``."""
+    dtype, (shape, lay, zero_centered, bias) = case.values
+    layer_norm_of(subject, dtype, shape, zero_centered, bias, lay=lay).hold(subject)
+
+
+def swiglu_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], **others: Any) -> Comparison:
+    """Compare ``swiglu``."""
+    kernel = fused(subject, KernelName.SWIGLU, dtype)
+    return Comparison(kernel, reference_swiglu, {"input": drawn(*shape)}, dtype, **others)
+
+
+@rule(
+    "swiglu",
+    "kernels",
+    "swiglu multiplies SiLU of the first half of the last dimension with the second half.",
+    cases=in_dtypes(
+        [
+            *((f"{list(shape)}", (shape, LAYINGS[0][1]), ()) for shape in ((1, 2), (0, 8), (3, 1, 10), (5, 3, 66))),
+            *((f"[4, 3, 16], {name}", ((4, 3, 16), lay), ()) for name, lay in LAYINGS[1:]),
+        ]
+    ),
+)
+def swiglu(subject: Subject, case: Case) -> None:
+    """Gate, also no rows at all, as an expert without tokens has. The halves in the other order break it."""
+    dtype, (shape, lay) = case.values
+    swiglu_of(subject, dtype, shape, lay=lay).hold(subject)
+
+
+def rope_of(
+    subject: Subject,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    turned: int,
+    interleaved: bool,
+    **others: Any,
+) -> Comparison:
+    """Compare ``rope`` with angles ``[T, 1, ..., turned]`` of the positions 0, 37, 74, ..."""
+    kernel = fused(subject, KernelName.ROPE, dtype)
+    angles = torch.outer(37.0 * torch.arange(shape[0]), 0.1 ** torch.linspace(0, 3, turned // 2))
+    doubled = angles.repeat_interleave(2, -1) if interleaved else torch.cat([angles, angles], -1)
+    freqs = doubled.view(shape[0], *[1] * (len(shape) - 2), turned)
+    told = freqs.to(subject.device)
+    return Comparison(
+        lambda x: kernel(x, told, interleaved),
+        lambda x: reference_rope(x, freqs, interleaved),
+        {"input": drawn(*shape)},
+        dtype,
+        **others,
+    )
+
+
+@rule(
+    "rope",
+    "kernels",
+    "rope turns pairs of the first entries of each head by the given angles; the other entries pass.",
+    cases=in_dtypes(
+        (f"{list(shape)}, {turned} turn, {'neighbours' if interleaved else 'halves'}, {name}", values, ())
+        for shape, turned, name, lay in (
+            ((1, 1, 4), 4, *LAYINGS[0]),
+            ((5, 3, 16), 16, *LAYINGS[0]),
+            ((5, 3, 16), 8, *LAYINGS[0]),
+            ((6, 2, 3, 80), 64, *LAYINGS[0]),
+            ((5, 3, 16), 8, *LAYINGS[1]),
+            ((5, 3, 16), 16, *LAYINGS[2]),
+        )
+        for interleaved in (False, True)
+        for values in ((shape, turned, interleaved, lay),)
+    ),
+)
+def rope(subject: Subject, case: Case) -> None:
+    """Turn heads ``[T, heads, D]`` and ``[S, B, heads, D]``, and compare with the turning of complex numbers.
+
+    Pairs are i and i + R / 2, or neighbours if ``interleaved``. The gradient is turned back: a kernel that turns it
+    the same way as the values breaks it.
+    """
+    dtype, (shape, turned, interleaved, lay) = case.values
+    rope_of(subject, dtype, shape, turned, interleaved, lay=lay).hold(subject)
+
+
+def grouped_mm_of(subject: Subject, dtype: torch.dtype, splits: tuple[int, ...], **others: Any) -> Comparison:
+    """Compare ``grouped_mm`` of 8 numbers to 16."""
+    kernel = fused(subject, KernelName.GROUPED_MM, dtype)
+    weights = {f"weight of group {group}": drawn(16, 8, seed=group + 1) for group in range(len(splits))}
+    return Comparison(
+        lambda x, *weights: kernel(x, list(weights), list(splits)),
+        lambda x, *weights: reference_grouped_mm(x, weights, splits),
+        {"input": drawn(sum(splits), 8), **weights},
+        dtype,
+        **others,
+    )
+
+
+@rule(
+    "grouped-mm",
+    "kernels",
+    "grouped_mm multiplies each group of rows with its own matrix; a group without rows has a gradient of zeros.",
+    needs=(Feature.MIXTURE_OF_EXPERTS,),
+    cases=in_dtypes(
+        [
+            *(
+                (f"groups of {splits}", (splits, LAYINGS[0][1]), ())
+                for splits in ((1,), (2, 3), (2, 0, 3), (0, 0, 4), (0, 0), (33, 1, 0, 130))
+            ),
+            *((f"groups of (2, 0, 3), {name}", ((2, 0, 3), lay), ()) for name, lay in LAYINGS[1:]),
+        ]
+    ),
+)
+def grouped_mm(subject: Subject, case: Case) -> None:
+    """Multiply groups of rows, some of them empty, or all.
+
+    An expert that got no token has a gradient of zeros, not none: data-parallel ranks add them up. A kernel that leaves
+    it unwritten, or shifts the groups after an empty one, breaks it.
+    """
+    dtype, (splits, lay) = case.values
+    grouped_mm_of(subject, dtype, splits, lay=lay).hold(subject)
+
+
+RULES = (rms_norm, layer_norm, swiglu, rope, grouped_mm)

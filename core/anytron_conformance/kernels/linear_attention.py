@@ -1,0 +1,168 @@
+"""Rules of the two kernels of linear attention (Gated DeltaNet)."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from anytron.device.limits import Feature
+from anytron.kernels.contract import KernelName
+from anytron.kernels.oracles.gated_delta_rule import reference_causal_conv1d, reference_gated_delta_rule
+from anytron_conformance.kernels.comparison import Comparison
+from anytron_conformance.kernels.fused import LAYINGS, fused
+from anytron_conformance.kernels.numbers import drawn, in_dtypes
+from anytron_conformance.rules import Case, rule
+
+if TYPE_CHECKING:
+    from anytron_conformance.subject import Subject
+
+SCALE = 0.3
+"""Of the outputs of the gated delta rule."""
+DECAY = "decay"
+
+
+def _told(lengths: tuple[int, ...], rows: int, device: torch.device) -> Tensor | None:
+    """``cu_seqlens``, or None where the sequences are rows."""
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device) if rows == 1 else None
+
+
+def convolution_of(
+    subject: Subject,
+    dtype: torch.dtype,
+    lengths: tuple[int, ...],
+    *,
+    rows: int = 1,
+    rest: int = 0,
+    bias: bool = True,
+    silu: bool = True,
+    **others: Any,
+) -> Comparison:
+    """Compare ``causal_conv1d`` of 6 channels over 4 tokens.
+
+    Args:
+        subject: The platform.
+        dtype: Of the operands.
+        lengths: Of the sequences.
+        rows: 1 = they are packed; otherwise they are as many rows.
+        rest: Tokens after the last sequence.
+        bias: There is one.
+        silu: Applied to the results.
+        others: Fields of :class:`Comparison`.
+    """
+    kernel = fused(subject, KernelName.CAUSAL_CONV1D, dtype)
+    told = _told(lengths, rows, subject.device)
+    total = sum(lengths) + rest
+    operands = {"input": drawn(rows, total // rows, 6), "weight": drawn(6, 4, seed=1)}
+    if bias:
+        operands["bias"] = drawn(6, seed=2)
+    sequences = (*lengths, rest) if rest else lengths
+
+    def definition(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return reference_causal_conv1d(x.flatten(0, 1), weight, bias, lengths=sequences, silu=silu).view(x.shape)
+
+    return Comparison(
+        lambda x, weight, bias=None: kernel(x, weight, bias, silu, told), definition, operands, dtype, **others
+    )
+
+
+@rule(
+    "causal-conv1d",
+    "kernels",
+    "causal_conv1d sums the last tokens of a token's own sequence, each with its tap; before the first stand zeros.",
+    needs=(Feature.LINEAR_ATTENTION,),
+    cases=in_dtypes(
+        [
+            *(
+                (name, {"lengths": lengths, **settings}, ())
+                for name, lengths, settings in (
+                    ("one token", (1,), {}),
+                    ("lengths 2 5", (2, 5), {}),
+                    ("lengths 2 5, neither bias nor SiLU", (2, 5), {"bias": False, "silu": False}),
+                    ("lengths 3 0 1 6, 3 tokens after them", (3, 0, 1, 6), {"rest": 3}),
+                    ("3 rows of 7", (7, 7, 7), {"rows": 3}),
+                    ("2 rows of 2", (2, 2), {"rows": 2}),
+                )
+            ),
+            *((f"lengths 2 5, {name}", {"lengths": (2, 5), "lay": lay}, ()) for name, lay in LAYINGS[1:]),
+        ]
+    ),
+)
+def convolution(subject: Subject, case: Case) -> None:
+    """Convolve packed sequences and rows, shorter than the taps too, and compare with the sum over taps.
+
+    Packed sequences must not see their neighbours, forward or backward.
+    """
+    dtype, settings = case.values
+    convolution_of(subject, dtype, **settings).hold(subject)
+
+
+def delta_rule_of(
+    subject: Subject, dtype: torch.dtype, lengths: tuple[int, ...], *, rows: int = 1, rest: int = 0, **others: Any
+) -> Comparison:
+    """Compare ``gated_delta_rule`` of 2 heads; arguments as for :func:`convolution_of`."""
+    kernel = fused(subject, KernelName.GATED_DELTA_RULE, dtype)
+    told = _told(lengths, rows, subject.device)
+    total = sum(lengths) + rest
+    shape = (rows, total // rows, 2)
+    query, key = (torch.nn.functional.normalize(drawn(*shape, 16, seed=seed), dim=-1) for seed in (0, 1))
+    operands = {
+        "queries": query,
+        "keys": key,
+        "values": drawn(*shape, 8, seed=2),
+        DECAY: -drawn(*shape, seed=3).abs() / 4,
+        "strength": drawn(*shape, seed=4).sigmoid(),
+    }
+
+    def definition(*flat: Tensor) -> Tensor:
+        packed = (operand.flatten(0, 1) for operand in flat)
+        return reference_gated_delta_rule(*packed, lengths=lengths, scale=SCALE).view(*shape, 8)
+
+    outside = torch.zeros(rows, total // rows, dtype=torch.bool)
+    outside.view(-1)[sum(lengths) :] = True
+    return Comparison(
+        lambda q, k, v, g, beta: kernel(q, k, v, g, beta, SCALE, told),
+        definition,
+        operands,
+        dtype,
+        in_float32=(DECAY,),
+        empty=outside,
+        because="no sequence is",
+        **others,
+    )
+
+
+@rule(
+    "gated-delta-rule",
+    "kernels",
+    "gated_delta_rule is its recurrence, token by token, from a state of zeros for each sequence.",
+    needs=(Feature.LINEAR_ATTENTION,),
+    cases=in_dtypes(
+        [
+            *(
+                (name, {"lengths": lengths, **settings}, ())
+                for name, lengths, settings in (
+                    ("one token", (1,), {}),
+                    ("lengths 2 5", (2, 5), {}),
+                    ("lengths 3 0 1, 2 tokens after them", (3, 0, 1), {"rest": 2}),
+                    ("3 rows of 4", (4, 4, 4), {"rows": 3}),
+                    ("lengths 65 1 130", (65, 1, 130), {}),
+                )
+            ),
+            *((f"lengths 2 5, {name}", {"lengths": (2, 5), "lay": lay}, ()) for name, lay in LAYINGS[1:]),
+        ]
+    ),
+)
+def delta_rule(subject: Subject, case: Case) -> None:
+    """Run sequences that are shorter and longer than a chunk, and compare with the recurrence in float64.
+
+    All five operands have gradients; the decay is float32 whatever the others are. Tokens after the last sequence give
+    0 and get none.
+    """
+    dtype, settings = case.values
+    delta_rule_of(subject, dtype, **settings).hold(subject)
+
+
+RULES = (convolution, delta_rule)

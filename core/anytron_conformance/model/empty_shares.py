@@ -1,0 +1,178 @@
+"""The rule of level ``model`` about ranks that have nothing to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import load_file
+
+from anytron.device.limits import Feature
+from anytron.proof.verification.empty_shares import TOGETHER, compute_share, empty_shares, mini_batch_of
+from anytron.proof.verification.gradient_differences import compare_gradients
+from anytron.proof.verification.hugging_face import LOSS
+from anytron.proof.verification.tied import tied_copies
+from anytron_conformance.model.observed import Observer, recorded_of
+from anytron_conformance.model.parts import SHOWN, gradients_shown, hold_values
+from anytron_conformance.model.prediction import model_with_modules
+from anytron_conformance.model.table import (
+    CONTEXT,
+    CONTEXT_OF_FOUR,
+    DEEPSEEK_V3,
+    EXPERT,
+    ONE,
+    PADDED_CONTEXT,
+    PIPELINE,
+    QWEN3,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+    QWEN3_VL,
+    REPLICAS,
+    TENSOR,
+    Family,
+    Layout,
+)
+from anytron_conformance.rules import Broken, Case, rule
+from anytron_conformance.training_ranks import START_S, hold, said
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from anytron.config.schema import RunConfig
+    from anytron.proof.verification.empty_shares import Computed, Share
+    from anytron.run.trainer.workers import TrainingWorkers
+    from anytron_conformance.subject import Subject
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What of a model is trained.
+
+    Attributes:
+        words: For people.
+        sections: Of the configuration.
+        needs: What a platform may declare not to do.
+        modules: The model has multi-token prediction modules.
+    """
+
+    words: str = ""
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)
+    needs: tuple[Feature, ...] = ()
+    modules: bool = False
+
+
+WHOLE = Trained()
+VISION_TOWER = Trained(", vision tower only", {"model": {"freeze": ["language_model", "aligner"]}})
+ONE_STAGE = Trained(
+    ", adapters on one stage", {"model": {"lora": {"rank": 4, "targets": ["linear_qkv"]}}}, (Feature.ADAPTERS,)
+)
+"""Of a Qwen3-Next of four layers the last one alone has such a layer: the first of two stages has nothing to train."""
+MODULES = Trained(
+    ", prediction modules",
+    {"engine": {"options": {"mtp_loss_coefficient": 1.0, "mtp_detach": False}}},
+    (Feature.MULTI_TOKEN_PREDICTION,),
+    modules=True,
+)
+MOST_CONTEXT = 4
+"""Context-parallel ranks of the kit's largest layout: sequences are short for them."""
+
+
+def _cases() -> list[Case]:
+    listed = (
+        (QWEN3, WHOLE, (ONE, CONTEXT, PADDED_CONTEXT, CONTEXT_OF_FOUR, TENSOR, PIPELINE, REPLICAS)),
+        (QWEN3_MOE, WHOLE, (ONE, EXPERT)),
+        (QWEN3_NEXT, WHOLE, (CONTEXT,)),
+        (QWEN3_NEXT, ONE_STAGE, (PIPELINE,)),
+        (DEEPSEEK_V3, MODULES, (ONE, CONTEXT, PIPELINE, EXPERT)),
+        (QWEN3_VL, WHOLE, (REPLICAS, CONTEXT)),
+        (QWEN3_VL, VISION_TOWER, (REPLICAS,)),
+    )
+    every = [(family, trained, layout) for family, trained, layouts in listed for layout in layouts]
+    return [
+        Case(
+            f"{family.title}{trained.words}, {layout.name}",
+            (family, layout, trained),
+            size,
+            (*family.needs, *layout.needs, *trained.needs),
+        )
+        for size, (family, trained, layout) in enumerate(every)
+    ]
+
+
+@rule(
+    "empty-shares",
+    "model",
+    "Ranks with nothing to do take part: scores, gradients, updates and exports are those of one rank.",
+    cases=_cases(),
+    limit_s=START_S,
+)
+def with_empty_shares(subject: Subject, case: Case) -> None:
+    """Score, differentiate, update and export where some rank, stage, replica or expert has nothing to do.
+
+    Sequences of one token and more, of fewer than there are context-parallel ranks, one in each micro-batch and all in
+    one pack; a replica that runs fillers only, or has no image; experts without tokens; prediction modules without
+    targets; a pipeline stage without trainable weights. One rank computes the same in one pack. A rank that leaves out
+    what has no work leaves the collectives there as well, and the others wait for it: the rule then fails by its time.
+    """
+    family, layout, trained = case.values
+    observer = Observer.of(subject)
+    expected = observer.once(
+        ("shares in one pack", family, trained), lambda: _computed(observer, family, trained, ONE, TOGETHER)
+    )
+    found = _computed(observer, family, trained, layout)
+    for name, computed in found.shares.items():
+        right = expected.shares[name]
+        hold_values(f"Log-probs are not those of one rank: {name}.", computed.log_probs, right.log_probs, found.dtype)
+        _hold(f"Gradients are not those of one rank: {name}.", computed.gradients, right.gradients, found.dtype)
+    _hold("An update does not move weights as one rank does.", found.moved, expected.moved, found.dtype)
+
+
+def _hold(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: str) -> None:
+    if not any(gradient.any() for gradient in expected.values()):
+        moving = [name for name, gradient in found.items() if gradient.any()]
+        if moving:
+            raise Broken(what, f"one rank's are 0, and {len(moving)} are not, first {moving[0]}")
+        return
+    unknown = found.keys() - expected.keys() - tied_copies(found, expected)
+    reasons = {f"unknown to one rank ({', '.join(sorted(unknown))})": len(unknown)}
+    hold(
+        compare_gradients("", found, expected, dtype=dtype, skipped=reasons, what="parameters", whose="one rank's"),
+        what,
+    )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a layout computes of shares, by their names, and the gradients that an update on the first of them shows."""
+
+    dtype: str
+    shares: dict[str, Computed]
+    moved: dict[str, Tensor]
+
+
+def _computed(
+    observer: Observer, family: Family, trained: Trained, layout: Layout, max_tokens: int | None = None
+) -> _Outcome:
+    """Let a layout compute; ``max_tokens`` is another limit than that of each share."""
+    sections = {**trained.sections, "optimizer": dict(SHOWN)}
+    model = model_with_modules(observer, family) if trained.modules else None
+    config, trainer = observer.build(family, layout, sections, model)
+    shares = [
+        replace(one, max_tokens=max_tokens or one.max_tokens) for one in empty_shares(recorded_of(family), MOST_CONTEXT)
+    ]
+    with said():
+        computed = {one.name: compute_share(one, trainer, config, observer.output) for one in shares}
+        return _Outcome(config.model.dtype, computed, _moved(shares[0], trainer, config, observer.output))
+
+
+def _moved(share: Share, trainer: TrainingWorkers, config: RunConfig, directory: Path) -> dict[str, Tensor]:
+    """Do an update, and give what it shows; the weights are others afterwards."""
+    batch, _, plan = mini_batch_of(share, trainer, config)
+    before, after = directory / "before.safetensors", directory / "after.safetensors"
+    trainer.export_weights(str(before))
+    trainer.update(batch, plan, LOSS)
+    trainer.export_weights(str(after))
+    return gradients_shown(load_file(before), load_file(after))

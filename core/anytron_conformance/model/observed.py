@@ -1,0 +1,216 @@
+"""What the training engine computes of tiny models on the platform under test, and what transformers does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+import torch
+
+from anytron.proof.verification.gradients import computed_gradients
+from anytron.proof.verification.hugging_face import expected_gradients, expected_logits
+from anytron.proof.verification.observation import OTHER_TEMPERATURE, first_sequences, observe_forward, plan_of
+from anytron_conformance.recorded import recorded, recorded_images
+from anytron_conformance.rules import Broken
+from anytron_conformance.tiny_models import write_tiny_model
+from anytron_conformance.training_ranks import TrainingRanks, said, usual_format
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from anytron.config.schema import RunConfig
+    from anytron.proof.verification.observation import Forward
+    from anytron.run.trainer.workers import TrainingWorkers
+    from anytron.sequences.batch import RaggedBatch
+    from anytron_conformance.model.table import Family, Layout
+    from anytron_conformance.subject import Subject
+
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What transformers computes, float32 on the host, with weights rounded to the dtype of the run.
+
+    Attributes:
+        batch: Recorded trajectories.
+        logits: float32 ``[T', V]`` of the first sequences.
+        gradients: float32, of the loss of all sequences, by the weights' names in files.
+    """
+
+    batch: RaggedBatch
+    logits: Tensor
+    gradients: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, model: Path, batch: RaggedBatch, dtype: torch.dtype) -> Truth:
+        """Compute it."""
+        expected = expected_gradients(model, None, dtype, replace(batch, temperature=OTHER_TEMPERATURE))
+        return cls(expected.batch, expected_logits(model, dtype, first_sequences(batch)), expected.gradients)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an engine computes of a model in a layout. What it could not is a :class:`Broken`.
+
+    Attributes:
+        config: The engine's.
+        truth: What it should be.
+    """
+
+    config: RunConfig
+    truth: Truth
+    _forward: Forward | Broken
+    _gradients: dict[str, Tensor] | Broken
+
+    @property
+    def dtype(self) -> str:
+        """``model.dtype``."""
+        return str(self.config.model.dtype)
+
+    @property
+    def forward(self) -> Forward:
+        """Logits of the first sequences; log-probs and entropies of all at two temperatures."""
+        if isinstance(self._forward, Broken):
+            raise self._forward
+        return self._forward
+
+    @property
+    def gradients(self) -> dict[str, Tensor]:
+        """float32, by the weights' names in files."""
+        if isinstance(self._gradients, Broken):
+            raise self._gradients
+        return self._gradients
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing."""
+        return not isinstance(self._forward, Broken) and not isinstance(self._gradients, Broken)
+
+
+class Built(NamedTuple):
+    """An engine.
+
+    Attributes:
+        config: Its configuration.
+        trainer: Its ranks.
+    """
+
+    config: RunConfig
+    trainer: TrainingWorkers
+
+
+class Observer:
+    """Lets engines compute what several rules read, once.
+
+    Args:
+        subject: The platform.
+
+    Attributes:
+        output: A directory for files.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._format = usual_format(subject)
+        self.output = subject.scratch / "model"
+        self.output.mkdir(exist_ok=True)
+        self._ranks = TrainingRanks(subject.source, self.output)
+        self._models: dict[Family, Path] = {}
+        self._truths: dict[tuple[Family, str], Truth] = {}
+        self._seen: dict[tuple[Family, Layout], Seen] = {}
+        self._kept: dict[Hashable, Any] = {}
+
+    @classmethod
+    def of(cls, subject: Subject) -> Observer:
+        """The one of a subject."""
+        return subject.keep("observer of models", lambda: cls(subject))
+
+    def see(self, family: Family, layout: Layout) -> Seen:
+        """Let the engine of a family in a layout compute.
+
+        Raises:
+            Inapplicable: The plugins refuse it, or there are not enough devices.
+        """
+        if (family, layout) not in self._seen:
+            config = self._configured(family, layout, {}, self.model(family))
+            truth = self._truth(family, config.model.dtype)
+            self._seen[family, layout] = self._computed(config, truth)
+        return self._seen[family, layout]
+
+    def build(
+        self,
+        family: Family,
+        layout: Layout,
+        more: Mapping[str, dict[str, Any]] | None = None,
+        model: Path | None = None,
+    ) -> Built:
+        """Build the engine of a family in a layout.
+
+        Args:
+            family: The model.
+            layout: Its layout.
+            more: Sections of the configuration, merged into the layout's.
+            model: Directory of the model if it is not the family's as it is.
+
+        Raises:
+            Inapplicable: The plugins refuse it, or there are not enough devices.
+            Broken: It cannot be built.
+        """
+        config = self._configured(family, layout, more or {}, model or self.model(family))
+        return Built(config, self._ranks.build(config))
+
+    def once(self, what: Hashable, compute: Callable[[], Kept]) -> Kept:
+        """Compute what several cases need when the first asks."""
+        if what not in self._kept:
+            self._kept[what] = compute()
+        return cast("Kept", self._kept[what])
+
+    def model(self, family: Family) -> Path:
+        """Directory of a family's tiny model."""
+        if family not in self._models:
+            directory = self.output / f"model-{len(self._models)}"
+            self._models[family] = write_tiny_model(family.name, directory, **dict(family.changes))
+        return self._models[family]
+
+    def close(self) -> None:
+        """End the engines."""
+        self._ranks.close()
+
+    def _configured(self, family: Family, layout: Layout, more: Mapping[str, dict[str, Any]], model: Path) -> RunConfig:
+        # About three micro-batches, of several sequences each.
+        most = recorded_of(family).num_tokens // 3 + 3
+        sections: dict[str, dict[str, Any]] = {
+            "engine": {"sequence_format": self._format, "max_tokens_per_micro_batch": most}
+        }
+        for given in (layout.sections, more):
+            for name, section in given.items():
+                sections[name] = {**sections.get(name, {}), **section}
+        return self._ranks.config(model, sections)
+
+    def _computed(self, config: RunConfig, truth: Truth) -> Seen:
+        try:
+            trainer = self._ranks.build(config)
+            with said():
+                forward = observe_forward(trainer, config, truth.batch)
+        except Broken as broken:
+            return Seen(config, truth, broken, broken)
+        try:
+            with said():
+                plan = plan_of(trainer, config)
+                return Seen(config, truth, forward, computed_gradients(trainer, plan, truth.batch, self.output)[0])
+        except Broken as broken:
+            return Seen(config, truth, forward, broken)
+
+    def _truth(self, family: Family, dtype: str) -> Truth:
+        if (family, dtype) not in self._truths:
+            truth = Truth.of(self.model(family), recorded_of(family), getattr(torch, dtype))
+            self._truths[family, dtype] = truth
+        return self._truths[family, dtype]
+
+
+def recorded_of(family: Family) -> RaggedBatch:
+    """The trajectories with which a family is checked."""
+    return recorded_images() if family.takes_images else recorded()

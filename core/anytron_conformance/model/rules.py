@@ -1,0 +1,236 @@
+"""The rules of level ``model``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron.proof.checks import Inapplicable
+from anytron.proof.verification.comparisons import compare_logits, compare_token_outputs, largest
+from anytron.proof.verification.gradient_differences import compare_gradients
+from anytron.proof.verification.observation import first_sequences
+from anytron.proof.verification.report import measured
+from anytron.proof.verification.tied import tied_copies
+from anytron.proof.verification.tolerances import tolerance
+from anytron_conformance.model.observed import Observer, Seen
+from anytron_conformance.model.table import (
+    ARRANGED,
+    CONTEXT,
+    DEEPSEEK_V3,
+    DENSE_DEEPSEEK_V3,
+    EVERY_HEAD,
+    EXPERT,
+    FAMILIES,
+    HALF,
+    INTERLEAVED,
+    MIXTURES,
+    ONE,
+    ONE_HEAD,
+    PADDED,
+    PADDED_CONTEXT,
+    PIPELINE,
+    QWEN3,
+    QWEN3_5,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+    QWEN3_VL,
+    SPLIT_EXPERTS,
+    TENSOR,
+    TENSOR_EXPERT,
+    cases,
+)
+from anytron_conformance.rules import rule
+from anytron_conformance.training_ranks import START_S, hold
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from anytron_conformance.rules import Case
+    from anytron_conformance.subject import Subject
+
+ONE_RANK = (*cases(ONE, *FAMILIES, EVERY_HEAD, ONE_HEAD), *cases(HALF, QWEN3, DENSE_DEEPSEEK_V3, QWEN3_5, QWEN3_VL))
+
+
+@rule(
+    "model-logits",
+    "model",
+    "A model's logits are those of transformers.",
+    cases=ONE_RANK,
+    limit_s=START_S,
+)
+def model_logits(subject: Subject, case: Case) -> None:
+    """Compute whole logits of four sequences in the training engine, with the platform's kernels, masks and layout.
+
+    transformers computes them on the host, one sequence after another; their log-softmax must agree. It breaks with
+    attention (packs that see each other, a wrong scale, wrong key heads), norms (eps), positions, and hooks that change
+    the micro-batch. Level ``kernels`` tells which kernel it is.
+    """
+    seen = _see(subject, case)
+    result = compare_logits("", seen.dtype, seen.truth.logits, seen.forward.logits)
+    hold(result, "The logits are not those of transformers.")
+
+
+@rule(
+    "model-log-probs",
+    "model",
+    "Log-probs and entropies of a response are those that the logits of transformers give, at any temperature.",
+    cases=ONE_RANK,
+    limit_s=START_S,
+)
+def model_log_probs(subject: Subject, case: Case) -> None:
+    """Score the same sequences at the temperatures 1 and 0.7, as a training step does.
+
+    It breaks with the log-prob kernel (temperature, entropy, padded vocabulary), and with ``postprocess_output`` that
+    returns values in another order.
+    """
+    seen = _see(subject, case)
+    first = first_sequences(seen.truth.batch)
+    result = compare_token_outputs("", seen.dtype, seen.truth.logits, first, seen.forward.by_temperature)
+    hold(result, "Log-probs or entropies are not those that the logits of transformers give.")
+
+
+@rule(
+    "model-gradients",
+    "model",
+    "The gradient of every parameter is that of transformers.",
+    cases=ONE_RANK,
+    limit_s=START_S,
+)
+def model_gradients(subject: Subject, case: Case) -> None:
+    """Do the passes of an update on eight sequences at temperature 0.7, with a loss that has all of its terms.
+
+    transformers computes the same loss, whose old log-probs lie on both sides of the clip bounds. Every parameter must
+    have a gradient. It breaks with the backward pass of a kernel; the difference names the parameter that comes first
+    on the way back from the loss, and the kernel to look at.
+    """
+    seen = _see(subject, case)
+    _compare_gradients(seen.gradients, seen.truth.gradients, seen.dtype, "transformers'")
+
+
+@rule(
+    "packed-equals-padded",
+    "model",
+    "Padded rows (bshd) give the same log-probs, entropies and gradients as packed sequences (thd).",
+    cases=tuple(cases(PADDED, *ARRANGED)),
+    limit_s=START_S,
+)
+def packed_equals_padded(subject: Subject, case: Case) -> None:
+    """Compute the same in both formats on one rank.
+
+    It breaks where a kernel lets padding or a neighbour in the pack be seen, and where the mask of one format says
+    something else than that of the other.
+    """
+    _compare_with_one_rank(subject, case, "Padded rows do not give what packed sequences give.")
+
+
+@rule(
+    "tensor-parallel",
+    "model",
+    "Two tensor-parallel ranks give the same log-probs, entropies and gradients as one.",
+    cases=tuple(cases(TENSOR, *ARRANGED)),
+    limit_s=START_S,
+)
+def tensor_parallel(subject: Subject, case: Case) -> None:
+    """Split every layer over two ranks, activations outside of attention and MLP too (sequence parallelism).
+
+    It breaks with collectives (a sum that averages, or forgets a rank), and with a log-prob kernel that takes its part
+    of the vocabulary for the whole.
+    """
+    _compare_with_one_rank(subject, case, "Two tensor-parallel ranks do not give what one gives.")
+
+
+@rule(
+    "pipeline-parallel",
+    "model",
+    "Two pipeline stages give the same log-probs, entropies and gradients as one.",
+    cases=(*cases(PIPELINE, *ARRANGED), *cases(INTERLEAVED, QWEN3, QWEN3_MOE, DEEPSEEK_V3)),
+    limit_s=START_S,
+)
+def pipeline_parallel(subject: Subject, case: Case) -> None:
+    """Split the layers over two ranks, which send each other activations and their gradients.
+
+    Also in an interleaved schedule, with two pieces of the model on each rank (PP2 x VPP2).
+    It breaks with point-to-point communication that does not wait, and with hooks that keep state of one micro-batch,
+    or of one piece of the model, while several are under way.
+    """
+    _compare_with_one_rank(subject, case, "Two pipeline stages do not give what one gives.")
+
+
+@rule(
+    "context-parallel",
+    "model",
+    "Two context-parallel ranks give the same log-probs, entropies and gradients as one.",
+    cases=(*cases(CONTEXT, *ARRANGED), *cases(PADDED_CONTEXT, QWEN3, DEEPSEEK_V3, QWEN3_NEXT, QWEN3_VL)),
+    limit_s=START_S,
+)
+def context_parallel(subject: Subject, case: Case) -> None:
+    """Split every sequence over two ranks.
+
+    It breaks with attention kernels that take a part of a sequence for the whole: queries stand at the end of the keys
+    that they may see.
+    """
+    _compare_with_one_rank(subject, case, "Two context-parallel ranks do not give what one gives.")
+
+
+@rule(
+    "expert-parallel",
+    "model",
+    "Two expert-parallel ranks give the same log-probs, entropies and gradients as one.",
+    cases=(*cases(EXPERT, *MIXTURES), *cases(TENSOR_EXPERT, *MIXTURES), *cases(SPLIT_EXPERTS, QWEN3_MOE)),
+    limit_s=START_S,
+)
+def expert_parallel(subject: Subject, case: Case) -> None:
+    """Share the experts of each layer between two data-parallel ranks, which exchange tokens.
+
+    Also between two tensor-parallel ranks, each with whole experts (TP2, EP2), and over four ranks, of which two share
+    each expert (DP2, TP2, EP2, ETP2).
+    It breaks with all-to-all collectives of unequal parts, and with kernels for the permutation of tokens or for
+    grouped products.
+    """
+    _compare_with_one_rank(subject, case, "Two expert-parallel ranks do not give what one gives.")
+
+
+def _see(subject: Subject, case: Case) -> Seen:
+    family, layout = case.values
+    return Observer.of(subject).see(family, layout)
+
+
+def _compare_with_one_rank(subject: Subject, case: Case, what: str) -> None:
+    """Compare a layout with one rank.
+
+    Raises:
+        Broken: They differ.
+        Inapplicable: One rank cannot compute, which other rules say.
+    """
+    one, seen = Observer.of(subject).see(case.values[0], ONE), _see(subject, case)
+    if not one.is_whole:
+        raise Inapplicable("there is nothing to compare with: one rank does not compute it, see model-gradients")
+    differences, limit = {}, 0.0
+    for temperature, outputs in seen.forward.by_temperature.items():
+        for name, values in vars(one.forward.by_temperature[temperature]).items():
+            if name in ("log_probs", "entropy"):
+                differences[f"{name} at {temperature:g}"] = largest(getattr(outputs, name) - values)
+                limit = max(limit, tolerance(seen.dtype, values))
+    worst = max(differences.values())
+    hold(measured("", worst, limit, ", ".join(f"{name} {value:.2g}" for name, value in differences.items())), what)
+    _compare_gradients(seen.gradients, one.gradients, seen.dtype, "one rank's")
+
+
+def _compare_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: str, whose: str) -> None:
+    unknown = found.keys() - expected.keys() - tied_copies(found, expected)
+    reasons = {f"unknown to the model ({', '.join(sorted(unknown))})": len(unknown)}
+    result = compare_gradients("", found, expected, dtype=dtype, skipped=reasons, what="parameters", whose=whose)
+    hold(result, f"Gradients are not {whose}.")
+
+
+RULES = (
+    model_logits,
+    model_log_probs,
+    model_gradients,
+    packed_equals_padded,
+    tensor_parallel,
+    pipeline_parallel,
+    context_parallel,
+    expert_parallel,
+)

@@ -1,0 +1,131 @@
+"""What a rule is: one sentence of the contract, the cases in which it is checked, and the function that checks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from anytron.base.results import Result
+from anytron.proof.checks import Check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from anytron.base.results import Status
+    from anytron.device.limits import Feature
+    from anytron_conformance.subject import Subject
+
+Level = Literal["device", "sequences", "kernels", "model", "training"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+"""From what everything else stands on to what it is for; a later level means little while an earlier one fails."""
+
+PAGE = "docs/reference/conformance.md"
+"""Has a section for each rule, named as the rule; the wheel does not have it, and the source distribution does."""
+TITLE = "The rules of conformance"
+"""Of that page, as the menu of the documentation's site shows it too."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One situation in which a rule is checked.
+
+    Attributes:
+        name: Tells it from the rule's other cases, in words for people: ``thd, lengths 1 2, aligned to 8``.
+        values: What the check needs to know of it; the rule's own business.
+        size: Cases are made in order of it, so that the one that is shown is the smallest that fails.
+        needs: What a platform may declare not to do and this case asks for.
+    """
+
+    name: str = ""
+    values: Any = None
+    size: int = 0
+    needs: tuple[Feature, ...] = ()
+
+
+class Broken(Exception):  # noqa: N818 - what happened, not an error of ours
+    """The platform breaks the rule in the case at hand. A check raises it; the kit adds the case.
+
+    Args:
+        what: What was found, a sentence for the platform's author: ``Restoring the state drew other numbers.``
+        difference: How far off it is, and what is allowed: ``largest difference 0.3 at [0, 2], allowed 1e-05``.
+    """
+
+    def __init__(self, what: str, difference: str = "") -> None:
+        self.what = what
+        self.difference = difference
+        super().__init__(f"{what} {difference}".rstrip())
+
+
+@dataclass(frozen=True)
+class Rule(Check):
+    """A rule of the contract between platforms and everything else.
+
+    Attributes:
+        name: Its level, a dot, and lower-case words with hyphens, the :attr:`title`.
+        function: Is called with the subject and a case. Returns if the platform keeps the rule, and raises
+            :class:`Broken` if not, or :class:`~anytron.proof.checks.Inapplicable` if this machine cannot make the case,
+            such as two ranks on one device; whatever else it raises is a failure as well. Its docstring says what is
+            done to find out, and what usually breaks it.
+        contract: What a platform must do, in one sentence.
+        cases: The cases, or a function of the subject that makes them.
+        needs: What a platform may declare not to do and the whole rule asks for.
+        limit_s: Seconds after which the check is taken for hanging, and its process is killed.
+    """
+
+    contract: str = ""
+    cases: tuple[Case, ...] | Callable[[Subject], Iterable[Case]] = (Case(),)
+    needs: tuple[Feature, ...] = ()
+    limit_s: float = field(default=60.0, compare=False)
+
+    @property
+    def level(self) -> Level:
+        """Its level."""
+        return cast("Level", self.name.partition(".")[0])
+
+    @property
+    def title(self) -> str:
+        """Its name without the level, unique in the kit; also the anchor in the documentation."""
+        return self.name.partition(".")[2]
+
+    def result(self, status: Status, detail: str = "", **found: Any) -> Result:
+        """Make a result, which says what the rule is and where the documentation explains it."""
+        page = f"the page '{TITLE}', section {self.title} ({PAGE}#{self.title} in the source distribution of anytron)"
+        notes = {**found.pop("notes", {}), "contract": self.contract, "docs": page}
+        return Result(self.name, status, detail, notes=notes, **found)
+
+    def failed(self, what: str, difference: str = "", **found: Any) -> Result:
+        """Make the result of a rule that is broken, or could not be checked."""
+        told = " ".join(self.help.replace("``", "`").split())
+        return self.result("failed", what, notes={"difference": difference, "checked": told}, **found)
+
+    def cases_for(self, subject: Subject) -> list[Case]:
+        """The cases, from small to large."""
+        found = self.cases(subject) if callable(self.cases) else self.cases
+        return sorted(found, key=lambda case: case.size)
+
+
+def rule(
+    name: str,
+    level: Level,
+    contract: str,
+    *,
+    cases: Iterable[Case] | Callable[[Subject], Iterable[Case]] = (Case(),),
+    needs: Iterable[Feature] = (),
+    limit_s: float = 60.0,
+) -> Callable[[Callable[[Subject, Case], None]], Rule]:
+    """Make a rule of the function that checks it; its docstring goes into the documentation.
+
+    A level's package lists its rules in ``RULES``, in the order in which they are made.
+    """
+
+    def make(check: Callable[[Subject, Case], None]) -> Rule:
+        return Rule(
+            f"{level}.{name}",
+            check,
+            contract=contract,
+            cases=cases if callable(cases) else tuple(cases),
+            needs=tuple(needs),
+            limit_s=limit_s,
+        )
+
+    return make

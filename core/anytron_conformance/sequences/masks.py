@@ -1,0 +1,145 @@
+"""Masks, judged by what the platform's kernel makes of them and, where they can be read, by reading them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.base.traits import ModelTraits
+from anytron.kernels.oracles.influence import influence
+from anytron.kernels.oracles.masks import PADDING, defined_pairs, read_transformer_engine, wrong_companion
+from anytron.proof.checks import Inapplicable
+from anytron.sequences.layout import ContextShard
+from anytron.sequences.masks import MaskRequest
+from anytron_conformance.micro_batches import Scene, micro_batch, planned_layout, scenes
+from anytron_conformance.rules import Broken, rule
+from anytron_conformance.sequences.attention import attention_of, operands
+
+if TYPE_CHECKING:
+    from anytron.sequences.masks import Pair
+    from anytron_conformance.rules import Case
+    from anytron_conformance.subject import Subject
+
+CAUSAL, EVERYWHERE, WINDOW = ModelTraits(), ModelTraits(causal=False), ModelTraits(window=(1, 0))
+TRAITS = (CAUSAL, EVERYWHERE, WINDOW)
+LENGTHS = ((1,), (2,), (1, 2), (3, 1, 2), (5, 1, 9, 3))
+NEUTRAL_WORDS = ("no_mask", "causal", "padding", "padding_causal", "arbitrary")
+
+
+@rule(
+    "mask-by-influence",
+    "sequences",
+    "A token's output is moved by the tokens that the definition lets it see, and by no other.",
+    cases=[scene.case for scene in scenes(LENGTHS, TRAITS)],
+)
+def mask_by_influence(subject: Subject, case: Case) -> None:
+    """One key and its value after the other are changed, and the outputs that move are compared with the definition.
+
+    The kernel gets the mode and the tensor that the engine would hand it, in the scope of the micro-batch, so no mode
+    has to be known by name. Polarity, causality, windows, sequences that see each other and padding show here.
+    """
+    scene: Scene = case.values
+    batch = micro_batch(subject, scene)
+    attend, layout = attention_of(subject, batch, scene.traits), batch.layout
+    found = influence(attend, operands(scene.total), layout, subject.device)
+    _compare(found, scene, f"in mode '{batch.mask.kernel_mode}' of plugin '{batch.mask.plugin}'")
+
+
+@rule(
+    "mask-is-read",
+    "sequences",
+    "A mask lets the pairs of the definition through where it is read as its kernel's documentation says.",
+    cases=[scene.case for scene in scenes(LENGTHS, TRAITS, ((1, 1), (1, 2)))],
+)
+def mask_is_read(subject: Subject, case: Case) -> None:
+    """The layouts of all context-parallel ranks and the mask are read pair by pair.
+
+    The reader is the mask's own, or that of Transformer Engine for its words. A mode that only the platform's own
+    kernel knows is judged by influence alone.
+    """
+    scene: Scene = case.values
+    shards = [ContextShard(scene.context, rank) for rank in range(scene.context)]
+    layouts = [planned_layout(subject, scene, shard).to(subject.device) for shard in shards]
+    if scene.context > 1 and scene.format == "bshd" and not scene.traits.causal:
+        raise Inapplicable("nothing tells a ring of padded rows which tokens are padding")
+    mask = subject.hooks.build_attn_mask(
+        MaskRequest(scene.format, scene.traits, scene.sizes, scene.accepted, layouts[0])
+    )
+    if mask.reader is None and mask.kernel_mode not in NEUTRAL_WORDS:
+        raise Inapplicable(f"the mode '{mask.kernel_mode}' has no reader: influence judges it")
+    try:
+        found = (mask.reader or read_transformer_engine)(mask, layouts, scene.traits)
+    except ValueError as error:
+        raise Broken("The kernel refuses the mask.", str(error)) from error
+    _compare(found, scene, f"read in mode '{mask.kernel_mode}' of plugin '{mask.plugin}'")
+
+
+@rule(
+    "mask-companions",
+    "sequences",
+    "padding_mask marks the padding of this rank, linear_attn_mask the real tokens of all of them.",
+    cases=[
+        scene.case
+        for scene in scenes(LENGTHS, (ModelTraits(mixture_of_experts=True), ModelTraits(linear_attention=True)))
+    ],
+)
+def mask_companions(subject: Subject, case: Case) -> None:
+    """The maps are compared with the layout. True is MASKED in the first, KEEP in the second.
+
+    Padding that is routed takes an expert's place; padding that enters a recurrent state stays in it.
+    """
+    scene: Scene = case.values
+    batch = micro_batch(subject, scene)
+    wrong = wrong_companion(batch.mask, batch.layout, scene.traits)
+    if wrong:
+        maps = batch.mask.padding_mask, batch.mask.linear_attn_mask
+        raise Broken(wrong, ", ".join(str(one.tolist()) for one in maps if one is not None))
+
+
+@rule(
+    "padding-without-influence",
+    "sequences",
+    "What stands in padding moves no output of a real token and no gradient, even NaN in packed sequences.",
+    cases=[scene.case for scene in scenes(LENGTHS, (CAUSAL, WINDOW))],
+)
+def padding_without_influence(subject: Subject, case: Case) -> None:
+    """The same tokens with 0 in padding, and with NaN (thd) or a large number (bshd), give the same to the last bit.
+
+    Engines leave in padding what was in memory.
+    """
+    scene: Scene = case.values
+    batch = micro_batch(subject, scene)
+    attend, layout = attention_of(subject, batch, scene.traits), batch.layout
+    results = []
+    for filling in (0.0, float("nan") if scene.format == "thd" else 1e4):
+        leaves = [operand.to(subject.device).requires_grad_() for operand in operands(scene.total)]
+        output = layout.unpack(attend(*(layout.pack(leaf, filling) for leaf in leaves)))
+        if not output.requires_grad:
+            raise Broken("The output of attention has no gradient.")
+        gradients = torch.autograd.grad(output.square().sum(), leaves, allow_unused=True)
+        results.append([output.detach(), *gradients])
+    names = ("output", "gradient of the queries", "gradient of the keys", "gradient of the values")
+    for name, clean, poisoned in zip(names, *results, strict=True):
+        if clean is None or poisoned is None:
+            raise Broken(f"The {name} is missing.")
+        if not torch.allclose(clean, poisoned, rtol=1e-5, atol=1e-6):
+            off = (clean - poisoned).abs().nan_to_num(float("inf")).max()
+            raise Broken(f"The {name} depends on what stands in padding.", f"largest difference {float(off):.3g}")
+
+
+def _compare(found: set[Pair], scene: Scene, how: str) -> None:
+    expected = defined_pairs(scene.lengths, scene.traits)
+    if found == expected:
+        return
+    query, key = min(found ^ expected)
+    other = "padding" if key == PADDING else f"token {key}"
+    seen = "sees" if (query, key) in found else "does not see"
+    raise Broken(
+        f"Token {query} {seen} {other}, {how}.",
+        f"{len(found ^ expected)} wrong pairs of tokens; sequences begin at tokens {_starts(scene)}",
+    )
+
+
+def _starts(scene: Scene) -> str:
+    return ", ".join(str(sum(scene.lengths[:place])) for place in range(len(scene.lengths)))

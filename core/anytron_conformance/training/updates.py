@@ -1,0 +1,249 @@
+"""Rules of level ``training`` about updates of recorded trajectories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anytron.device.limits import Feature
+from anytron.proof.checks import Inapplicable
+from anytron.proof.verification.comparisons import largest
+from anytron.proof.verification.gradient_differences import SMALL, compare_gradients
+from anytron.proof.verification.gradients import computed_gradients
+from anytron.proof.verification.hugging_face import LOSS
+from anytron.proof.verification.observation import plan_of
+from anytron.proof.verification.report import measured
+from anytron.proof.verification.tolerances import FACTORS, tolerance
+from anytron_conformance.rules import Broken, Case, rule
+from anytron_conformance.training.recording import (
+    ADAM,
+    HALF,
+    SGD,
+    Recording,
+    exported,
+    follow,
+    mini_batches,
+    moves,
+    record,
+    with_micro_batches,
+)
+from anytron_conformance.training_ranks import START_S, TrainingRanks, hold, said, usual_format
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from anytron.config.schema import RunConfig
+    from anytron_conformance.subject import Subject
+
+ADAM_FACTOR = 100.0
+"""Adam divides by the size of the gradient, which magnifies rounding."""
+ROUNDINGS = 4
+"""Of a weight in float32: each of three updates rounds it by half of one, here and on the platform cpu."""
+ADAPTERS: dict[str, dict[str, Any]] = {**ADAM, "model": {"lora": {"rank": 4, "dropout": 0.5}}}
+
+
+class Repetition:
+    """The recording of a subject, and the ranks that repeat it.
+
+    Args:
+        subject: The platform.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.output = subject.scratch / "training"
+        self.output.mkdir(exist_ok=True)
+        self.recording: Recording = record(self.output / "cpu")
+        subject.source.open()  # its packages were hidden meanwhile
+        self.ranks = TrainingRanks(subject.source, self.output)
+        self._format = usual_format(subject)
+
+    @classmethod
+    def of(cls, subject: Subject) -> Repetition:
+        """The one of a subject."""
+        return subject.keep("repetition", lambda: cls(subject))
+
+    def config(self, changes: Mapping[str, dict[str, Any]]) -> RunConfig:
+        """Configure the platform's ranks.
+
+        Raises:
+            Inapplicable: The plugins refuse it, or there are not enough devices.
+        """
+        sections = with_micro_batches(changes)
+        sections["engine"].setdefault("sequence_format", self._format)
+        return self.ranks.config(self.recording.model, sections)
+
+    def close(self) -> None:
+        """End the ranks."""
+        self.ranks.close()
+
+
+def _case(
+    size: int, course: str, layout: str, changes: Mapping[str, dict[str, Any]], *needs: Feature, **parallel: int
+) -> Case:
+    return Case(f"{course}, {layout}", (course, {**changes, "parallel": parallel}), size, needs)
+
+
+@rule(
+    "recorded-updates",
+    "training",
+    "Updates on recorded trajectories have the losses and gradient norms, and leave the weights, of the platform cpu.",
+    cases=(
+        _case(0, "SGD", "one rank", SGD),
+        _case(1, "Adam", "one rank", ADAM),
+        _case(2, "bfloat16", "one rank", HALF, Feature.BFLOAT16),
+        _case(3, "SGD", "TP2", SGD, Feature.TENSOR_PARALLEL, tensor_model_parallel_size=2),
+        _case(4, "Adam", "DP2", ADAM, data_parallel_size=2),
+    ),
+    limit_s=START_S,
+)
+def recorded_updates(subject: Subject, case: Case) -> None:
+    """Do three updates on responses that the platform ``cpu`` has sampled, with its optimizer and on its weights.
+
+    The platform ``cpu`` does the same updates on one rank. Losses and gradient norms of each update must agree, then
+    the way that each weight has gone (in bfloat16 the log-probs after it). It breaks with what level ``model`` finds,
+    and with an optimizer, with the sum of gradients over replicas, and with state that one update leaves to the next.
+    """
+    name, sections = case.values
+    repetition = Repetition.of(subject)
+    recording, config = repetition.recording, repetition.config(sections)
+    if config.model.dtype != sections.get("model", {}).get("dtype", "float32"):
+        raise Inapplicable(f"the platform computes in {config.model.dtype} only")
+    trainer = repetition.ranks.build(config)
+    with said():
+        found = follow(trainer, config, recording.batch, repetition.output)
+    expected = recording.courses[name]
+    _compare_metrics(found.metrics, expected.metrics, 10 * FACTORS[config.model.dtype], "those of the platform cpu")
+    if config.model.dtype == "float32":
+        limit = 10 * FACTORS["float32"] * (ADAM_FACTOR if name == "Adam" else 1.0)
+        _compare_moves(found.moved, expected.moved, limit, found.start, "on the platform cpu")
+    else:
+        limit = tolerance(config.model.dtype, expected.log_probs)
+        result = measured("", largest(found.log_probs - expected.log_probs), limit, "log-probs after three updates")
+        hold(result, "After three updates log-probs are not those of the platform cpu.")
+
+
+@rule(
+    "recomputation",
+    "training",
+    "Recomputing activations in the backward pass changes no gradient, dropout included.",
+    needs=(Feature.RECOMPUTE,),
+    limit_s=START_S,
+)
+def recomputation(subject: Subject, case: Case) -> None:
+    """Compute gradients of adapters with dropout, once with ``engine.recompute=full`` and once without.
+
+    What is recomputed must draw the same random numbers as the forward pass. It breaks with a runtime that does not
+    restore the state of its generator, and with scopes that cannot be entered a second time.
+    """
+    del case
+    repetition = Repetition.of(subject)
+    found: list[dict[str, Tensor]] = []
+    for recompute in ("none", "full"):
+        config = repetition.config({**ADAPTERS, "engine": {**ADAPTERS["engine"], "recompute": recompute}})
+        trainer = repetition.ranks.build(config)
+        with said():
+            plan = plan_of(trainer, config)
+            mini_batch = next(mini_batches(plan, repetition.recording.batch))
+            found.append(computed_gradients(trainer, plan, mini_batch, repetition.output)[0])
+    kept, recomputed = found
+    result = compare_gradients(
+        "", recomputed, kept, dtype=config.model.dtype, skipped={}, what="adapters", whose="those without recomputation"
+    )
+    hold(result, "Recomputation changes gradients.")
+
+
+@rule(
+    "restored-checkpoint",
+    "training",
+    "An engine that has loaded a checkpoint goes on as the one that saved it, dropout included.",
+    limit_s=START_S,
+)
+def restored_checkpoint(subject: Subject, case: Case) -> None:
+    """Train adapters with dropout: an update, a checkpoint, two more updates; then those two from the checkpoint.
+
+    The weights must be the same in the end: a checkpoint holds the optimizer's state and that of all random generators.
+    It breaks with a runtime whose generator cannot be read or restored, and with copies to the host that do not wait.
+    """
+    del case
+    repetition = Repetition.of(subject)
+    config = repetition.config(ADAPTERS)
+    checkpoint = repetition.output / "checkpoint"
+    checkpoint.mkdir()
+    trainer = repetition.ranks.build(config)
+    with said():
+        plan = plan_of(trainer, config)
+        first, *rest = mini_batches(plan, repetition.recording.batch)
+        trainer.update(first, plan, LOSS)
+        before = exported(trainer, repetition.output)
+        trainer.save_checkpoint(str(checkpoint), asynchronous=False)
+        trainer.written_files(wait=True)
+        metrics = [trainer.update(mini_batch, plan, LOSS) for mini_batch in rest]
+        moved = moves(before, exported(trainer, repetition.output))
+    trainer = repetition.ranks.build(config)
+    with said():
+        trainer.load_checkpoint(str(checkpoint))
+        loaded = moves(before, exported(trainer, repetition.output))
+        changed = [name for name, tensor in loaded.items() if tensor.any()]
+        if changed:
+            raise Broken(
+                "A checkpoint brings other weights back than were saved.", f"{len(changed)}, first {changed[0]}"
+            )
+        metrics_then = [trainer.update(mini_batch, plan, LOSS) for mini_batch in rest]
+        moved_then = moves(before, exported(trainer, repetition.output))
+    limit = 10 * FACTORS[config.model.dtype]
+    _compare_metrics(metrics_then, metrics, limit, "those of the engine that saved the checkpoint")
+    _compare_moves(moved_then, moved, limit * ADAM_FACTOR, before, "in the engine that saved the checkpoint")
+
+
+def _compare_metrics(
+    found: Sequence[Mapping[str, float]], expected: Sequence[Mapping[str, float]], limit: float, whose: str
+) -> None:
+    """Compare losses and gradient norms of several updates.
+
+    Raises:
+        Broken: They differ, or a gradient is 0.
+    """
+    for number, (got, wanted) in enumerate(zip(found, expected, strict=True), start=1):
+        if not got["grad_norm"] > 0.0:
+            raise Broken("An update has no gradient.", f"its norm is {got['grad_norm']} in update {number}")
+        for name in (key for key in wanted if key == "grad_norm" or key.startswith("loss/")):
+            difference, allowed = abs(got[name] - wanted[name]), limit * max(abs(wanted[name]), 1.0)
+            if not difference <= allowed:
+                raise Broken(
+                    f"Losses or gradient norms are not {whose}.",
+                    f"{name} of update {number} is {got[name]:.6g}, expected {wanted[name]:.6g} to {allowed:.1g}",
+                )
+
+
+def _compare_moves(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], limit: float, start: Mapping[str, Tensor], where: str
+) -> None:
+    """Compare how far weights have moved.
+
+    Args:
+        found: float32, by name.
+        expected: The same.
+        limit: Largest difference of a weight's entries, as a part of the largest that is expected. The rounding of the
+            weights themselves comes on top: it is most of the difference where a weight near 1 moves by 1e-3.
+        start: Weights before they moved.
+        where: Where they moved as expected.
+
+    Raises:
+        Broken: One has not moved as expected.
+    """
+    size = max(largest(tensor) for tensor in expected.values())
+    off: dict[str, float] = {}
+    for name, tensor in expected.items():
+        rounding = ROUNDINGS * torch.finfo(torch.float32).eps * largest(start[name])
+        difference = max(largest(found[name] - tensor) - rounding, 0.0)
+        off[name] = difference / max(largest(tensor), SMALL * size)
+    wrong = [name for name, part in off.items() if not part <= limit]
+    if wrong:
+        worst = max(wrong, key=lambda name: off[name])
+        raise Broken(
+            f"Updates do not move the weights as {where}.",
+            f"{len(wrong)} of {len(off)} weights, most {worst}, by {off[worst]:.2g} of its way (allowed {limit:.1g})",
+        )

@@ -1,0 +1,94 @@
+"""What a user reads is plain English: phrases that are read twice are refused in the texts of the sources.
+
+A text is any string but a docstring. Directories join when their texts have been rewritten.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.docs.error_page import texts
+from tests.docs.remedies import said_in
+from tests.house import PACKAGES, ROOT, modules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NOT_YET = (
+    "core/anytron/cli/",
+    "core/anytron/device/",
+    "core/anytron/proof/",
+    "core/anytron/run/",
+    "core/anytron/workers/",
+    "plugins/",
+)
+TWICE = re.compile(
+    r"\b(?:what (?:of|about)|(?:is|are|be|was|were) told|(?:come|comes|came) for|(?:that|those) of"
+    r"|of (?:its|their|one's) own|nobody|somebody|whoever|(?:is|are) (?-i:none)|belongs? into|(?:do|does) not fit"
+    r"|(?:goes|go) together|otherwise than|(?:takes|makes|gives) none)\b"
+    r"|(?<!\bthere )\b(?:is|are) no (?!longer\b|more\b)|^(?:It|They|That|What)\.$",
+    re.IGNORECASE,
+)
+
+
+def phrases(source: str) -> Iterator[tuple[int, str]]:
+    """The refused phrases of a file, each with the line where its text begins."""
+    for node in said_in(ast.parse(source)):
+        for text in texts(node):
+            if " " in text or text.endswith("."):
+                yield from ((node.lineno, found[0]) for found in TWICE.finditer(text))
+
+
+def test_texts_are_read_once():
+    found, read = [], 0
+    for package in PACKAGES:
+        for path in modules(package).values():
+            name = str(path.relative_to(ROOT))
+            if not name.startswith(NOT_YET):
+                read += 1
+                source = path.read_text(encoding="utf-8")
+                found += [f"{name}:{line}: {phrase!r}" for line, phrase in phrases(source)]
+    assert found == []
+    assert read > 300
+    assert all((ROOT / folder).is_dir() for folder in NOT_YET)
+
+
+def test_descriptions_of_keys_are_read_once():
+    page = (ROOT / "docs/reference/config.md").read_text(encoding="utf-8")
+    assert len(page.splitlines()) > 400
+    assert [line for line in page.splitlines() if TWICE.search(line)] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "phrase"),
+    [
+        ("EngineError('The way of weights: nobody comes.')", "nobody"),
+        ("DataError('The prompt is none of reasoning-gym.')", "is none"),
+        ("f(why=f'{name} is no list')", "is no "),
+        ("f(fix='a program belongs '\n  'into a process')", "belongs into"),
+        ("f(f'values of {a} ' + 'and those of the layout')", "those of"),
+        ("f('the rank is told its device')", "is told"),
+        ("description = 'They.'", "They."),
+        ("f('it has an environment of its own')", "of its own"),
+        ("f('values do not fit the layout')", "do not fit"),
+    ],
+)
+def test_a_phrase_that_is_read_twice_is_noticed(source, phrase):
+    assert [found for _, found in phrases(source)] == [phrase]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    'What of it? Nobody is told.'",
+        "f('there is no file', 'it is no longer there')",
+        "f('it is None', 'that offers it')",
+        "NAMES = ('nobody',)",
+    ],
+)
+def test_other_texts_are_let_through(source):
+    assert list(phrases(source)) == []
