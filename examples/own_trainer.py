@@ -20,7 +20,7 @@ def train(layer: Layer, sequence_format: str, steps: int) -> list[float]:
 
     from anytron import ModelTraits
     from anytron.sequences import RaggedBatch
-    from anytron_megatron import forward, micro_batches, token_log_probs
+    from anytron_megatron import batch_preparer, forward, token_log_probs
 
     config = MLATransformerConfig(
         num_layers=2, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64, normalization="RMSNorm",
@@ -35,12 +35,12 @@ def train(layer: Layer, sequence_format: str, steps: int) -> list[float]:
     model.to(layer.platform.runtime().current_device())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
-    batches = micro_batches(layer, sequence_format, context_length=CONTEXT, traits=ModelTraits(latent_attention=True))
+    preparer = batch_preparer(layer, sequence_format, context_length=CONTEXT, traits=ModelTraits(latent_attention=True))
     tokens = torch.randint(VOCABULARY, (20,), generator=generator)
-    prepared = batches.prepare(RaggedBatch(torch.tensor([7, 1, 12]), tokens, torch.ones(20, dtype=torch.bool)))
+    prepared = preparer.prepare(RaggedBatch(torch.tensor([7, 1, 12]), tokens, torch.ones(20, dtype=torch.bool)))
     losses = []
     for _ in range(steps):
-        log_probs = token_log_probs(forward(model, prepared), batches, prepared)  # [T], whatever the layout
+        log_probs = token_log_probs(forward(model, prepared), preparer, prepared)  # [T], whatever the layout
         loss = -log_probs.sum() / len(prepared.scored)
         loss.backward()
         optimizer.step()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from anytron_megatron.estimate.run import estimate as estimate_training
     from anytron_megatron.models.accepted_masks import accepted_masks
     from anytron_megatron.models.traits import features_of, traits_of
-    from anytron_megatron.own_trainer import forward, join, micro_batches, token_log_probs
+    from anytron_megatron.own_trainer import batch_preparer, forward, join, token_log_probs
     from anytron_megatron.patches.triton_stand_in import stand_in_during_imports
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
     from anytron_megatron.training.parallel import context_shard
@@ -32,12 +32,12 @@ __all__ = [
     "MegatronEngine",
     "PreparedBatch",
     "accepted_masks",
+    "batch_preparer",
     "context_shard",
     "estimate_training",
     "features_of",
     "forward",
     "join",
-    "micro_batches",
     "models_of",
     "optimizer_diagnostics",
     "set_mask_type",

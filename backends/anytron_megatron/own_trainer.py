@@ -44,7 +44,7 @@ def join(layer: Layer, sizes: ParallelSizes | None = None, *, seed: int = 1, tim
     return parallel.join(layer, facts.sizes, seed=seed, timeout_s=timeout_s).current_device()
 
 
-def micro_batches(
+def batch_preparer(
     layer: Layer,
     sequence_format: Format,
     *,
@@ -56,7 +56,7 @@ def micro_batches(
     fp8: bool = False,
     asked: Iterable[Feature] = (),
 ) -> BatchPreparer:
-    """Make what turns ragged sequences into inputs of a model, with the platform's layouts and masks.
+    """Make the object that turns ragged sequences into inputs of a model, with the platform's layouts and masks.
 
     The platform is asked first whether it does what the format, the traits and the sizes say.
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.walk import WALK, walk
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/explanation/one-training-step.md").read_text(encoding="utf-8")
 SECTIONS = {section.splitlines()[0]: section for section in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]}
@@ -59,3 +61,10 @@ def test_the_picture_names_what_the_sections_explain():
 
     assert len(names) >= 8
     assert sorted(names - defined) == []
+
+
+@pytest.mark.slow
+def test_the_walk_enters_as_few_files_as_the_page_says():
+    found = walk()
+    assert "enters fewer than 60 files" in PAGE
+    assert 40 < len(found[WALK]) < 60

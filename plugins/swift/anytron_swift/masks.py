@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anytron import ParallelSizes
 from anytron.sequences import LayoutConstraints, RaggedBatch, scopes
-from anytron_megatron import accepted_masks, features_of, micro_batches, traits_of
+from anytron_megatron import accepted_masks, batch_preparer, features_of, traits_of
 from anytron_swift.process import layer
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _preparer(hashed: _Hashed, columns: int) -> BatchPreparer:
     """Make what lays out rows of ``columns`` tokens for a model; layouts agree with ms-swift's rows by their length."""
     config = hashed.config
     portable = layer().platform.portable_modules
-    return micro_batches(
+    return batch_preparer(
         layer(),
         "bshd",
         context_length=sys.maxsize,  # ms-swift limits its sequences itself

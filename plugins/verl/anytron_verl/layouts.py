@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anytron import EngineError
 from anytron.sequences import LayoutConstraints, RaggedBatch, scopes
-from anytron_megatron import accepted_masks, context_shard, features_of, micro_batches, set_mask_type, traits_of
+from anytron_megatron import accepted_masks, batch_preparer, context_shard, features_of, set_mask_type, traits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -129,7 +129,7 @@ class Layouts:
     def _preparer(self, bucket: int) -> BatchPreparer:
         if bucket not in self._preparers:
             portable, ranks = self._layer.platform.portable_modules, self._sizes.context
-            self._preparers[bucket] = micro_batches(
+            self._preparers[bucket] = batch_preparer(
                 self._layer,
                 self._format,
                 context_length=sys.maxsize,  # verl limits its sequences itself
