@@ -39,6 +39,10 @@ SKIPPED = {
 
 
 WARM = (
+    "tests/conformance/test_kit.py",
+    "tests/core/proof/",
+    "tests/core/cli/test_doctor_command.py",
+    "tests/core/cli/test_patches_command.py",
     "tests/backends/megatron/",
     "tests/benchmarks/",
     "tests/conformance/test_engine_levels.py",

@@ -203,7 +203,7 @@ def test_unknown_names_are_refused_with_the_nearest(offer):
 
 
 @pytest.mark.parametrize("as_json", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["table", "json"])
-def test_what_was_checked_before_ctrl_c_is_shown_and_no_process_stays(tmp_path, as_json):
+def test_what_was_checked_before_ctrl_c_is_shown_and_no_process_stays(started_cold, tmp_path, as_json):
     command = [sys.executable, "-m", "anytron", "conformance", "cpu", "--level", "device", *["--json"] * as_json]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
@@ -303,7 +303,7 @@ def test_without_torch_it_says_what_to_install(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("anytron-")] == []
 
 
-def test_a_mistake_is_told_before_torch_is_imported():
+def test_a_mistake_is_told_before_torch_is_imported(started_cold):
     program = (
         "import sys\nfrom anytron.base.errors import AnytronError\n"
         "from anytron_conformance.command import run_conformance\n"

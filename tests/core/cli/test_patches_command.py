@@ -120,7 +120,7 @@ def test_an_engine_that_nobody_offers_is_refused():
     assert "did you mean megatron" in done.stderr
 
 
-def test_listing_imports_no_engine():
+def test_listing_imports_no_engine(started_cold):
     code = (
         "import sys; from anytron.cli.main import app; app(['patches', 'list', '--json'], standalone_mode=False); "
         "print([n for n in ('megatron', 'mcore_bridge', 'transformers') if n in sys.modules], file=sys.stderr)"

@@ -148,7 +148,7 @@ def test_a_kernel_that_kills_its_process_is_an_entry_and_the_next_probe_has_a_ne
     assert found["numbers.log-probs"].status == "passed"
 
 
-def test_a_torch_that_cannot_be_imported_is_not_blamed_on_kernels(site, monkeypatch):
+def test_a_torch_that_cannot_be_imported_is_not_blamed_on_kernels(started_cold, site, monkeypatch):
     site.module("torch", "raise ImportError('libdevice.so.12: cannot open shared object file')")
     found = examined_by_all(monkeypatch)
     assert {found[name].status for name in ("devices.all", "kernels.all")} == {"failed"}
