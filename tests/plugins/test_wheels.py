@@ -147,11 +147,15 @@ def test_the_sample_s_own_tests_pass_beside_ours(installed):
 
 @pytest.mark.parametrize(
     "levels",
-    [("device", "sequences", "kernels", "training"), pytest.param(("model",), marks=pytest.mark.slow)],
+    [
+        ("device", "sequences"),
+        pytest.param(("kernels", "training"), marks=pytest.mark.slow),
+        pytest.param(("model",), marks=pytest.mark.slow),
+    ],
     ids="-".join,
 )
 def test_the_sample_passes_the_kit(installed, levels):
-    """All of it. Level ``model`` takes two minutes; ``training`` compares updates on one rank, TP2 and DP2 as well."""
+    """All of it, most of it slow: ``training`` compares updates on one rank, TP2 and DP2. The next test trains."""
     done = run(
         installed, "anytron", "conformance", "basalt", "--json", *(f"--level={level}" for level in levels), **USABLE
     )
