@@ -38,7 +38,7 @@ def test_all_projects_ask_for_the_same_python():
         )
         for path in PROJECTS
     }
-    assert len(found) == 9
+    assert len(found) == 10
     assert found == {name: [NARROWER.get(name, asked)] for name in found}
 
 

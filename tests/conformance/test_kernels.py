@@ -38,4 +38,7 @@ def test_no_kernel_falls_back_unseen(name, tmp_path):
     result = result_of("kernel-devices", FallsBack(), tmp_path)
 
     assert result.status == "failed"
-    assert (result.case, result.reason) == (f"{name.value}, float32", "The kernel computes on another device than cpu.")
+    assert (result.broken, result.detail) == (
+        f"{name.value}, float32",
+        "The kernel computes on another device than cpu.",
+    )

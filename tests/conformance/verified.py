@@ -91,7 +91,7 @@ class Watcher(Progress):
     def begins(self, what):
         pass
 
-    def made(self, result, seconds):
+    def made(self, result):
         pass
 
 

@@ -241,7 +241,7 @@ def test_modules_that_the_files_lack_are_not_invented(start_engine, model_with_m
     save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_bytes((model_with_modules / "config.json").read_bytes())
     with (
-        pytest.raises(AnytronError, match=r"(?s)weights do not fit.*tensors are missing: model\.layers\.3\."),
+        pytest.raises(AnytronError, match=r"(?s)weights do not match.*tensors are missing: model\.layers\.3\."),
         start_engine(model={"path": str(tmp_path)}, engine={"options": {"mtp_loss_coefficient": 0.1}}),
     ):
         pass

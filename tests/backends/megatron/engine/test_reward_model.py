@@ -149,5 +149,5 @@ def test_weights_that_do_not_fit_are_an_error_of_the_reward_model(ranks, tiny_mo
     weights = load_file(directory / "model.safetensors")
     del weights["score.weight"]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(EngineError, match=rf"(?s)weights do not fit.*{directory}.*score\.weight"):
+    with pytest.raises(EngineError, match=rf"(?s)weights do not match.*{directory}.*score\.weight"):
         ranks.reward_model(tiny_model, **asked(directory))

@@ -131,7 +131,7 @@ def test_weights_that_do_not_fit_are_named_by_every_rank(damage, start_engine, t
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
     with (
-        pytest.raises(EngineError, match=f"(?s)weights do not fit.*{message}"),
+        pytest.raises(EngineError, match=f"(?s)weights do not match.*{message}"),
         start_engine(model={"path": str(tmp_path)}, parallel={"pipeline_model_parallel_size": 2}),
     ):
         pass
@@ -141,7 +141,7 @@ def test_a_damaged_file_of_weights_is_named(start_engine, tiny_model, tmp_path):
     (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes()[:3000])
     with (
-        pytest.raises(EngineError, match=r"(?s)weights do not fit.*SafetensorError.*complete the download"),
+        pytest.raises(EngineError, match=r"(?s)weights do not match.*SafetensorError.*complete the download"),
         start_engine(model={"path": str(tmp_path)}),
     ):
         pass

@@ -173,7 +173,7 @@ def test_one_that_was_imported_already_is_an_error(tmp_path):
     )
     assert "PatchError" in output
     assert str(tmp_path) in output
-    assert "imported earlier" in output
+    assert "already imported" in output
 
 
 def test_importing_the_package_takes_no_name():

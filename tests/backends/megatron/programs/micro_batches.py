@@ -187,7 +187,10 @@ def test_log_probs_that_are_rounded_are_refused(recorder, monkeypatch):
     monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_group", lambda: None)
     monkeypatch.setattr(head, "_on_every_rank", lambda hidden: hidden)
     rows, columns = prepared.inputs.layout.shape
-    with scopes.enter(head.scope(prepared)), pytest.raises(EngineError, match=r"in torch\.float32 and torch\.bfloat16"):
+    with (
+        scopes.enter(head.scope(prepared)),
+        pytest.raises(EngineError, match=r"returns torch\.float32 and torch\.bfloat16"),
+    ):
         layer.forward(torch.zeros(columns, rows, 2))
 
 

@@ -184,7 +184,7 @@ def test_rewards_are_needed_by_those_who_are_rewarded(new_run):
 
 
 def test_a_criterion_of_the_other_kind_is_refused(new_sft):
-    with pytest.raises(ValueError, match=r"validation/held_out/mean@1, and algorithm.name=sft measures losses"):
+    with pytest.raises(ValueError, match=r"validation/held_out/mean@1, but algorithm.name=sft measures losses"):
         new_sft(validation={"sets": [HELD_OUT], "metric": "validation/held_out/mean@1"})
 
 

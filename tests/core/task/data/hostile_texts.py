@@ -101,8 +101,8 @@ JSONL = {
     "the prompt is empty": (row(prompt=""), "no tokens"),
     "the prompt is true": (row(prompt=True), "neither a string"),
     "the prompt is a number without end": (file(b'{"prompt": [1e999]}'), "neither a string"),
-    "token ids of 40 digits": (row(prompt=[10**40]), "does not know"),
-    "token ids below zero": (row(prompt=[-1]), "does not know"),
+    "token ids of 40 digits": (row(prompt=[10**40]), "outside of the model.s vocabulary"),
+    "token ids below zero": (row(prompt=[-1]), "outside of the model.s vocabulary"),
     "token ids are truth values": (row(prompt=[True]), "neither a string"),
     "a million token ids": (row(prompt=[1] * 1_000_000), "Every prompt of a source was left out"),
     "100,000 columns": (
