@@ -69,5 +69,5 @@ def test_recomputation_that_is_not_counted_is_said(estimated, option):
     found = estimated("qwen3", *recompute, f"engine.options.{option}")
     assert found.keys() == {"memory.training"}
     assert found["memory.training"].status == "warning"
-    assert f"(engine.options.{name})" in found["memory.training"].detail
+    assert f"engine.options.{name}: " in found["memory.training"].detail
     assert "engine.recompute=none" in found["memory.training"].fix
