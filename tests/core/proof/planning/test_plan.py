@@ -161,7 +161,7 @@ def test_an_engine_without_an_estimate_is_named(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURED)
-def test_the_estimate_is_within_a_quarter_of_what_is_measured(name, tmp_path):
+def test_the_estimate_is_within_a_quarter_of_what_is_measured(name, tmp_path, started_cold):
     """The most memory that all processes have together, on the processor."""
     overrides, prompt_tokens = MEASURED[name]
     run = ["trainer.total_steps=3", "trainer.save_hf=false", f"trainer.output_dir={tmp_path / 'run'}"]
