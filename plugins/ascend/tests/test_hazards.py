@@ -308,7 +308,7 @@ def test_torch_cannot_be_imported_beside_a_torch_npu_without_cann_unless_told():
 
 
 def test_the_command_line_works_beside_a_torch_npu_without_cann():
-    done = run_plainly("-m", "anytron", "plugins", "list")
+    done = run_plainly("-m", "anytron", "plugins", "list", COLUMNS="200")  # no sentence is broken into lines
     assert "CANN cannot be used" in done.stdout, done.stderr
 
 
