@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from anytron.cli.main import print_error
     from anytron.device.layer import Layer, open_layer
     from anytron.device.loading import examine_requirements, open_session
     from anytron.device.platform import features_asked
@@ -14,4 +15,4 @@ else:
         return find(__name__, name)
 
 
-__all__ = ["Layer", "examine_requirements", "features_asked", "open_layer", "open_session"]
+__all__ = ["Layer", "examine_requirements", "features_asked", "open_layer", "open_session", "print_error"]

@@ -69,5 +69,7 @@ def _refuse(options: list[str]) -> None:
 
 def fail(error: AnytronError, status: int = 1) -> NoReturn:
     """Print an error as ``anytron`` does, and end the process."""
-    sys.stderr.write(f"error: {error}\n")
+    from anytron.train import print_error
+
+    print_error(error)
     raise SystemExit(status)

@@ -205,3 +205,42 @@ def test_every_console_of_the_product_is_a_visible_one():
     }
     assert made == set()
     assert list(consoles(ast.parse("a = 1\nConsole(stderr=True)"))) == [2]
+
+
+def test_nor_does_a_command_of_a_plugin(monkeypatch, capfd):
+    monkeypatch.syspath_prepend(ROOT / "plugins/swift")
+    from anytron_swift.cli import main as swift
+
+    monkeypatch.setattr(sys, "argv", ["anytron-swift", EVIL])
+    with pytest.raises(SystemExit):
+        swift()
+    shown = "".join(capfd.readouterr())
+    assert shown.count("owned") == 1
+    assert obeyed(shown) == set()
+
+
+WRITTEN_AS_IT_IS = {
+    "plugins/verl/anytron_verl/loading.py": "JSON, which another process reads",
+    "plugins/ascend/simulator/anytron_ascend_simulator/__main__.py": "a tool for tests: its own names and numbers",
+    "plugins/ascend/simulator/anytron_ascend_simulator/activation.py": "what torch_npu has printed, less one line",
+}
+
+
+def raw(text):
+    """Yield the lines on which something that is not in the source is written past all consoles."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    for call in calls:
+        written = ast.unparse(call.func) in ("print", "sys.stdout.write", "sys.stderr.write")
+        if written and not all(isinstance(one, ast.Constant) or ast.unparse(one).isupper() for one in call.args):
+            yield call.lineno
+
+
+def test_plugins_print_through_the_command_line():
+    """Their processes do not make all output visible, as those of ``anytron`` do."""
+    sources = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in (ROOT / "plugins").rglob("*.py")
+        if "tests" not in path.parts
+    }
+    assert {name for name, text in sources.items() if any(raw(text))} == set(WRITTEN_AS_IT_IS)
+    assert list(raw("sys.stderr.write(USAGE)\nprint('a')\nsys.stderr.write(f'error: {error}')")) == [3]
