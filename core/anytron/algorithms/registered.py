@@ -21,10 +21,7 @@ from anytron.algorithms.advantages.reinforce_plus_plus import return_advantages,
 from anytron.algorithms.called import ADVANTAGE, LOSS
 from anytron.algorithms.contract import AdvantageFunction, Advantages, PolicyLossFunction
 from anytron.algorithms.kl import rewards_and_token_rewards
-from anytron.algorithms.losses.cispo import cispo
-from anytron.algorithms.losses.gspo import gspo, gspo_token
-from anytron.algorithms.losses.ppo_clip import ppo_clip
-from anytron.algorithms.losses.sapo import sapo
+from anytron.algorithms.losses import cispo, gspo, gspo_token, ppo_clip, sapo
 from anytron.config.imports import resolve
 
 if TYPE_CHECKING:

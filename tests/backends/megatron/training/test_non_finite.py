@@ -42,7 +42,7 @@ LAYOUTS = {
 LOSSES = """
 import torch
 from anytron.algorithms.contract import TokenLosses
-from anytron.algorithms.losses.ppo_clip import ppo_clip
+from anytron.algorithms.losses import ppo_clip
 
 def infinite(tokens, algorithm):
     chosen = tokens.advantages == torch.tensor(ADVANTAGE)

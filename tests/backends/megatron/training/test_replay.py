@@ -16,7 +16,7 @@ from tests.house import ROOT
 LOSS = """
 import torch
 from anytron.algorithms.contract import TokenLosses
-from anytron.algorithms.losses.ppo_clip import ppo_clip
+from anytron.algorithms.losses import ppo_clip
 
 calls = []
 

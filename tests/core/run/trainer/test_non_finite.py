@@ -20,7 +20,7 @@ from anytron.task.data.images import ImagePatches
 LOSS = """
 import torch
 from anytron.algorithms.contract import TokenLosses
-from anytron.algorithms.losses.ppo_clip import ppo_clip
+from anytron.algorithms.losses import ppo_clip
 
 calls = []
 

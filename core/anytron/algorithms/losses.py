@@ -1,0 +1,103 @@
+"""Policy losses: PPO's clip, GSPO, CISPO and SAPO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from anytron.algorithms.contract import TokenLosses
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anytron.algorithms.contract import PolicyTokens
+    from anytron.config.algorithm import AlgorithmSection
+
+
+def cispo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
+    """Clip the weight of a token's gradient and not the gradient itself. ``algorithm.loss=cispo``.
+
+    Every token keeps its gradient (CISPO, arXiv:2506.13585). Per token, with ``sg`` stopping the gradient (eq. 4
+    and 5)::
+
+        -sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * log p
+
+    The paper has no lower bound: ``clip_low=1``.
+    """
+    low, high = 1.0 - algorithm.clip_low, 1.0 + algorithm.clip_high
+    ratio = tokens.log_ratio().detach().exp()
+    capped = ((ratio > high) | (ratio < low)) & (tokens.advantages != 0)
+    losses = -ratio.clamp(low, high) * tokens.advantages * tokens.log_probs
+    return TokenLosses(losses, {"policy/capped_fraction": capped})
+
+
+def ppo_clip(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
+    """Stop the gradient of tokens whose probability has moved enough. ``algorithm.loss=ppo_clip``.
+
+    Per token, with ``ratio = p / p_old`` and advantage ``A``::
+
+        -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)
+
+    (PPO, arXiv:1707.06347, eq. 7; two bounds as in DAPO, arXiv:2503.14476, eq. 10.) With ``dual_clip = c``, where
+    ``A < 0`` no token costs more than ``-c * A`` (arXiv:1912.09729, eq. 5): otherwise a bad token that has become
+    likely would outweigh all others. In a batch's only update the ratio is 1 and its gradient the policy gradient.
+    """
+    return clipped(tokens.log_ratio().exp(), tokens.advantages, algorithm)
+
+
+def clipped(ratio: Tensor, advantages: Tensor, algorithm: AlgorithmSection) -> TokenLosses:
+    """Compute the clipped loss of given ratios, ``[T]``, and say which tokens have no gradient because of it."""
+    low, high = 1.0 - algorithm.clip_low, 1.0 + algorithm.clip_high
+    losses = -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+    limited = torch.where(advantages > 0, ratio > high, ratio < low) & (advantages != 0)
+    if algorithm.dual_clip is not None:
+        most = -algorithm.dual_clip * advantages
+        limited = limited | ((advantages < 0) & (losses > most))
+        losses = torch.where(advantages < 0, torch.minimum(losses, most), losses)
+    return TokenLosses(losses, {"policy/clip_fraction": limited})
+
+
+def gspo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
+    """Clip by the geometric mean of a response's ratios. ``algorithm.loss=gspo``.
+
+    With ``s_i = (p(y_i) / p_old(y_i))^(1 / |y_i|)`` a response costs (GSPO, arXiv:2507.18071, eq. 5
+    to 7)::
+
+        -min(s_i * A, clip(s_i, 1 - clip_low, 1 + clip_high) * A)
+
+    Each of its tokens has that loss, so that ``aggregation=sequence-mean`` is the paper's mean over responses. Its
+    bounds are small: 3e-4 and 4e-4 in section 5.1.
+    """
+    ratio = tokens.sequence_mean(tokens.log_ratio()).exp()
+    return clipped(tokens.to_tokens(ratio), tokens.advantages, algorithm)
+
+
+def gspo_token(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
+    """Clip by the response's ratio, and let the gradient be each token's own. ``algorithm.loss=gspo_token``.
+
+    The ratio is ``sg(s_i) * p / sg(p)``, with ``sg`` stopping the gradient (eq. 13 and 14): its value is that of
+    :func:`gspo`, and tokens of one response may have different advantages. Where they have the same, and
+    ``aggregation=sequence-mean``, both have the same gradient.
+    """
+    mean = tokens.sequence_mean(tokens.log_ratio().detach())
+    own = (tokens.log_probs - tokens.log_probs.detach()).exp()
+    return clipped(tokens.to_tokens(mean.exp()) * own, tokens.advantages, algorithm)
+
+
+def sapo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
+    """Let a token's gradient fade as its ratio leaves 1. ``algorithm.loss=sapo``.
+
+    Per token, with ``tau`` one of two temperatures, as the advantage is positive or not (SAPO,
+    arXiv:2511.20347, eq. 5 and 6)::
+
+        -(4 / tau) * sigmoid(tau * (ratio - 1)) * A
+
+    At a ratio of 1 the gradient is the policy gradient. A larger temperature fades faster; the paper lets tokens of
+    negative advantages fade a little faster than the others.
+    """
+    ratio = tokens.log_ratio().exp()
+    positive, negative = algorithm.sapo_tau_positive, algorithm.sapo_tau_negative
+    tau = negative + (positive - negative) * (tokens.advantages > 0).to(ratio.dtype)
+    gate = torch.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau)
+    return TokenLosses(-gate * tokens.advantages)
