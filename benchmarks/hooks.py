@@ -28,7 +28,7 @@ from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.device.loading import hooks_of
 from anytron.device.loading.neutral import NeutralDefaults
 from anytron.kernels.contract import LogProbSpec
-from anytron.sequences.inputs import ModelInputs
+from anytron.sequences.layout import ModelInputs
 from anytron.sequences.masks import MaskKind, MaskRequest
 from anytron.sequences.planning import plan_layout
 from harness import argument_parser, in_turn, progress, report

@@ -7,9 +7,9 @@ Its public names are for trainers of one's own and for engines that are made of 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from anytron_megatron.checks.optimizer import optimizer_diagnostics
     from anytron_megatron.checks.run import split_diagnostics
     from anytron_megatron.checks.subject import models_of
+    from anytron_megatron.checks.training import optimizer_diagnostics
     from anytron_megatron.engine import MegatronEngine
     from anytron_megatron.estimate.run import estimate as estimate_training
     from anytron_megatron.models.accepted_masks import accepted_masks

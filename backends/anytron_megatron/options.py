@@ -132,7 +132,7 @@ MEGATRON = EngineInfo(
             "routing",
         }
     ),
-    platform_check="anytron_megatron.checks.precision:precision_diagnostics",
+    platform_check="anytron_megatron.checks.training:precision_diagnostics",
     metrics=METRICS,
     place_of=_place_of,
     components=(

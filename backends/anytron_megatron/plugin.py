@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from anytron.device.hooks.markers import hookimpl
 from anytron.device.hooks.types import Requirement
-from anytron_megatron.checks.deterministic import NO_NONDETERMINISTIC_ALGORITHM
 from anytron_megatron.checks.run import run_diagnostics
+from anytron_megatron.checks.training import NO_NONDETERMINISTIC_ALGORITHM
 from anytron_megatron.models.release import SUPPORTED
 from anytron_megatron.names import ENGINE
 

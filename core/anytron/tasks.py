@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from anytron.algorithms.advantages.groups import compare
+    from anytron.algorithms.advantages import compare
     from anytron.algorithms.contract import AdvantageFunction, Advantages, PolicyTokens, TokenLosses
     from anytron.config.algorithm import AlgorithmSection
     from anytron.record.sinks import MetricSink, SinkRun

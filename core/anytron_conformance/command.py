@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from anytron.base.errors import ConfigError
-from anytron.cli.output import error_console
-from anytron.cli.results import print_report, progress_of
-from anytron.cli.scratch import ScratchDirectory
+from anytron.cli.checks import print_report, progress_of
+from anytron.cli.output import ScratchDirectory, error_console
 from anytron.proof.checks import Report
 
 if TYPE_CHECKING:

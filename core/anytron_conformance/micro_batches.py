@@ -12,8 +12,7 @@ from anytron.device.limits import Feature
 from anytron.device.platform import LayoutRequest, layout_constraints_of
 from anytron.kernels.contract import AttentionCall
 from anytron.sequences import scopes
-from anytron.sequences.inputs import ModelInputs
-from anytron.sequences.layout import ContextShard, SequenceLayout
+from anytron.sequences.layout import ContextShard, ModelInputs, SequenceLayout
 from anytron.sequences.masks import MaskKind, MaskRequest, Polarity, scope_of
 from anytron.sequences.planning import plan_layout
 from anytron_conformance.rules import Case

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from anytron.config.schema import default_run
 from anytron.device.limits import Feature
 from anytron.device.loading import open_session
-from anytron.run.preflight.declared import declared_limits
+from anytron.run.preflight.limits import declared_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -12,7 +12,7 @@ from anytron.config.running import EngineSection
 from anytron.config.schema import RunConfig
 from anytron.device.limits import Feature
 from anytron.proof.checks import Inapplicable
-from anytron.run.preflight.adapted import NotPossible, adapted
+from anytron.run.preflight.limits import NotPossible, adapted
 from anytron.run.trainer.workers import TrainingWorkers, training_group
 from anytron.workers.executor.local import LocalExecutor
 from anytron_conformance.ranks import require_devices

@@ -12,9 +12,8 @@ from anytron import hookimpl
 from anytron.device.loading.neutral import NeutralDefaults
 from anytron.kernels.attention import make_attention
 from anytron.sequences import scopes
-from anytron.sequences.layout import LayoutConstraints
+from anytron.sequences.layout import LayoutConstraints, gather_slots
 from anytron.sequences.masks import MaskKind, Polarity
-from anytron.sequences.parallel import gather_slots
 from tests.conformance import vendor
 from tests.conformance.mutant import Mutant
 

@@ -19,7 +19,7 @@ from anytron.device.loading import hooks_of, survey_plugins
 from anytron.device.patches import Ledger, Phase
 from anytron.device.runtime import DeviceRuntime
 from anytron.sequences import scopes
-from anytron.sequences.inputs import ModelInputs
+from anytron.sequences.layout import ModelInputs
 from anytron.sequences.planning import plan_layout
 from tests.docs.test_pages import ROOT, blocks
 

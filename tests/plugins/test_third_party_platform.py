@@ -17,8 +17,7 @@ from anytron.device.loading import check_requirements, examine_requirements, hoo
 from anytron.device.platform import Decision, decisions_of
 from anytron.kernels.contract import AttentionCall, AttentionSpec, KernelName, KernelSpec, LogProbSpec
 from anytron.kernels.oracles.masks import defined_pairs, read_flash_attention, read_transformer_engine
-from anytron.sequences.inputs import ModelInputs
-from anytron.sequences.layout import LayoutConstraints
+from anytron.sequences.layout import LayoutConstraints, ModelInputs
 from anytron.sequences.masks import AttnMask, MaskKind, MaskRequest
 from anytron.sequences.planning import plan_layout
 from tests.third_party_platform import USABLE, install_into

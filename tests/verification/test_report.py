@@ -7,7 +7,7 @@ import pytest
 
 from anytron.base.errors import AnytronError, ConfigError, EngineError, ProcessLost, WorkerError
 from anytron.base.results import Result, in_one_line, of_error
-from anytron.cli.results import print_report
+from anytron.cli.checks import print_report
 from anytron.proof.checks import Report
 from anytron.proof.verification.report import joined, measured, used
 

@@ -16,14 +16,18 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from anytron.base.errors import EngineError
 from anytron.base.files import exhausted, sync
 from anytron.base.seeds import derive_seed
-from anytron_megatron.checkpoint.optimizer_state import prepare_state, steps_done
-from anytron_megatron.checkpoint.plan import plan_writing
-from anytron_megatron.checkpoint.progress import PROGRESS, ModelProgress, Progress
-from anytron_megatron.checkpoint.random_state import random_file, random_states, restore_random_states
+from anytron_megatron.checkpoint.progress import (
+    PROGRESS,
+    ModelProgress,
+    Progress,
+    random_file,
+    random_states,
+    restore_random_states,
+)
 from anytron_megatron.checkpoint.reader import TABLE, load_tensors
-from anytron_megatron.checkpoint.tensors import trained_tensors
+from anytron_megatron.checkpoint.tensors import prepare_state, steps_done, trained_tensors
 from anytron_megatron.checkpoint.unpickling import refusal
-from anytron_megatron.checkpoint.writer import HostCopies, PartWriter, write_file
+from anytron_megatron.checkpoint.writer import HostCopies, PartWriter, plan_writing, write_file
 from anytron_megatron.training import parallel
 
 if TYPE_CHECKING:

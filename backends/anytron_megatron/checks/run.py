@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from anytron_megatron.checks.critic import critic_diagnostics
-from anytron_megatron.checks.deterministic import deterministic_diagnostics
 from anytron_megatron.checks.experts import expert_diagnostics, routing_replay_diagnostics
 from anytron_megatron.checks.generation import generation_diagnostics
-from anytron_megatron.checks.linear_attention import linear_attention_diagnostics
+from anytron_megatron.checks.layout import (
+    freeze_diagnostics,
+    linear_attention_diagnostics,
+    size_diagnostics,
+    vision_diagnostics,
+)
 from anytron_megatron.checks.lora import lora_diagnostics
 from anytron_megatron.checks.model import model_diagnostics, prediction_diagnostics, transformer_diagnostics
-from anytron_megatron.checks.optimizer import optimizer_diagnostics, reduction_diagnostics
-from anytron_megatron.checks.reward_model import reward_model_diagnostics
-from anytron_megatron.checks.sizes import size_diagnostics
+from anytron_megatron.checks.roles import critic_diagnostics, reward_model_diagnostics, teacher_diagnostics
 from anytron_megatron.checks.subject import Subject
-from anytron_megatron.checks.teacher import teacher_diagnostics
-from anytron_megatron.checks.vision import freeze_diagnostics, vision_diagnostics
+from anytron_megatron.checks.training import deterministic_diagnostics, optimizer_diagnostics, reduction_diagnostics
 from anytron_megatron.models.weight_files import weight_diagnostics
 from anytron_megatron.options import MegatronOptions
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.workers.engines.flops import AttentionLayers, ModelFlops
 from anytron_megatron.checks.subject import Subject
-from anytron_megatron.estimate.sharding import VISION, kind_of
-from anytron_megatron.estimate.tensors import model_shapes
+from anytron_megatron.estimate.tensors import VISION, kind_of, model_shapes
 from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:

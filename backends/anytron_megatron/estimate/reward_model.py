@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 from anytron.workers.engines.memory import BYTES, MemoryPart, TrainingEstimate
 from anytron_megatron.checks.subject import Subject
-from anytron_megatron.estimate.activations import kept_elements
-from anytron_megatron.estimate.sharding import pieces
-from anytron_megatron.estimate.state import Held
-from anytron_megatron.estimate.tensors import model_shapes
+from anytron_megatron.estimate.memory import Held, kept_elements
+from anytron_megatron.estimate.tensors import model_shapes, pieces
 
 if TYPE_CHECKING:
     from anytron.config.schema import RunConfig

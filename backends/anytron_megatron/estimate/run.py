@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 
 from anytron.workers.engines.memory import BYTES, MemoryPart, TrainingEstimate, key_value_elements, readable
 from anytron_megatron.checks.subject import Subject
-from anytron_megatron.estimate.activations import activation_bytes, kept_elements, tile_bytes
-from anytron_megatron.estimate.adapters import adapter_pieces
-from anytron_megatron.estimate.sharding import VISION, pieces
-from anytron_megatron.estimate.state import GRADIENT_BYTES, Held, optimizer_bytes, sharing_ranks
-from anytron_megatron.estimate.tensors import model_shapes
+from anytron_megatron.estimate.memory import (
+    GRADIENT_BYTES,
+    Held,
+    activation_bytes,
+    kept_elements,
+    optimizer_bytes,
+    sharing_ranks,
+    tile_bytes,
+)
+from anytron_megatron.estimate.tensors import VISION, adapter_pieces, model_shapes, pieces
 from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
     from anytron.config.roles import OptimizerSection
     from anytron.config.schema import RunConfig
     from anytron.workers.engines.memory import DeviceMemory, When
-    from anytron_megatron.estimate.sharding import Piece
+    from anytron_megatron.estimate.tensors import Piece
 
 _ALIGNER = ("merger", "aligner", "projector")
 

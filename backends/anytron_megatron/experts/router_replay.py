@@ -22,7 +22,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 
 from anytron.base.errors import EngineError
-from anytron.sequences.parallel import gather_slots
+from anytron.sequences.layout import gather_slots
 from anytron.workers.engines.routing import RoutingShape
 
 if TYPE_CHECKING:

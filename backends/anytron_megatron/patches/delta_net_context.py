@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from anytron.device.patches import Installed
-from anytron.sequences.zigzag import inverted, zigzag_order
+from anytron.sequences.planning import inverted, zigzag_order
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -10,7 +10,7 @@ import torch
 
 from anytron.base.errors import EngineError
 from anytron.sequences.masks import current_mask
-from anytron.sequences.zigzag import zigzag_order
+from anytron.sequences.planning import zigzag_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ import torch
 from anytron.kernels.oracles.attention_numbers import LENGTHS, TOLERANCE, described, drawn_operands, largest_difference
 from anytron.kernels.oracles.influence import influence
 from anytron.kernels.oracles.masks import defined_pairs, read_transformer_engine, wrong_companion
-from anytron.run.preflight.adapted import NotPossible, adapted
+from anytron.run.preflight.limits import NotPossible, adapted
 from anytron.sequences import scopes
 from anytron.sequences.batch import RaggedBatch
 from anytron.sequences.layout import ContextShard

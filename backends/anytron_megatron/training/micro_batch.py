@@ -9,8 +9,7 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from anytron.sequences import scopes, shared_prompts
-from anytron.sequences.inputs import ModelInputs
-from anytron.sequences.layout import LayoutConstraints
+from anytron.sequences.layout import LayoutConstraints, ModelInputs
 from anytron.sequences.masks import AttnMask, MaskKind, MaskRequest, scope_of
 from anytron.sequences.planning import plan_layout
 from anytron.sequences.shared_prompts import Pieces, SharedPrompts, common_prompts

@@ -1,4 +1,4 @@
-"""Estimate the KL divergence to a reference model from the log-probs of sampled tokens, and weigh it.
+"""Estimate KL divergences from the log-probs of sampled tokens: a penalty to a reference, and learning from a teacher.
 
 With ``x`` drawn from the policy ``p`` and ``r = q(x) / p(x)`` for the reference ``q``, the three
 estimators of KL(p || q) are those of J. Schulman, "Approximating KL Divergence",
@@ -13,18 +13,26 @@ k3    ``r - 1 - log r``    unbiased, never negative; what GRPO uses (arXiv:2402.
 As a loss, k1 has a gradient that is zero in expectation: it shows the divergence and does not hold
 it back. As a part of the reward it is the one whose policy gradient is that of KL(p || q): it is
 subtracted when a step's rewards are spread over tokens.
+
+On-policy distillation learns from a teacher ``q`` on the policy's own responses: the negative of k1, as the advantage
+of the token, has the policy gradient that takes a step down KL(p || q) at each state that the policy comes to (Agarwal
+et al., GKD, arXiv:2306.13649, section 3.1, with reverse KL and the student's data alone; Lu et al.,
+https://thinkingmachines.ai/blog/on-policy-distillation). A token answers for itself and not for what follows it: there
+is no discounted sum over later tokens, which MiniLLM (Gu et al., arXiv:2306.08543, section 2.2) adds and which makes
+the estimate noisy.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from anytron.algorithms.advantages.groups import place_at_end
+from anytron.algorithms.advantages import place_at_end
 from anytron.algorithms.contract import LOG_RATIO_LIMIT, required
 
 if TYPE_CHECKING:
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
 
     from anytron.config.algorithm import AlgorithmSection
     from anytron.sequences.batch import RaggedBatch
+
 
 K3_LIMIT = 10.0
 """k3 is held below this, as in verl (``trainer/ppo/core_algos.py``): one token could be all of a step's loss."""
@@ -150,3 +159,43 @@ def kl_metrics(batch: RaggedBatch | None, algorithm: AlgorithmSection) -> dict[s
     if batch is not None and penalizes_rewards(algorithm):
         metrics["policy/kl"] = kl_of_rewards(batch, algorithm)[batch.response_mask].mean().item()
     return metrics
+
+
+def with_distillation(batch: RaggedBatch, algorithm: AlgorithmSection) -> RaggedBatch:
+    """Add the teacher's part to each token's advantage: ``distillation_coefficient * log(q / p_old)``.
+
+    Args:
+        batch: With ``advantages``, and with the log-probs of the old policy and of the teacher if that is asked for.
+        algorithm: Settings.
+
+    Raises:
+        DataError: A field that is needed is missing.
+    """
+    if algorithm.distillation_coefficient == 0.0:
+        return batch
+    advantages = required(batch.advantages, "advantages", "algorithm.distillation_coefficient")
+    taught = -algorithm.distillation_coefficient * reverse_kl(batch).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return replace(batch, advantages=advantages + taught)
+
+
+def reverse_kl(batch: RaggedBatch) -> Tensor:
+    """Estimate the divergence of the policy before the step's updates to the teacher, by token: ``log(p_old / q)``.
+
+    Both are those at the temperature of the rollout.
+
+    Args:
+        batch: With ``old_log_probs`` and ``teacher_log_probs``.
+
+    Returns:
+        float32 ``[T]`` in nats, of either sign; 0 outside of responses.
+    """
+    old = required(batch.old_log_probs, "old_log_probs", "teacher")
+    teacher = required(batch.teacher_log_probs, "teacher_log_probs", "teacher")
+    return torch.where(batch.response_mask, old - teacher, 0.0)
+
+
+def teacher_metrics(batch: RaggedBatch | None) -> dict[str, float]:
+    """Compute how far the step's policy is from its teacher; nothing without one, or for a step that is skipped."""
+    if batch is None or batch.teacher_log_probs is None:
+        return {}
+    return {"policy/teacher_kl": reverse_kl(batch)[batch.response_mask].mean().item()}

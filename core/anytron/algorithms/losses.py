@@ -1,18 +1,20 @@
-"""Policy losses: PPO's clip, GSPO, CISPO and SAPO."""
+"""Losses: of a policy's tokens, of a critic's values and of supervised fine-tuning."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.algorithms.contract import TokenLosses
+from anytron.algorithms.contract import LossOutputs, TokenLosses, required
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.contract import PolicyTokens
     from anytron.config.algorithm import AlgorithmSection
+    from anytron.sequences.batch import RaggedBatch, TokenOutputs
 
 
 def cispo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
@@ -101,3 +103,87 @@ def sapo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
     tau = negative + (positive - negative) * (tokens.advantages > 0).to(ratio.dtype)
     gate = torch.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau)
     return TokenLosses(-gate * tokens.advantages)
+
+
+@dataclass(frozen=True)
+class SupervisedLoss:
+    """Cross-entropy with the responses of the data: the negative log-prob of each of their tokens. Picklable.
+
+    Over the response tokens of a mini-batch, with the weights of ``algorithm.aggregation``::
+
+        -sum of weight * log p(token | those before it)
+
+    With ``token-mean`` that is what Hugging Face's models compute of ``labels`` that are -100 outside of responses.
+    """
+
+    def __call__(self, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
+        """Compute one micro-batch's part of the loss.
+
+        Args:
+            outputs: With ``log_probs`` and ``entropy``.
+            batch: The micro-batch on the same device, with ``loss_weights`` and ``token_shares``.
+
+        Raises:
+            DataError: A field that the loss needs is missing.
+        """
+        weights = required(batch.loss_weights, "loss_weights", "SupervisedLoss")
+        shares = required(batch.token_shares, "token_shares", "SupervisedLoss")
+        log_probs = torch.where(batch.response_mask, required(outputs.log_probs, "log_probs", "SupervisedLoss"), 0.0)
+        entropy = torch.where(batch.response_mask, required(outputs.entropy, "entropy", "SupervisedLoss"), 0.0)
+        loss = -torch.sum(weights * log_probs)
+        metrics = {
+            "loss/total": loss,
+            "loss/nll": -torch.sum(shares * log_probs),
+            "policy/entropy": torch.sum(shares * entropy),
+        }
+        return LossOutputs(loss=loss, metrics={name: value.detach() for name, value in metrics.items()})
+
+
+@dataclass(frozen=True)
+class ValueLoss:
+    """Half of the squared error of a critic's values, clipped as PPO's code does it. Picklable.
+
+    Per token, with the value ``V`` and what it was before the step's updates, ``V_old``::
+
+        0.5 * max((V - return)^2, (clip(V, V_old - clip, V_old + clip) - return)^2)
+
+    A value that has moved by more than ``clip`` in the right direction gains nothing by moving on
+    (https://github.com/openai/baselines, baselines/ppo2/model.py; the paper does not mention it).
+
+    Attributes:
+        clip: How far a value may move in a step; 0 = no limit.
+    """
+
+    clip: float = 0.5
+
+    def __call__(self, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
+        """Compute one micro-batch's part of the loss.
+
+        Args:
+            outputs: With ``values``.
+            batch: The micro-batch on the same device, with ``values``, ``returns``, ``loss_weights`` and
+                ``token_shares``.
+
+        Raises:
+            DataError: A field that the loss needs is missing.
+        """
+        values = required(outputs.values, "values", "ValueLoss")
+        old = required(batch.values, "values", "ValueLoss")
+        returns = required(batch.returns, "returns", "ValueLoss")
+        weights = required(batch.loss_weights, "loss_weights", "ValueLoss")
+        shares = required(batch.token_shares, "token_shares", "ValueLoss")
+
+        error = (values - returns).square()
+        limited = torch.zeros_like(batch.response_mask)
+        if self.clip > 0.0:
+            clipped = (torch.clamp(values, old - self.clip, old + self.clip) - returns).square()
+            limited = clipped > error
+            error = torch.maximum(error, clipped)
+        loss = 0.5 * torch.sum(weights * error)
+        metrics = {
+            "critic/loss": loss,
+            "critic/value_mean": torch.sum(shares * values),
+            "critic/return_mean": torch.sum(shares * returns),
+            "critic/clip_fraction": torch.sum(shares * limited),
+        }
+        return LossOutputs(loss=loss, metrics={name: value.detach() for name, value in metrics.items()})

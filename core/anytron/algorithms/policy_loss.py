@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from anytron.algorithms.called import LOSS
 from anytron.algorithms.contract import LossOutputs, PolicyTokens, TokenLosses, required
 from anytron.algorithms.importance import correct
 from anytron.algorithms.kl import KL_ESTIMATORS
-from anytron.algorithms.registered import LOSSES, call, policy_loss_function, unusable
+from anytron.algorithms.registered import LOSS, LOSSES, call, policy_loss_function, unusable
 from anytron.base.metric import is_maximum
 
 if TYPE_CHECKING:

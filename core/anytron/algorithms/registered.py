@@ -1,4 +1,4 @@
-"""Find the advantage estimator and the policy loss that a configuration names, as reward functions are found."""
+"""Find the advantage estimator and the policy loss that a configuration names, and call those of a user."""
 
 from __future__ import annotations
 
@@ -10,27 +10,53 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from anytron.algorithms.advantages.gae import critic_advantages
-from anytron.algorithms.advantages.groups import (
+from anytron.algorithms.advantages import (
     centred_group_advantages,
+    critic_advantages,
     group_advantages,
     leave_one_out_advantages,
     no_advantages,
+    return_advantages,
+    returns_against_group,
 )
-from anytron.algorithms.advantages.reinforce_plus_plus import return_advantages, returns_against_group
-from anytron.algorithms.called import ADVANTAGE, LOSS
-from anytron.algorithms.contract import AdvantageFunction, Advantages, PolicyLossFunction
+from anytron.algorithms.contract import AdvantageFunction, Advantages, PolicyLossFunction, PolicyTokens, TokenLosses
 from anytron.algorithms.kl import rewards_and_token_rewards
 from anytron.algorithms.losses import cispo, gspo, gspo_token, ppo_clip, sapo
+from anytron.base.functions import Called, Kind, has
 from anytron.config.imports import resolve
+from anytron.sequences.batch import RaggedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from anytron.base.errors import AnytronError
-    from anytron.base.functions import Kind
     from anytron.config.algorithm import AlgorithmSection
-    from anytron.sequences.batch import RaggedBatch
+
+
+_ALGORITHM = "algorithm is the section algorithm of the configuration"
+
+ADVANTAGE = Kind(
+    "algorithm.advantage",
+    Called(
+        "An estimator of advantages",
+        ("batch", "rewards", "algorithm"),
+        f"batch is a RaggedBatch, and {has(RaggedBatch)}; rewards is a float32 tensor with a number for each "
+        f"sequence of batch; {_ALGORITHM}",
+        f"an anytron.algorithms.contract.Advantages ({has(Advantages)}) of finite float32 tensors with a number for "
+        "each token of batch",
+    ),
+)
+LOSS = Kind(
+    "algorithm.loss",
+    Called(
+        "A policy's loss",
+        ("tokens", "algorithm"),
+        f"tokens is a PolicyTokens, and {has(PolicyTokens)}; {_ALGORITHM}",
+        f"an anytron.algorithms.contract.TokenLosses ({has(TokenLosses)}) of tensors with a number for each token, "
+        "made of tokens.log_probs, so that they have a gradient",
+    ),
+)
+
 
 ADVANTAGES: Mapping[str, AdvantageFunction] = MappingProxyType(
     {

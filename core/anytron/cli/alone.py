@@ -1,12 +1,33 @@
-"""A run's training engine alone, on one rank of this machine: what ``checkpoint export`` and ``replay`` start."""
+"""``checkpoint export`` and ``replay``: start the training engine of a run alone, on one rank of this machine."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from anytron.base.components import EXECUTORS, load_component
+from anytron.base.errors import CheckpointError, ConfigError, DataError
+from anytron.cli.output import ScratchDirectory, error_console
+from anytron.config.diagnostics import refuse
+from anytron.config.dump import to_yaml
+from anytron.config.load import load_config
+from anytron.config.schema import RunConfig
+from anytron.record.checkpoint.directory import locate
+from anytron.run.preflight.capabilities import replay_diagnostics
+from anytron.run.preflight.open_run import open_run
 
 if TYPE_CHECKING:
-    from anytron.config.schema import RunConfig
+    from collections.abc import Sequence
+
+    from anytron.record.checkpoint.directory import Checkpoint
+    from anytron.run.trainer.bad_batch import BadUpdate
+    from anytron.run.trainer.replay import Finding
+    from anytron.workers.engines.inspection import NonFinite
+
 
 _ALONE = (
     "parallel={}",
@@ -43,3 +64,163 @@ def alone(config: RunConfig) -> list[str]:
 def override(key: str, value: object) -> str:
     """Write an override; paths may hold what YAML reads as something else."""
     return f"{key}={json.dumps(str(value))}"
+
+
+POLICY_ALONE = ("algorithm={}", "critic=null", "teacher=null")
+"""Neither a critic nor a reference model nor a teacher is loaded."""
+
+
+def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
+    """Write the model of a checkpoint.
+
+    Args:
+        path: A checkpoint; or a directory of checkpoints or of a run, whose newest one is taken.
+        out: The directory to write.
+        overrides: Changes of the run's configuration, for example where its model lies now; relative paths are relative
+            to the current directory.
+
+    Raises:
+        AnytronError: The checkpoint is damaged or would run code, ``out`` exists, or the run cannot be set up here.
+    """
+    if out.exists():
+        raise ConfigError("The directory to write exists.", where=str(out), fix="name another one")
+    checkpoint = locate(path)
+    checkpoint.verify()
+    config = _config(checkpoint)
+    _refuse_code(config, overrides)
+    notes = error_console()
+    with ScratchDirectory("export", notes) as scratch:
+        yaml = scratch.path / "run.yaml"
+        yaml.write_text(to_yaml(config), encoding="utf-8")
+        own = [*alone(config), *POLICY_ALONE, override("trainer.output_dir", scratch.path)]
+        if config.model.lora is not None:
+            own.append("model.lora.path=null")  # what the run's adapters began as
+        run = open_run(yaml, [*own, *overrides], relative_to=Path.cwd())
+        for line in run.lines:
+            notes.print(line)
+        refuse(run.diagnostics)
+        executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
+
+        from anytron.run.trainer.trained_models import export_checkpoint
+
+        with executor_class(run.config, run.session) as executor:
+            beginning = checkpoint.state().beginning
+            export_checkpoint(run.config, executor, checkpoint.training, out.absolute(), beginning)
+    notes.print(f"the model after step {checkpoint.step}: {out}")
+
+
+def _config(checkpoint: Checkpoint) -> RunConfig:
+    """The configuration of the run that a checkpoint is of."""
+    try:
+        return RunConfig.model_validate(checkpoint.state().config)
+    except ValidationError as error:
+        raise CheckpointError(
+            "The configuration in the checkpoint cannot be used.",
+            where=str(checkpoint.path),
+            why=str(error),
+            fix="use the version of Anytron that wrote it",
+        ) from error
+
+
+def _refuse_code(config: RunConfig, overrides: Sequence[str]) -> None:
+    """A checkpoint is data, whoever wrote it: a function in its configuration runs only if the user names it too."""
+    for key, reference in (("model.tokenizer", config.model.tokenizer), ("model.processor", config.model.processor)):
+        named = any(override.startswith(f"{key}=") for override in overrides)
+        if reference is not None and ":" in reference and not named:
+            raise ConfigError(
+                "The checkpoint's configuration names a function, and nothing in a checkpoint runs unasked.",
+                where=f"{key} = {reference}",
+                fix=f"if you trust it, name it yourself: anytron checkpoint export PATH OUT {key}={reference}",
+            )
+
+
+def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None, as_json: bool) -> bool:
+    """Replay a saved mini-batch, print what was found, and say whether every number was finite.
+
+    Args:
+        path: A directory below ``bad_batches/``.
+        overrides: Keys of the run's configuration to change, for example ``model.dtype=float32``.
+        checkpoint: A checkpoint to take the weights from.
+        as_json: Print JSON.
+
+    Raises:
+        AnytronError: The directory, the configuration or the machine is not fit for it.
+    """
+    from anytron.record.checkpoint.directory import locate
+    from anytron.run.trainer.bad_batch import CONFIG, read_bad_batch
+
+    notes = error_console()
+    path = path.resolve()
+    update, batch = read_bad_batch(path)
+    found = None if checkpoint is None else locate(checkpoint)
+    if found is not None:
+        found.verify()
+    config = load_config(path / CONFIG)
+    origin, weights = _weights(path, config, found)
+    with ScratchDirectory("replay", notes) as scratch:
+        own = [*alone(config), override("trainer.output_dir", scratch.path), *weights]
+        run = open_run(path / CONFIG, [*own, *overrides])
+        for line in run.lines:
+            notes.print(line)
+        refuse([*run.diagnostics, *replay_diagnostics(run.config)])
+        executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
+
+        from anytron.run.trainer.replay import replay  # torch: only when nothing has been found wrong so far
+
+        notes.print(f"replaying step {update.step}, update {update.update} of the {update.model}, from {origin}")
+        files = None if found is None else found.training
+        with executor_class(run.config, run.session) as executor:
+            finding = replay(update, batch, run.config, executor, files)
+    print(json.dumps(_record(update, finding, origin), indent=2) if as_json else "\n".join(_lines(finding)))
+    return not finding.reproduced
+
+
+def _weights(path: Path, config: RunConfig, checkpoint: Checkpoint | None) -> tuple[str, list[str]]:
+    """Find what the update starts from: its name for people, and overrides."""
+    from anytron.run.trainer.initial_model import model_directory
+
+    made = config.model.path is None
+    initial = [override("model.path", model_directory(config)), "model.config=null"] if made else []
+    if checkpoint is not None:
+        return f"the checkpoint of step {checkpoint.step}", initial
+    if (path / "critic").is_dir():
+        return "its weights at that time", [*initial, override("critic.path", path / "critic")]
+    if (path / "adapter").is_dir():
+        return "its adapters at that time", [*initial, override("model.lora.path", path / "adapter")]
+    if (path / "model").is_dir():
+        tokenizer = [] if config.model.tokenizer else [override("model.tokenizer", config.model.path)]
+        return "its weights at that time", [override("model.path", path / "model"), "model.config=null", *tokenizer]
+    if not model_directory(config).is_dir():
+        raise DataError(
+            "The model that the run started from is gone.",
+            where=str(model_directory(config)),
+            fix=f"give a checkpoint: anytron replay {path} --checkpoint PATH",
+        )
+    return "the initial model", initial
+
+
+def _lines(finding: Finding) -> list[str]:
+    inspection = finding.inspection
+    lines = [f"in the saved batch: {field}" for field in finding.data]
+    lines += [f"in the weights: {name}" for name in inspection.weights]
+    first = inspection.first
+    if first is None:
+        return [*lines, "in the passes: every number is finite"]
+    lines.append(f"first in the passes: {first.value} in the {_where(first)}, {first.count} of {first.size} numbers")
+    if finding.sequence is None:
+        return [*lines, f"  micro-batch {first.micro_batch}"]
+    place = f"sequence {finding.sequence} of the mini-batch, token {first.token} (id {finding.token_id})"
+    return [*lines, f"  micro-batch {first.micro_batch}, {place}"]
+
+
+def _where(first: NonFinite) -> str:
+    if first.what == "loss":
+        return "loss"
+    if first.what in ("output", "gradient"):
+        return f"{first.what} of {first.place}"
+    return first.what.replace("its", f"{first.place}'s")
+
+
+def _record(update: BadUpdate, finding: Finding, origin: str) -> dict[str, Any]:
+    """Give what ``--json`` prints."""
+    return {"update": asdict(update), "from": origin, **asdict(finding)}

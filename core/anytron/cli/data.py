@@ -168,7 +168,7 @@ def _print_table(sources: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from anytron.cli.tables import print_table
+    from anytron.cli.output import print_table
 
     table = Table("source")
     for heading in ("share", "read", "kept", "too long", "duplicates", "tokens: min", "mean", "median", "max"):

@@ -12,10 +12,9 @@ import typer
 from anytron.base.errors import within
 from anytron.cli.output import error_console, result_console
 from anytron.config.load import read_stages
-from anytron.run.preflight.prepare import prepare, prepare_prompts
+from anytron.run.preflight.prepare import prepare, prepare_held_out, prepare_prompts, prepare_validation
 from anytron.run.preflight.rehearsal import TrialProcesses, rehearse
 from anytron.run.preflight.trial import Rehearsal
-from anytron.run.preflight.validation import prepare_held_out, prepare_validation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

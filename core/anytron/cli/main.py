@@ -17,8 +17,7 @@ from anytron.base.terminal import make_output_visible
 from anytron.base.version import __version__
 from anytron.cli.checkpoint import app as checkpoint_app
 from anytron.cli.data import app as data_app
-from anytron.cli.patches import app as patches_app
-from anytron.cli.plugins import app as plugins_app
+from anytron.cli.plugins import patches_app, plugins_app
 from anytron.device.loading import disable_device_autoload
 from anytron.device.loading.requirements import not_installed
 
@@ -120,7 +119,7 @@ def verify(
 
     Example: anytron verify examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """
-    from anytron.cli.verify import run_verification, run_verification_of
+    from anytron.cli.checks import run_verification, run_verification_of
 
     _handle_signals()
     if of_verl:
@@ -239,7 +238,7 @@ def replay(
 
     Example: anytron replay runs/default/bad_batches/step-000012-update-1
     """
-    from anytron.cli.replay import run_replay
+    from anytron.cli.alone import run_replay
 
     _handle_signals()
     if not run_replay(batch, overrides or [], checkpoint=checkpoint, as_json=as_json):
@@ -270,7 +269,7 @@ def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
     Overrides, defaults and the edits of plugins are applied, and paths are absolute. Those edits, with
     their reasons, and the warnings of plugins go to the error output.
     """
-    from anytron.cli.show_config import show_config
+    from anytron.cli.train import show_config
 
     show_config(config, overrides or [])
 
@@ -312,7 +311,7 @@ def doctor(
 
     Example: anytron doctor examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """
-    from anytron.cli.doctor import run_doctor
+    from anytron.cli.checks import run_doctor
 
     if not run_doctor(config, overrides or [], as_json=as_json):
         raise typer.Exit(1)

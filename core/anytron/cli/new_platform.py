@@ -1,17 +1,145 @@
-"""``anytron new-platform``: write the package of a new platform, and say what comes next."""
+"""``anytron new-platform``: write the package of a new platform from a template, and print the next commands."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import shlex
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from anytron.cli.scaffold.names import names_of
-from anytron.cli.scaffold.write import write_package
+from anytron.base.errors import PluginError
+from anytron.base.files import exhausted, publish_directory
+from anytron.device.loading.discovery import GROUPS
+from anytron.device.loading.known import OFFICIAL_PLATFORMS
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_TEMPLATE = "acme"
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a new platform is called in each place.
+
+    Attributes:
+        platform: What users write in ``platform.name``: lower-case words with hyphens.
+    """
+
+    platform: str
+
+    @property
+    def distribution(self) -> str:
+        """What ``pip install`` is given."""
+        return f"anytron-{self.platform}"
+
+    @property
+    def package(self) -> str:
+        """What ``import`` is given."""
+        return f"anytron_{self.platform.replace('-', '_')}"
+
+    def fill(self, text: str) -> str:
+        """Put the name into text, or a path, of the template."""
+        forms = {
+            f"anytron_{_TEMPLATE}": self.package,
+            _TEMPLATE.capitalize(): "".join(word.capitalize() for word in self.platform.split("-")),
+            _TEMPLATE: self.platform,
+        }
+        return re.sub("|".join(forms), lambda found: forms[found.group()], text)
+
+
+def names_of(platform: str) -> Names:
+    """Check the name of a new platform.
+
+    Raises:
+        PluginError: It is no name, or an installed or official plugin has it.
+    """
+    normal = re.sub(r"[-_.]+", "-", platform).strip("-").lower()
+    if not _NAME.fullmatch(platform):
+        raise PluginError(
+            f"'{platform}' cannot be the name of a platform.",
+            where="anytron new-platform",
+            why="it becomes the name of a distribution, of an import package and of a class: lower-case letters, "
+            "digits and single hyphens, beginning with a letter",
+            fix=f"anytron new-platform {normal}"
+            if _NAME.fullmatch(normal)
+            else "for example anytron new-platform acme",
+        )
+    names = Names(platform)
+    if reason := _taken(names):
+        ours = f"pip uninstall {names.distribution}, or " if names.distribution in reason else ""
+        raise PluginError(
+            f"A plugin '{platform}' exists already.",
+            where="anytron new-platform",
+            why=reason,
+            fix=f"{ours}choose another name; anytron plugins list shows the names in use",
+        )
+    return names
+
+
+def _taken(names: Names) -> str:
+    """Why the name cannot be used; empty if it can."""
+    if names.platform in OFFICIAL_PLATFORMS:
+        return f"it is a platform of this project: {OFFICIAL_PLATFORMS[names.platform]}"
+    for group in GROUPS:
+        for point in entry_points(group=group, name=names.platform):
+            return f"the installed distribution {point.dist.name if point.dist else 'of ' + point.value} offers it"
+    if importlib.util.find_spec(names.package) is not None:
+        return f"an import package {names.package} is installed"
+    return ""
+
+
+TEMPLATE = Path(__file__).parent / "scaffold" / "template"
+
+
+def write_package(names: Names, into: Path) -> Path:
+    """Write ``into/anytron-NAME``: whole, or not at all.
+
+    Returns:
+        The directory.
+
+    Raises:
+        PluginError: It is there already, or ``into`` is no directory in which it can be made.
+    """
+    directory = into / names.distribution
+    if directory.exists() or directory.is_symlink():
+        raise PluginError(
+            f"{directory} exists already.",
+            where="anytron new-platform",
+            why="nothing is overwritten",
+            fix="remove it, or write elsewhere with --into DIR",
+        )
+
+    def write(part: Path) -> None:
+        for source in template_files():
+            file = part / names.fill(source.relative_to(TEMPLATE).as_posix())
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(names.fill(source.read_text(encoding="utf-8")), encoding="utf-8")
+
+    try:
+        publish_directory(directory, write)
+    except OSError as error:
+        raise exhausted(error) or PluginError(
+            f"{directory} cannot be written.",
+            where="anytron new-platform",
+            why=f"{error.strerror}: {error.filename}",
+            fix="write elsewhere with --into DIR",
+        ) from error
+    return directory
+
+
+def template_files() -> Iterator[Path]:
+    """The files of the template; not what Python leaves beside them."""
+    for path in sorted(TEMPLATE.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path
 
 
 def new_platform(name: str, into: Path) -> None:

@@ -1,22 +1,29 @@
-"""Consoles: all that they print is visible text. Output of a run may be lost without ending the run."""
+"""Consoles whose texts are visible, tables, and the temporary directory of a command."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.segment import Segment
+from typing_extensions import Self
 
+from anytron.base.files import remove
 from anytron.base.terminal import VisibleStream, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import TextIO
 
     from rich.console import ConsoleOptions, RenderableType
+    from rich.table import Table
+
 
 FILE_WIDTH = 100
 """Columns where the output is not a terminal: rich would take 80."""
@@ -113,3 +120,65 @@ def run_output() -> Iterator[Console]:
     """
     with contextlib.redirect_stderr(Expendable(sys.stderr)):
         yield VisibleConsole(Expendable(unwrapped(sys.stdout)), soft_wrap=True)
+
+
+TABLE_WIDTH = 200
+"""Columns where the output is not a terminal: rich would take 80 and cut names short."""
+
+
+def print_table(table: Table) -> None:
+    """Print a table on the standard output."""
+    result_console(TABLE_WIDTH).print(table)
+
+
+def kernels_line(suppliers: Mapping[str, str]) -> str:
+    """Say in one line which plugins supplied which kernels.
+
+    Args:
+        suppliers: Plugins by kernel, as :meth:`anytron.device.hooks.facade.Hooks.suppliers` gives them.
+    """
+    by_plugin: dict[str, list[str]] = {}
+    for kernel, plugins in suppliers.items():
+        by_plugin.setdefault(plugins, []).append(kernel.removeprefix("fused_kernel ").removesuffix("_kernel"))
+    parts = [f"{', '.join(kernels)} from {plugins}" for plugins, kernels in sorted(by_plugin.items())]
+    return "kernels: " + ("; ".join(parts) or "the engine's own")
+
+
+LOGS = "logs"
+
+
+class ScratchDirectory:
+    """A private temporary directory. A context manager: leaving deletes it.
+
+    After an error the logs of processes stay, because the error names them, and it is said where they are; not after
+    Ctrl-C or a signal.
+
+    Args:
+        command: Of ``anytron``; part of the directory's name.
+        notes: Is told where the logs are.
+
+    Attributes:
+        path: The directory; processes write to ``logs`` in it.
+    """
+
+    def __init__(self, command: str, notes: Console) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"anytron-{command}-"))
+        self._notes = notes
+        self._keeps_logs = False
+
+    def keep_logs(self) -> None:
+        """Leave the logs when all else is deleted."""
+        self._keeps_logs = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        failed = kind is not None and issubclass(kind, Exception)
+        if not ((failed or self._keeps_logs) and (self.path / LOGS).is_dir()):
+            shutil.rmtree(self.path)
+            return
+        for path in self.path.iterdir():
+            if path.name != LOGS:
+                remove(path)
+        self._notes.print(f"logs of the processes: {self.path / LOGS}")

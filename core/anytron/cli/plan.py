@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from anytron.base.errors import AnytronError, ConfigError
-from anytron.cli.tables import print_table
+from anytron.cli.output import print_table
 from anytron.proof.doctor.live import Live
 from anytron.proof.doctor.memory import device_memory
 from anytron.proof.doctor.subject import look

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from anytron.cli.tables import kernels_line
+from anytron.cli.output import kernels_line
 from anytron.record.tracking.progress import Progress
 
 if TYPE_CHECKING:

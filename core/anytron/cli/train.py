@@ -1,13 +1,16 @@
-"""``anytron train``: check everything, then run the loop, of each stage if there are several."""
+"""``anytron train`` and ``anytron config show``: open a run, or each stage of one; then train it, or print it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import typer
+
 from anytron.base.components import EXECUTORS, load_component
 from anytron.cli.output import run_output
 from anytron.cli.progress import make_progress
 from anytron.config.diagnostics import refuse
+from anytron.config.dump import to_yaml
 from anytron.run.preflight.open_run import open_stages
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.device.loading import Session
     from anytron.run.trainer.frame import RunSummary
+
 
 CONTINUE = "the same command with resume=auto continues the run"
 """What to do after a run that did not come to its end."""
@@ -96,3 +100,19 @@ def last_words(summary: RunSummary, *, supervised: bool) -> Iterator[str]:
             f"{summary.steps} step{'s' if summary.steps > 1 else ''}, {summary.seconds:.1f} s, "
             f"last {name} {summary.metrics[metric]:.3f}; see {summary.output_dir}"
         )
+
+
+def show_config(path: Path, overrides: Sequence[str]) -> None:
+    """Print the configuration as YAML, of each stage by itself, and to the error output what plugins changed and why.
+
+    Raises:
+        ConfigError: The run could not start; the configuration is printed all the same.
+    """
+    stages = open_stages(path, overrides)
+    for line in dict.fromkeys(line for run in stages.values() for line in run.lines):
+        typer.echo(line, err=True)
+    for name, run in stages.items():
+        if name:
+            typer.echo(f"--- # stage {name}")
+        typer.echo(to_yaml(run.config), nl=False)
+    refuse(dict.fromkeys(one for run in stages.values() for one in run.diagnostics))

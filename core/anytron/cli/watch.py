@@ -1,23 +1,182 @@
-"""``anytron watch``: a run in the terminal, while it goes on."""
+"""``anytron watch``: show a run in the terminal while it goes on."""
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from rich.console import Group
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
+from anytron.base.terminal import visible
 from anytron.cli.output import result_console
-from anytron.cli.picture import picture
 from anytron.cli.progress import facts
+from anytron.record.report.chapters import LEADING, validation_means
+from anytron.record.report.page import duration
 from anytron.record.report.run import Run, State, runs_in
+from anytron.record.report.samples import last_samples
+from anytron.record.report.sparkline import BLOCKS, PLAIN, plot
+from anytron.record.report.workers import devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+
+
+PLOTTED = ("reward/mean", "loss/nll")
+"""The first of them that a run has gets a plot of several lines."""
+METRICS = (*(name for name in LEADING if name not in PLOTTED), "throughput/tokens_per_s")
+COLOURS = {State.GOING: "cyan", State.FINISHED: "green", State.FAILED: "bold red"}
+PARTS = ("blue", "yellow", "green", "magenta", "red", "cyan")
+RECENT = 20
+"""Steps whose time is split."""
+PLOT_LINES = 6
+"""Lines of its plot."""
+WARNINGS, SAMPLES = 5, 3
+"""How many are shown, the last ones."""
+LONGEST = 240
+"""Characters of a prompt, a response or a warning that are shown."""
+FEWEST, MOST = 20, 160
+"""Columns that plots are wide."""
+
+
+def picture(run: Run, width: int, encoding: str) -> RenderableType:
+    """Draw a run as it is now.
+
+    Args:
+        run: The run, updated.
+        width: Columns of the terminal.
+        encoding: Of the terminal: what it cannot show is escaped, and plots are made of ASCII if need be.
+    """
+    return Group(*_Picture(run, width, encoding).parts())
+
+
+class _Picture:
+    def __init__(self, run: Run, width: int, encoding: str) -> None:
+        self._run, self._width, self._encoding = run, width, encoding
+        self._levels = BLOCKS if encoding.lower().replace("-", "") in ("utf8", "utf16", "utf32") else PLAIN
+
+    def parts(self) -> Iterator[RenderableType]:
+        yield self._heading()
+        if self._run.history.last:
+            yield self._plot()
+            yield self._metrics()
+            yield self._time()
+        else:
+            yield Text("no step is recorded yet", "dim")
+        yield from self._warnings()
+        yield from self._samples()
+
+    def _heading(self) -> Text:
+        run = self._run
+        total = "" if run.total_steps is None else f"/{run.total_steps}"
+        text = Text.assemble(
+            (self._visible(str(run.path)), "bold"), "  ", (run.state.value, COLOURS.get(run.state, "yellow"))
+        )
+        if run.owner is not None:
+            text.append(self._visible(f" ({run.owner})"), "dim")
+        text.append(f"\nstep {run.history.last}{total}")
+        if run.total_steps:
+            done = min(run.history.last / run.total_steps, 1.0)
+            text.append(f"  {done:.0%}")
+        spent = sum(run.history.values("time/step_s"))
+        text.append(f"  {duration(spent)} trained")
+        if run.state is State.GOING and (left := run.remaining_seconds) is not None:
+            text.append(f"  {duration(left)} left", "bold")
+        if trained_on := devices(run.workers()):
+            text.append(self._visible(f"  on {trained_on}"), "dim")
+        if run.early_stop is not None:
+            text.append(self._visible(f"\n{run.early_stop}"))
+        return text
+
+    def _plot(self) -> RenderableType:
+        name = next((one for one in PLOTTED if one in self._run.history.series), None)
+        if name is None:
+            return Text("")
+        series = self._run.history.series[name]
+        lines = plot(series.values, self._plot_width(), PLOT_LINES, self._levels)
+        values = self._run.history.values(name)
+        grid = Table.grid(padding=(0, 1))
+        labels = [f"{max(values):.4g}", *[""] * (PLOT_LINES - 2), f"{min(values):.4g}"] if values else [""] * PLOT_LINES
+        for label, line in zip(labels, lines, strict=True):
+            grid.add_row(Text(label, "dim", justify="right"), Text(line, "green", no_wrap=True))
+        return Group(Text(f"\n{name} {self._last(name)}", "bold"), grid, Text(""))
+
+    def _metrics(self) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 1))
+        for name in ("metric", "so far", "last", "lowest", "highest"):
+            justify: Literal["left", "right"] = "left" if name in ("metric", "so far") else "right"
+            table.add_column(name, justify=justify, no_wrap=True, overflow="crop")
+        for name in (*validation_means(self._run.validation.series), *METRICS):
+            series = self._run.series.get(name)
+            if series is None:
+                continue
+            (line,) = plot(series.values, max(self._plot_width() - 30, FEWEST), 1, self._levels)
+            values = [value for value in series.values if math.isfinite(value)]
+            low, high = (f"{min(values):.4g}", f"{max(values):.4g}") if values else ("", "")
+            table.add_row(name, Text(line, "cyan"), self._last(name), low, high)
+        return table
+
+    def _time(self) -> RenderableType:
+        parts = {name: spent for name, spent in self._run.seconds_by_part(RECENT).items() if spent > 0}
+        whole = sum(parts.values())
+        if not whole:
+            return Text("")
+        shares = sorted(parts.items(), key=lambda part: -part[1])
+        bar, legend = Text("\n"), Text()
+        for number, (name, spent) in enumerate(shares):
+            colour, shown = PARTS[number % len(PARTS)], self._visible(name)
+            drawn = "\u2588" if self._levels is BLOCKS else shown[:1].upper() or "#"
+            bar.append(drawn * round(spent / whole * self._plot_width()), colour)
+            legend.append(f"{shown} {spent / whole:.0%}  ", colour)
+        return Group(bar, legend)
+
+    def _warnings(self) -> Iterator[RenderableType]:
+        run = self._run
+        lost = run.losses()
+        said = [
+            f"lost after step {one.get('after_step')}: {one.get('lost')} {one.get('then')}" for one in lost[-WARNINGS:]
+        ]
+        said += [*run.log()[-WARNINGS:], *run.problems]
+        if run.failure is not None:
+            said.append(f"error: {run.failure}")
+        if said:
+            yield Text("\nwarnings", "bold")
+            yield from (Text(self._short(text), "yellow") for text in said)
+
+    def _samples(self) -> Iterator[RenderableType]:
+        samples = last_samples(self._run, SAMPLES)
+        if samples:
+            yield Text("\nlast samples", "bold")
+        for sample in samples:
+            reward = "none" if sample["reward"] is None else f"{sample['reward']:.4g}"
+            of = f"validation {sample['validation']} after " if "validation" in sample else ""
+            begin = self._visible(f"{of}step {sample['step']}, reward {reward}: ")
+            yield Text.assemble((begin, "dim"), self._short(sample["prompt"]))
+            for text in sample.get("errors", {}).values():
+                yield Text(f"  {self._short(text)}", "red")
+            yield Text(f"  {self._short(sample['response']) or '(empty)'}", "cyan")
+
+    def _last(self, name: str) -> str:
+        value = {**self._run.validation.recent, **self._run.history.recent}.get(name)
+        return "" if value is None else f"{value:.4g}"
+
+    def _plot_width(self) -> int:
+        return max(min(self._width - 12, MOST), FEWEST)
+
+    def _short(self, text: str) -> str:
+        line = text if len(text) <= LONGEST else f"{text[: LONGEST * 2 // 3]} ... {text[-LONGEST // 3 :]}"
+        return self._visible(line.replace("\n", " "))
+
+    def _visible(self, text: str) -> str:
+        return visible(text, self._encoding)
+
 
 BEFORE = 10
 """Steps that are said at first where it is one line per step."""

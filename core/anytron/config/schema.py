@@ -121,7 +121,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _critic_where_it_is_used(self) -> RunConfig:
         advantage = self.algorithm.advantage
-        if self.supervised:  # anytron.run.preflight.supervised refuses a critic, as all else that has no meaning then
+        if self.supervised:  # anytron.run.preflight.settings refuses a critic, as all else that has no meaning then
             return self
         if advantage == "gae" and self.critic is None:
             raise ValueError("algorithm.advantage=gae needs a critic: add a section critic, {} for the defaults")

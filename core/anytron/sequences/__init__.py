@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from anytron.sequences.batch import RaggedBatch
-    from anytron.sequences.inputs import ModelInputs
-    from anytron.sequences.layout import ContextShard, Format, LayoutConstraints, SequenceLayout
+    from anytron.sequences.layout import ContextShard, Format, LayoutConstraints, ModelInputs, SequenceLayout
     from anytron.sequences.masks import AttnMask, MaskKind, MaskRequest, Pair, Polarity, current_mask
     from anytron.sequences.planning import plan_layout
 else:

@@ -11,15 +11,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from anytron.base.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.distributed import ProcessGroup
+
+    from anytron.sequences.scopes import ScopeFactory
+
 
 Format = Literal["thd", "bshd"]
 """How sequences lie in a model's input: ``thd`` packs them one behind the other, ``bshd`` pads each to a row."""
@@ -39,7 +46,7 @@ IGNORED_LABEL = -100
 
 Gather = Callable[[Tensor], Tensor]
 """Concatenate ``[K, ...]`` of all context-parallel shards along dim 0, in rank order. Gradients must
-flow through the local slice only (:func:`anytron.sequences.parallel.gather_slots`)."""
+flow through the local slice only (:func:`anytron.sequences.layout.gather_slots`)."""
 
 
 @dataclass(frozen=True)
@@ -280,3 +287,53 @@ def _count(values: Tensor) -> str:
 
 def _misfit(what: str, where: str, why: str) -> DataError:
     return DataError(what, where=f"SequenceLayout.{where}", why=why)
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """One micro-batch as the model will see it on this rank, all padding decided.
+
+    ``preprocess_sequences`` receives it and may return a changed copy (``dataclasses.replace``).
+
+    Attributes:
+        layout: The plan that all tensors here followed.
+        input_ids: int64 ``[R, C]`` of ``layout.taken`` (whole sequences for models that shard inside);
+            padding holds 0.
+        position_ids: int64 ``[R, C]`` of ``layout`` (of ``layout.taken`` where the model packs rows itself), or
+            ``[3, R, C]`` for a model with mrope: temporal, vertical, horizontal.
+        labels: int64 ``[R, C]`` of ``layout``, as the model's output; the next real token, -100
+            (``anytron.sequences.layout.IGNORED_LABEL``) elsewhere.
+        scope: Makes a context manager that is entered around this micro-batch's forward pass and around
+            each recomputation of it; None if no plugin needs one. A plugin adds its own with
+            ``scopes.combine(inputs.scope, mine)``.
+        extra: Further arguments of the model's forward, by name (images of a VLM, for example).
+    """
+
+    layout: SequenceLayout
+    input_ids: Tensor
+    position_ids: Tensor
+    labels: Tensor
+    scope: ScopeFactory | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def gather_slots(group: ProcessGroup) -> Callable[[Tensor], Tensor]:
+    """Make the ``gather`` that :meth:`SequenceLayout.unpack` asks for.
+
+    The returned function takes this rank's slots ``[N, ...]`` and gives all ranks' ``[size * N, ...]``
+    in rank order. The gradient flows through the local slice only: each rank's loss sees all
+    tokens, and the gradients of the parameters are summed over context-parallel ranks afterwards, so
+    that a gradient through the others' slices would count every token ``size`` times.
+
+    Args:
+        group: The context-parallel process group.
+    """
+
+    def gather(slots: Tensor) -> Tensor:
+        local = slots.detach().contiguous()
+        parts = [torch.empty_like(local) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, local, group=group)
+        parts[dist.get_rank(group)] = slots
+        return torch.cat(parts)
+
+    return gather

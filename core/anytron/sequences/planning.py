@@ -1,24 +1,35 @@
 """Turn lengths into a layout, on the host: one pass over the tokens for each field, no loop over sequences.
 
+No other file checks the lengths of a ragged batch, or decides to which length each sequence is padded. The rules are
+those of Megatron-Core's context parallelism and of Transformer Engine's FP8 kernels, as verl, ms-swift and slime use
+them (docs/explanation/layouts.md). Elsewhere they are written out once for text, once for vision models and once for
+labels, and disagree (verl ``models/mcore/util.py:861-891`` leaves out FP8).
+
 First the *whole* is planned: all padded sequences one after the other. A context-parallel shard then
 selects slots of the whole, in another order, and the fields of a rank describe the selected slots.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from anytron.base.errors import DataError
-from anytron.sequences.alignment import checked_lengths, padded_packed, padded_rows, sequence_alignment
 from anytron.sequences.layout import ContextShard, Format, LayoutConstraints, SequenceLayout, TakenAs
-from anytron.sequences.zigzag import inverted, zigzag_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
+
+FP8_SEQUENCE = 16
+"""Tokens of which a packed sequence is a multiple: the block of FP8 matrix products."""
+
+
+FP8_TOTAL = 128
+"""Alignments of which the whole buffer is a multiple: the tile of block-scaled FP8."""
 
 
 def plan_layout(
@@ -65,7 +76,7 @@ def plan_layout(
     _check_options(format, tensor_parallel, taken_as)
     real = checked_lengths(lengths, context_length)
     cp = shard.size
-    align = sequence_alignment(tensor_parallel, shard.chunks, constraints.align)
+    align = math.lcm(tensor_parallel * shard.chunks, constraints.align)
     if format == "thd":
         padded = padded_packed(real, align, constraints.bucket, cp, fp8=fp8)
     else:
@@ -152,3 +163,100 @@ def _counted(size: int, starts: Tensor, steps: Tensor) -> Tensor:
 
 def _cumulative(ends: Tensor) -> Tensor:
     return torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
+
+
+def checked_lengths(lengths: Sequence[int] | Tensor, context_length: int | None = None) -> Tensor:
+    """Check lengths: at least one sequence, none empty, none longer than the model's context.
+
+    Args:
+        lengths: Real lengths; a sequence of ints or an int tensor ``[B]``. One on a device is copied
+            to the host, once: the only synchronisation that a layout costs.
+        context_length: The longest sequence that the model reads; None = no limit.
+
+    Returns:
+        int64 ``[B]`` on the host.
+
+    Raises:
+        DataError: Another shape, no integers, a length below 1 or above ``context_length``.
+    """
+    real = lengths.cpu() if isinstance(lengths, Tensor) else torch.tensor(lengths)
+    if real.ndim != 1 or real.numel() == 0:
+        raise DataError("A layout needs at least one sequence.", where="lengths", why=f"shape {tuple(real.shape)}")
+    if real.dtype.is_floating_point or real.dtype.is_complex or real.dtype is torch.bool:
+        raise DataError("Lengths must be integers.", where="lengths", why=f"dtype {real.dtype}")
+    real = real.to(torch.int64)
+    shortest, longest = (int(end) for end in real.aminmax())
+    if shortest < 1:
+        index = int(real.argmin())
+        raise DataError("A sequence has no tokens.", where="lengths", why=f"sequence {index} has length {shortest}")
+    if context_length is not None and longest > context_length:
+        index = int(real.argmax())
+        raise DataError(
+            "A sequence is longer than the model's context.",
+            where="lengths",
+            why=f"sequence {index} has length {longest}, the context {context_length}",
+            fix="use shorter prompts, or lower rollout.max_new_tokens",
+        )
+    return real
+
+
+def padded_packed(real: Tensor, align: int, bucket: int, cp: int, *, fp8: bool) -> Tensor:
+    """Lengths in a packed buffer: int64 ``[B]``; padding of the total is added to the last sequence."""
+    per_sequence = math.lcm(FP8_SEQUENCE, align) if fp8 else align
+    padded = (real + (per_sequence - 1)).div_(per_sequence, rounding_mode="floor").mul_(per_sequence)
+    # The bucket counts the packed buffer of all shards; the deficit must keep the last sequence aligned.
+    whole = math.lcm(bucket, cp) if bucket > 1 else 1
+    if fp8:
+        whole = math.lcm(whole, FP8_TOTAL * align)
+    if whole > 1:
+        total = int(padded.sum())
+        padded[-1] += round_up(total, math.lcm(whole, per_sequence)) - total
+    return padded
+
+
+def padded_rows(real: Tensor, align: int, bucket: int, ranks: int, *, fp8: bool) -> Tensor:
+    """Lengths where each sequence has a row: int64 ``[B]``, all the same.
+
+    Args:
+        real: int64 ``[B]``.
+        align: Tokens of which a row is a multiple.
+        bucket: The same, as the platform's bucket.
+        ranks: Tensor times context parallel ranks, between which FP8 blocks are split.
+        fp8: ``B * S`` is a multiple of 128 blocks on every rank.
+    """
+    if fp8:
+        block = FP8_TOTAL * ranks
+        align = math.lcm(block // math.gcd(real.numel(), block), align)
+    return torch.full_like(real, round_up(int(real.max()), math.lcm(align, bucket)))
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The next multiple, ``value`` itself included."""
+    return -(-value // multiple) * multiple
+
+
+def zigzag_order(padded: Tensor, size: int, slots: int) -> Tensor:
+    """Give the place in the whole that each slot has, the ranks' slots one after the other: int64 ``[slots]``.
+
+    Each sequence is cut into ``2 * size`` chunks; rank ``r`` holds the chunks ``r`` and ``2 * size - 1 - r`` of each
+    sequence in turn. Nothing waits for the device.
+
+    Args:
+        padded: int64 ``[B]``, padded lengths, multiples of ``2 * size``.
+        size: Context-parallel ranks.
+        slots: Sum of ``padded``: tokens of the whole, padding included.
+    """
+    rank = torch.arange(size, device=padded.device)
+    chunk = torch.stack([rank, 2 * size - 1 - rank], 1)
+    width = padded // (2 * size)
+    starts = padded.cumsum(0) - padded
+    begins = starts[None, :, None] + chunk[:, None, :] * width[None, :, None]
+    widths = width[None, :, None].expand_as(begins).flatten()
+    shift = begins.flatten() - (widths.cumsum(0) - widths)
+    ramp = torch.arange(slots, device=padded.device)
+    return torch.repeat_interleave(shift, widths, output_size=slots).add_(ramp)
+
+
+def inverted(order: Tensor) -> Tensor:
+    """Invert a permutation, int64 ``[K]``: with that of :func:`zigzag_order`, the slot that shows each place."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))

@@ -269,7 +269,7 @@ def test_only_training_ranks_are_patched_and_set_up():
 
 
 def test_a_deterministic_run_says_so_to_transformer_engine(monkeypatch):
-    """Megatron asserts the variable on every platform; see checks/deterministic.py."""
+    """Megatron asserts the variable on every platform; see checks/training.py."""
     variable, trainer = "NVTE_ALLOW_NONDETERMINISTIC_ALGO", ProcessInfo("trainer")
     run, usual = config(engine={"deterministic": True}), config()
     assert MegatronBackend().runtime_env(trainer, run)[variable] == "0"

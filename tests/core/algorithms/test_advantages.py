@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.algorithms.advantages.groups import (
+from anytron.algorithms.advantages import (
     STD_EPSILON,
     VARIANCE_EPSILON,
     broadcast_to_tokens,

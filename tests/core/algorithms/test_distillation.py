@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anytron.algorithms import distillation
-from anytron.algorithms.distillation import reverse_kl, teacher_metrics, with_distillation
+from anytron.algorithms import kl
+from anytron.algorithms.kl import reverse_kl, teacher_metrics, with_distillation
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import with_advantages
 from anytron.base.errors import DataError
@@ -103,7 +103,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_divergence(tables):
     ids=["away from the teacher", "without the entropy", "of the token before", "of a ratio"],
 )
 def test_another_formula_has_another_gradient(tables, monkeypatch, wrong):
-    monkeypatch.setattr(distillation, "reverse_kl", lambda batch: torch.where(batch.response_mask, wrong(batch), 0.0))
+    monkeypatch.setattr(kl, "reverse_kl", lambda batch: torch.where(batch.response_mask, wrong(batch), 0.0))
     assert (expected_gradient(tables) - divergence_gradient(tables)).abs().max() > 0.05
 
 

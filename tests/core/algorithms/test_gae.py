@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.algorithms.advantages.gae import explained_variance, gae
-from anytron.algorithms.advantages.groups import whiten
+from anytron.algorithms.advantages import explained_variance, gae, whiten
 
 numbers = st.floats(-10, 10, width=32)
 sequences = st.lists(

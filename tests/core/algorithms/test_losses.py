@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anytron.algorithms.aggregation import loss_weights, token_shares
+from anytron.algorithms.losses import ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import LOSSES
-from anytron.algorithms.value_loss import ValueLoss
 from anytron.base.errors import DataError
 from anytron.base.metric import joined
 from anytron.config.algorithm import AlgorithmSection

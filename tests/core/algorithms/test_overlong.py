@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.algorithms.overlong import overlong_penalties
+from anytron.algorithms.advantages import overlong_penalties
 
 
 def by_the_paper(length: int, longest: int, cache: int) -> Fraction:

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.algorithms.advantages import groups as module
-from anytron.algorithms.advantages.groups import STD_EPSILON, VARIANCE_EPSILON, by_group, compare, have_signal
+from anytron.algorithms import advantages as module
+from anytron.algorithms.advantages import STD_EPSILON, VARIANCE_EPSILON, by_group, compare, have_signal
 from anytron.algorithms.registered import with_advantages
 from anytron.base.errors import DataError
 from anytron.config.algorithm import AlgorithmSection

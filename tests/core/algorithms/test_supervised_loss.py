@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anytron.algorithms.supervised_loss import SupervisedLoss
+from anytron.algorithms.losses import SupervisedLoss
 from anytron.base.errors import DataError
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.sequences.batch import RaggedBatch, TokenOutputs

@@ -6,8 +6,7 @@ import tempfile
 import pytest
 
 from anytron.base.errors import EngineError
-from anytron.cli.output import VisibleConsole
-from anytron.cli.scratch import ScratchDirectory
+from anytron.cli.output import ScratchDirectory, VisibleConsole
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from anytron.base.errors import ConfigError
-from anytron.cli.verify import run_verification_of
+from anytron.cli.checks import run_verification_of
 
 
 def test_a_configuration_of_verl_needs_anytron_verl(tmp_path):

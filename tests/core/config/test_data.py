@@ -8,8 +8,8 @@ import pytest
 
 from anytron.base.errors import ConfigError
 from anytron.config.load import load_config
+from anytron.run.preflight.files import _needed
 from anytron.run.preflight.machine import _references
-from anytron.run.preflight.output import _needed
 
 FILE = """\
 model: {config: {model_type: qwen3}, tokenizer: task.py:tokenizer}

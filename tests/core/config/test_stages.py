@@ -8,7 +8,7 @@ from anytron.base.errors import ConfigError
 from anytron.config.load import load_config, read_stages
 from anytron.config.schema import RunConfig
 from anytron.config.stages import StageSection
-from anytron.run.preflight.supervised import supervised_diagnostics
+from anytron.run.preflight.settings import supervised_diagnostics
 
 FILE = """
 model: {path: model}

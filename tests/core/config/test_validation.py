@@ -9,8 +9,8 @@ import pytest
 from anytron.base.errors import ConfigError
 from anytron.config.load import load_config
 from anytron.record.checkpoint.differences import is_free
+from anytron.run.preflight.files import validation_files, validation_references
 from anytron.run.preflight.machine import _references
-from anytron.run.preflight.references import validation_files, validation_references
 
 RUN = """\
 model: {path: model}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anytron.base.errors import DataError
-from anytron.sequences.alignment import checked_lengths
+from anytron.sequences.planning import checked_lengths
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import testchip
 import torch
 import torch.distributed as dist
 
-from anytron.algorithms.called import LOSS
-from anytron.algorithms.registered import call
+from anytron.algorithms.registered import LOSS, call
 from anytron.base.errors import DataError
 
 

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
         LogProbKernel,
         LogProbSpec,
     )
-    from anytron.sequences.inputs import ModelInputs
-    from anytron.sequences.layout import SequenceLayout
+    from anytron.sequences.layout import ModelInputs, SequenceLayout
     from anytron.sequences.masks import AttnMask, MaskRequest
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from anytron.device.hooks.dispatch import broken, check_class
 
 if TYPE_CHECKING:
     from anytron.base.errors import HookContractError
-    from anytron.sequences.inputs import ModelInputs
+    from anytron.sequences.layout import ModelInputs
 
 _HOOK = "preprocess_sequences"
 _FRESH = "a scope is a function without arguments that makes a fresh context manager each time it is called"
@@ -39,7 +39,7 @@ class InputChecks:
             HookContractError: It is of another class or has another layout; ids, labels or positions have another shape
                 or dtype; a real token has another position; its scope is no factory, or gives one object twice.
         """
-        from anytron.sequences.inputs import ModelInputs
+        from anytron.sequences.layout import ModelInputs
         from anytron.sequences.scopes import parts
 
         check_class(_HOOK, plugin, after, ModelInputs)

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
         LogProbKernel,
         LogProbSpec,
     )
-    from anytron.sequences.inputs import ModelInputs
-    from anytron.sequences.layout import SequenceLayout
+    from anytron.sequences.layout import ModelInputs, SequenceLayout
     from anytron.sequences.masks import AttnMask, MaskRequest
 
 

@@ -65,7 +65,7 @@ class NeutralDefaults:
     @hookimpl
     def postprocess_output(self, values: Tensor, layout: SequenceLayout) -> Tensor:
         """Unpack by the layout; over the ranks of ``layout.shard.group`` with context parallelism."""
-        from anytron.sequences.parallel import gather_slots
+        from anytron.sequences.layout import gather_slots
 
         group = layout.shard.group
         return layout.unpack(values, gather_slots(group) if group is not None else None)

@@ -18,8 +18,7 @@ from anytron.kernels.oracles.attention_numbers import LENGTHS, TOLERANCE, descri
 from anytron.kernels.oracles.influence import influence
 from anytron.kernels.oracles.masks import defined_pairs
 from anytron.sequences import scopes
-from anytron.sequences.inputs import ModelInputs
-from anytron.sequences.layout import LayoutConstraints
+from anytron.sequences.layout import LayoutConstraints, ModelInputs
 from anytron.sequences.masks import MaskKind, MaskRequest, Polarity, scope_of
 from anytron.sequences.planning import plan_layout
 

@@ -9,8 +9,7 @@ from anytron.base.results import Result
 from anytron.device.limits import Feature
 from anytron.device.loading.neutral import NeutralDefaults
 from anytron.proof.doctor.live import ProbeError
-from anytron.run.preflight.declared import declared_limits
-from anytron.run.preflight.limits import asked_by_model
+from anytron.run.preflight.limits import asked_by_model, declared_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -35,8 +35,8 @@ from anytron.proof.verification.teacher import check_teacher
 from anytron.proof.verification.tolerances import tolerance
 from anytron.proof.verification.trajectories import MAX_NEW_TOKENS, Trajectories, sample_trajectories
 from anytron.proof.verification.weights import compare_weights, stored_weights
-from anytron.run.preflight.adapted import NotPossible, adapted
 from anytron.run.preflight.capabilities import compares_weights, shows_gradients
+from anytron.run.preflight.limits import NotPossible, adapted
 from anytron.run.preflight.prepare import prepare
 from anytron.run.trainer.initial_model import model_directory, write_random_model
 from anytron.run.trainer.workers import TrainingWorkers

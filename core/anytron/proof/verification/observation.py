@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from anytron.algorithms.losses import ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss
-from anytron.algorithms.value_loss import ValueLoss
 from anytron.base.errors import EngineError
 from anytron.run.trainer.updates import UpdatePlan
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.algorithms.advantages.groups import broadcast_to_tokens
+from anytron.algorithms.advantages import broadcast_to_tokens
 from anytron.base.seeds import derive_seed
 from anytron.run.rollout.conversations import SingleTurns
 from anytron.run.trainer.trajectories import assemble, make_samples

@@ -1,4 +1,4 @@
-"""Refuse a run that asks for something that the platform says it does not do."""
+"""What a platform declares not to do: in ``Platform.limits``, or by refusing a configuration."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import ConfigError
+from anytron.base.errors import AnytronError, ConfigError
 from anytron.base.traits import ModelTraits, ParallelSizes
-from anytron.config.diagnostics import Diagnostic
+from anytron.config.diagnostics import Diagnostic, refuse
+from anytron.config.schema import default_run
 from anytron.device.limits import Feature
-from anytron.device.platform import declined, features_asked
+from anytron.device.platform import declined, features_asked, limits_of
 from anytron.task.data.model_files import faults, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from anytron.config.schema import RunConfig
+    from anytron.device.hooks.facade import Hooks
+    from anytron.device.loading import Session
     from anytron.device.platform import Platform
+
 
 VALUES: Mapping[Feature, tuple[str, Any]] = MappingProxyType(
     {
@@ -112,3 +116,60 @@ def asked_by_model(config: RunConfig) -> dict[Feature, str]:
     if text.get("model_type") == "gpt_oss":
         asked.append(Feature.ATTENTION_SINKS)
     return dict.fromkeys(asked, key)
+
+
+def declared_limits(platform: Platform, hooks: Hooks) -> dict[Feature, str]:
+    """Collect the platform's reasons, by the features that it declares not to have.
+
+    The hook ``configure`` is asked with a small configuration for each feature that is a matter of the configuration:
+    an error at its key, or an edit that sets another value, is a declaration.
+    """
+    found = limits_of(platform)
+    for feature, (key, value) in {**VALUES, **{feature: (key, 2) for feature, key in SIZES.items()}}.items():
+        if feature not in found and (reason := _refusal(hooks, key, value)):
+            found[feature] = reason
+    return found
+
+
+def _refusal(hooks: Hooks, key: str, value: Any) -> str:
+    section, _, name = key.partition(".")
+    asked = {section: {name: value}}
+    if name == "expert_model_parallel_size":
+        asked[section]["tensor_model_parallel_size"] = value
+    try:
+        edits, diagnostics = hooks.remarks(default_run(asked))
+    except AnytronError:  # a rule of its own says what is wrong with the hook
+        return ""
+    for _, edit in edits:
+        if edit.key == key and edit.value != value:
+            return edit.reason
+    return next((one.message for one in diagnostics if one.severity == "error" and one.key == key), "")
+
+
+class NotPossible(Exception):  # noqa: N818 - what happened
+    """The platform or a plugin refuses it, or edits change what it is about; the message says who and why."""
+
+
+def adapted(wanted: RunConfig, session: Session, key: str, value: Callable[[RunConfig], object]) -> RunConfig:
+    """Apply the plugins' edits.
+
+    Args:
+        wanted: The configuration.
+        session: The plugins and the active platform.
+        key: What the configuration is about: a key, or a section; empty = several.
+        value: What of it must stay as it is.
+
+    Raises:
+        NotPossible: A plugin finds an error, edits change the value, or the platform declares not to do what is asked.
+    """
+    try:
+        config, edits, _ = session.hooks.configure(wanted)
+        refuse(limit_diagnostics(config, session.platform))
+    except ConfigError as error:
+        raise NotPossible(error.why or error.what) from error
+    if value(config) != value(wanted):
+        concerned = [(plugin, edit) for plugin, edit in edits if not key or f"{edit.key}.".startswith(f"{key}.")]
+        raise NotPossible(
+            "; ".join(f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in concerned)
+        )
+    return config

@@ -15,11 +15,10 @@ from anytron.device.loading.options import options_of_variable
 from anytron.device.platform import decisions_of
 from anytron.record.sinks.loading import sink_diagnostics
 from anytron.run.preflight.capabilities import platform_diagnostics, rollout_diagnostics, training_diagnostics
+from anytron.run.preflight.files import output_diagnostics
 from anytron.run.preflight.limits import limit_diagnostics
 from anytron.run.preflight.machine import machine_diagnostics
-from anytron.run.preflight.output import output_diagnostics
-from anytron.run.preflight.rewards import reward_diagnostics
-from anytron.run.preflight.supervised import supervised_diagnostics
+from anytron.run.preflight.settings import reward_diagnostics, supervised_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

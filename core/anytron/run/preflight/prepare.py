@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.algorithms.registered import load_advantage, policy_loss_function
-from anytron.base.errors import ConfigError
+from anytron.base.errors import ConfigError, within
+from anytron.config.roles import TeacherSection
 from anytron.record.checkpoint.resume import first_beginning
-from anytron.run.preflight.teacher import check_vocabulary, context_length_of
 from anytron.task.data.beginning import Beginning
 from anytron.task.data.examination import examine
 from anytron.task.data.mixture import Mixture, Place, load_mixture
-from anytron.task.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
+from anytron.task.data.pretrained import (
+    end_token_ids,
+    load_hf_config,
+    load_tokenizer,
+    padding_token_id,
+    read_hf_config,
+    read_tokenizer,
+)
 from anytron.task.data.vision import VisionProcessor, load_vision
 from anytron.task.environments.loading import check_environment
 from anytron.task.rewards.scoring import RewardSum
@@ -22,8 +29,57 @@ from anytron.workers.engines.rollout_engine import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from anytron.config.roles import RewardModelSection
     from anytron.config.schema import RunConfig
+    from anytron.config.scoring import ValidationSetSection
     from anytron.task.data.prompts import TokenizedPrompt
+
+
+SHOWN = 3
+"""Tokens that an error names."""
+
+
+def check_vocabulary(asked: TeacherSection | RewardModelSection, tokenizer: Any) -> None:
+    """Compare a model's tokenizer with the policy's, token by token.
+
+    It scores the numbers that the policy writes. Tokens that it has besides do no harm: the policy never writes them.
+
+    Args:
+        asked: The section of the model.
+        tokenizer: The policy's, a ``transformers.PreTrainedTokenizerBase``.
+
+    Raises:
+        ConfigError: A token of the policy has another number in the model's tokenizer, or none.
+    """
+    teaches = isinstance(asked, TeacherSection)
+    key = "teacher.path" if teaches else "reward_model.path"
+    own, theirs = tokenizer.get_vocab(), read_tokenizer(Path(asked.path), key).get_vocab()
+    differing = sorted((number, token) for token, number in own.items() if theirs.get(token) != number)
+    if not differing:
+        return
+    shown = (f"{token!r} is {number}, and {theirs.get(token, 'nothing')}" for number, token in differing[:SHOWN])
+    raise ConfigError(
+        "The teacher has another vocabulary than the policy."
+        if teaches
+        else "The reward model has another vocabulary than the policy.",
+        where=f"{key} = {asked.path}",
+        why=f"{len(differing)} of the policy's {len(own)} tokens have another number, or none: {'; '.join(shown)}",
+        fix="give a teacher of the same family, whose tokenizer is the policy's; to learn from another one, have it "
+        "write responses and train on these"
+        if teaches
+        else "give a reward model of the same family, whose tokenizer is the policy's: responses are not tokenized "
+        "again; one of another family can be asked by a reward function of your own",
+    )
+
+
+def context_length_of(asked: TeacherSection | RewardModelSection) -> int | None:
+    """Tokens that a model can see; None = unlimited.
+
+    Raises:
+        ConfigError: Its directory has no usable config.
+    """
+    length: int | None = getattr(read_hf_config(Path(asked.path)).get_text_config(), "max_position_embeddings", None)
+    return length
 
 
 @dataclass(frozen=True)
@@ -169,3 +225,103 @@ def prepare(config: RunConfig) -> PreparedRun:
             pad_token_id=padding,
         ),
     )
+
+
+@dataclass(frozen=True)
+class ValidationSet:
+    """A set of prompts on which the policy is examined.
+
+    Attributes:
+        section: Its configuration.
+        prepared: The run with this set's prompts in the place of training's, its rewards and its sampling. It shares
+            nothing with training that changes.
+        at_one_time: Prompts that are answered at one time.
+    """
+
+    section: ValidationSetSection
+    prepared: PreparedRun
+    at_one_time: int
+
+
+def prepare_validation(config: RunConfig, prepared: PreparedRun) -> list[ValidationSet]:
+    """Load the sets of a run.
+
+    Args:
+        config: The run.
+        prepared: What training needs of it.
+
+    Raises:
+        ConfigError: Something that a set names is missing or impossible.
+        DataError: Its prompts are not usable, or there are none.
+    """
+    sets = []
+    for index, section in enumerate([] if config.validation is None else config.validation.sets):
+        with within(section.title):
+            sets.append(_prepare_set(section, f"validation.sets.{index}.data", config, prepared))
+    return sets
+
+
+@dataclass(frozen=True)
+class HeldOutSet:
+    """Examples whose loss is measured.
+
+    Attributes:
+        section: Their configuration.
+        prepared: The run with these examples in the place of training's.
+    """
+
+    section: ValidationSetSection
+    prepared: PreparedPrompts
+
+
+def prepare_held_out(config: RunConfig, prepared: PreparedPrompts) -> list[HeldOutSet]:
+    """Load the validation sets of supervised fine-tuning; otherwise as :func:`prepare_validation`."""
+    sets = []
+    for index, section in enumerate([] if config.validation is None else config.validation.sets):
+        with within(section.title):
+            examples = _set_prompts(section, f"validation.sets.{index}.data", prepared, None)
+        sets.append(HeldOutSet(section, replace(prepared, sampler=examples)))
+    return sets
+
+
+def _prepare_set(section: ValidationSetSection, key: str, config: RunConfig, prepared: PreparedRun) -> ValidationSet:
+    own = ("max_new_tokens", "temperature", "top_p", "top_k")
+    given = {name: value for name in own if (value := getattr(section, name)) is not None}
+    sampling = replace(prepared.sampling, **given)
+    sampling = replace(sampling, min_new_tokens=min(sampling.min_new_tokens, sampling.max_new_tokens))
+    rewards = RewardSum.from_config(section.rewards or config.rewards)
+    prompts = _set_prompts(section, key, prepared, sampling.max_new_tokens, rewards)
+    rewards.check([] if section.data.on_bad_answer == "drop" else prompts.tables)  # looked at as they were read
+    own_prepared = replace(
+        prepared,
+        sampler=prompts,
+        rewards=rewards,
+        sampling=sampling,
+        chat_template_kwargs=prepared.beginning.arguments(section.data.chat_template_kwargs),
+    )
+    # Patches of images are large: no more of them are held than in a training step.
+    at_one_time = len(prompts) if prepared.vision is None else min(len(prompts), config.data.prompts_per_step)
+    return ValidationSet(section, own_prepared, at_one_time)
+
+
+def _set_prompts(
+    section: ValidationSetSection,
+    key: str,
+    prepared: PreparedPrompts,
+    max_new_tokens: int | None,
+    rewards: RewardSum | None = None,
+) -> Mixture:
+    """Load a set's prompts, of which each is drawn once, in the order of the source."""
+    tables = load_mixture(
+        section.data,
+        prepared.tokenizer,
+        prepared.vision,
+        beginning=prepared.beginning,
+        seed=0,
+        vocab_size=prepared.vocab_size,
+        context_length=prepared.context_length,
+        max_new_tokens=max_new_tokens,
+        key=key,
+        unusable=None if rewards is None else rewards.unusable(),
+    ).tables
+    return Mixture(tables, None, seed=0, shuffle=False)  # without weights: every prompt once

@@ -15,8 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import DataError
-from anytron.run.rollout.conversation import Conversation
-from anytron.run.rollout.observations import observation_tokens
+from anytron.run.rollout.conversation import Conversation, observation_tokens
 from anytron.run.rollout.pool import response_seed
 from anytron.task.data.thoughts import decode_responses
 from anytron.task.isolation.failure import Failure
@@ -33,7 +32,8 @@ if TYPE_CHECKING:
     from anytron.task.environments import Observation
     from anytron.task.environments.pool import EnvironmentPool
     from anytron.workers.engines.rollout_engine import Response, SamplingParams
-    from anytron.workers.executor.protocol import Pending
+    from anytron.workers.executor.protocol import Host, Pending, WorkerGroup
+
 
 POLL_S = 1.0
 """How long to wait where only one side is at work."""
@@ -240,3 +240,60 @@ def _check_hope(failed: Sequence[Conversation], limit: int) -> None:
         why=failure.why,
         fix=failure.fix,
     )
+
+
+class AttendedGroup:
+    """A :class:`~anytron.workers.executor.protocol.WorkerGroup` whose calls leave replicas and environments no pause.
+
+    A replica generates while it is polled, and the driver polls it whenever it waits: here, for the training ranks.
+
+    Args:
+        group: The training ranks.
+        turns: The responses that are made meanwhile.
+    """
+
+    def __init__(self, group: WorkerGroup, turns: SingleTurns | Conversations) -> None:
+        self._group, self._turns = group, turns
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+        return self._group.size
+
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """The machine of each rank."""
+        return self._group.hosts
+
+    @property
+    def ended(self) -> bool:
+        """Whether the processes have ended."""
+        return self._group.ended
+
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> Pending:
+        """Call a method on all ranks without waiting."""
+        return self._group.submit(method, *args, **kwargs)
+
+    def submit_each(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> Pending:
+        """Call a method on all ranks, each with its own arguments, without waiting."""
+        return self._group.submit_each(method, per_rank_args)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method on all ranks, and go on with responses until it is done."""
+        return self._wait(self.submit(method, *args, **kwargs))
+
+    def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method on all ranks, each with its own arguments, and go on with responses until it is done."""
+        return self._wait(self.submit_each(method, per_rank_args))
+
+    def rebuild(self, config: RunConfig) -> None:
+        """Build engines of another configuration in the same processes."""
+        self._group.rebuild(config)
+
+    def end(self) -> None:
+        """End the processes without a word to their engines."""
+        self._group.end()
+
+    def _wait(self, call: Pending) -> list[Any]:
+        self._turns.attend(call)
+        return list(call.result())

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from anytron.algorithms.advantages.groups import by_group, differ, have_signal
-from anytron.algorithms.overlong import overlong_penalties
+from anytron.algorithms.advantages import by_group, differ, have_signal, overlong_penalties
 from anytron.base.errors import DataError
 from anytron.run.trainer.trajectories import assemble, make_samples
 from anytron.task.rewards.scoring import RewardScores, joined

@@ -22,7 +22,7 @@ from anytron.record.sinks.delivery import MetricSinks
 from anytron.record.tracking.progress import Clock
 from anytron.run.trainer.alarms import Alarms
 from anytron.run.trainer.checkpointing import Checkpointing
-from anytron.run.trainer.throughput import Throughput
+from anytron.run.trainer.metrics import Throughput
 from anytron.run.trainer.traces import Traces
 from anytron.run.trainer.trained_models import save_trained_models
 from anytron.run.trainer.validation_schedule import ValidationSchedule

@@ -10,7 +10,7 @@ from anytron.run.trainer.trajectories import assemble_examples
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytron.run.preflight.validation import HeldOutSet
+    from anytron.run.preflight.prepare import HeldOutSet
     from anytron.run.trainer.updates import UpdatePlan
     from anytron.run.trainer.workers import TrainingWorkers
 

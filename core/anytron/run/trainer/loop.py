@@ -6,29 +6,27 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron.algorithms.distillation import teacher_metrics, with_distillation
-from anytron.algorithms.kl import adapted, kl_metrics
+from anytron.algorithms.kl import adapted, kl_metrics, teacher_metrics, with_distillation
+from anytron.algorithms.losses import ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import with_advantages
-from anytron.algorithms.value_loss import ValueLoss
 from anytron.base.errors import LostDirectoryError, ProcessLost
 from anytron.base.seeds import derive_seed
 from anytron.base.temporary import WEIGHTS, PrivateDirectory
 from anytron.record.checkpoint.resume import choose_start
 from anytron.record.tracking.claim import ClaimedDirectory
 from anytron.run.preflight.capabilities import generates_in_training
-from anytron.run.preflight.earnable import require_earnable
-from anytron.run.preflight.prepare import prepare, prepare_prompts
-from anytron.run.preflight.validation import prepare_held_out, prepare_validation
+from anytron.run.preflight.prepare import prepare, prepare_held_out, prepare_prompts, prepare_validation
+from anytron.run.preflight.rehearsal import require_earnable
 from anytron.run.rollout.conversations import turns_of
 from anytron.run.rollout.prefetch import RolloutPrefetch
+from anytron.run.trainer.alarms import SkippedSteps
 from anytron.run.trainer.experience import ExperienceMaker
 from anytron.run.trainer.frame import Attempt, RunFrame, RunSummary
 from anytron.run.trainer.initial_model import write_random_model
 from anytron.run.trainer.metrics import check_agreement, step_metrics
 from anytron.run.trainer.non_finite import GuardedUpdates
 from anytron.run.trainer.restarts import Restarts
-from anytron.run.trainer.skipped_steps import SkippedSteps
 from anytron.run.trainer.supervised import fine_tune
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.run.trainer.validation import Validation
@@ -42,8 +40,7 @@ if TYPE_CHECKING:
     from anytron.config.algorithm import AlgorithmSection
     from anytron.config.schema import RunConfig
     from anytron.record.tracking.progress import Progress
-    from anytron.run.preflight.prepare import PreparedPrompts, PreparedRun
-    from anytron.run.preflight.validation import HeldOutSet, ValidationSet
+    from anytron.run.preflight.prepare import HeldOutSet, PreparedPrompts, PreparedRun, ValidationSet
     from anytron.run.trainer.experience import Experience
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.sequences.batch import RaggedBatch

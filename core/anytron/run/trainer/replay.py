@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from anytron.algorithms.losses import SupervisedLoss, ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss
-from anytron.algorithms.supervised_loss import SupervisedLoss
-from anytron.algorithms.value_loss import ValueLoss
 from anytron.base.errors import DataError
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.run.trainer.workers import TrainingWorkers, training_group

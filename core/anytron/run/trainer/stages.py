@@ -15,8 +15,7 @@ from anytron.record.checkpoint.differences import carries_out, differences
 from anytron.record.checkpoint.resume import choose_start
 from anytron.record.tracking.claim import ClaimedDirectory
 from anytron.record.tracking.record import RunRecord
-from anytron.run.preflight.prepare import prepare, prepare_prompts
-from anytron.run.preflight.validation import prepare_held_out, prepare_validation
+from anytron.run.preflight.prepare import prepare, prepare_held_out, prepare_prompts, prepare_validation
 from anytron.run.trainer.initial_model import model_directory
 from anytron.run.trainer.trained_models import ADAPTER, MODEL
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.algorithms.supervised_loss import SupervisedLoss
+from anytron.algorithms.losses import SupervisedLoss
 from anytron.base.seeds import derive_seed
 from anytron.run.trainer.frame import RunFrame
 from anytron.run.trainer.held_out import HeldOutLoss
@@ -16,8 +16,7 @@ from anytron.run.trainer.updates import UpdatePlan
 from anytron.run.trainer.workers import start_training
 
 if TYPE_CHECKING:
-    from anytron.run.preflight.prepare import PreparedPrompts
-    from anytron.run.preflight.validation import HeldOutSet
+    from anytron.run.preflight.prepare import HeldOutSet, PreparedPrompts
     from anytron.run.trainer.frame import Attempt, RunSummary
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from anytron.algorithms.advantages.groups import group_sizes
+from anytron.algorithms.advantages import group_sizes
 from anytron.algorithms.aggregation import Aggregation, loss_weights, token_shares
 from anytron.algorithms.kl import penalizes_rewards
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.record.tracking.run_directory import RunDirectory
-    from anytron.run.preflight.validation import ValidationSet
+    from anytron.run.preflight.prepare import ValidationSet
     from anytron.run.rollout.conversations import Conversations, SingleTurns
     from anytron.run.rollout.pool import RolloutPool
     from anytron.run.trainer.reward_model import RewardModelRanks

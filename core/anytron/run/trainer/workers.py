@@ -13,7 +13,7 @@ from anytron.algorithms.importance import with_moments_resolved
 from anytron.base.components import TRAINING_ENGINES
 from anytron.base.metric import joined
 from anytron.run.preflight.capabilities import generates_in_training
-from anytron.run.rollout.attended import AttendedGroup
+from anytron.run.rollout.conversations import AttendedGroup
 from anytron.run.rollout.pool import RolloutPool
 from anytron.run.trainer.reward_model import RewardModelRanks, reward_model_group
 from anytron.sequences.batch import RaggedBatch, TokenOutputs, token_index

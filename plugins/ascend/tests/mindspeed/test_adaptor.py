@@ -13,8 +13,7 @@ from anytron.config.schema import RunConfig
 from anytron.device.loading import hooks_of, open_session
 from anytron.run.preflight.limits import limit_diagnostics
 from anytron.sequences import scopes
-from anytron.sequences.inputs import ModelInputs
-from anytron.sequences.layout import LayoutConstraints
+from anytron.sequences.layout import LayoutConstraints, ModelInputs
 from anytron.sequences.masks import AttnMask, MaskKind, MaskRequest, Polarity, scope_of
 from anytron.sequences.planning import plan_layout
 from anytron_ascend import AscendPlatform

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from anytron.algorithms.losses import ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss
-from anytron.algorithms.value_loss import ValueLoss
 from anytron.config.algorithm import AlgorithmSection
 from anytron.device.loading import open_session
 from anytron.run.trainer.updates import UpdatePlan

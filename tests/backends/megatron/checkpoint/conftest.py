@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anytron.algorithms.value_loss import ValueLoss
+from anytron.algorithms.losses import ValueLoss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from anytron.algorithms.value_loss import ValueLoss
+from anytron.algorithms.losses import ValueLoss
 from anytron.base.errors import AnytronError, EngineError
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.sequences.batch import TokenOutputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anytron.algorithms.value_loss import ValueLoss
+from anytron.algorithms.losses import ValueLoss
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.sequences.batch import RaggedBatch
 from tests.backends.megatron.engine.test_agreement import differences

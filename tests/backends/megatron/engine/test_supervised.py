@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
-from anytron.algorithms.supervised_loss import SupervisedLoss
+from anytron.algorithms.losses import SupervisedLoss
 from anytron.run.trainer.updates import UpdatePlan
 from tests.backends.megatron.engine.test_algorithms import LAYOUTS
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anytron.algorithms.distillation import with_distillation
+from anytron.algorithms.kl import with_distillation
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.base.errors import EngineError
 from anytron.config.algorithm import AlgorithmSection

@@ -11,10 +11,9 @@ from anytron.task.data.pretrained import model_class
 from anytron.workers.engines.memory import MemoryPart, peak
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.checks.subject import Subject
+from anytron_megatron.estimate.memory import Held, optimizer_bytes, sharing_ranks
 from anytron_megatron.estimate.run import estimate
-from anytron_megatron.estimate.sharding import pieces
-from anytron_megatron.estimate.state import Held, optimizer_bytes, sharing_ranks
-from anytron_megatron.estimate.tensors import model_shapes
+from anytron_megatron.estimate.tensors import model_shapes, pieces
 from anytron_megatron.options import MegatronOptions
 from tests.backends.megatron.ranks import engine_config
 from tests.house import ROOT

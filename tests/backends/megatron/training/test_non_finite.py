@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from anytron.algorithms.losses import ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss
-from anytron.algorithms.value_loss import ValueLoss
 from anytron.config.algorithm import AlgorithmSection
 
 ADAM = {"name": "adam", "lr": 1e-3}

@@ -15,8 +15,7 @@ from packaging.requirements import Requirement
 
 import anytron
 from anytron.base.errors import PluginError
-from anytron.cli.scaffold.names import Names, names_of
-from anytron.cli.scaffold.write import TEMPLATE, template_files, write_package
+from anytron.cli.new_platform import TEMPLATE, Names, names_of, template_files, write_package
 from anytron.device.hooks.registry import specifications
 from tests.third_party_platform import SAMPLE
 

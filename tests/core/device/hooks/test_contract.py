@@ -18,8 +18,7 @@ from anytron.device.loading import hooks_of
 from anytron.device.patches import Patch, Phase
 from anytron.device.platform import LayoutRequest, layout_constraints_of
 from anytron.kernels.contract import AttentionSpec, KernelName, KernelSpec, LogProbSpec
-from anytron.sequences.inputs import ModelInputs
-from anytron.sequences.layout import LayoutConstraints
+from anytron.sequences.layout import LayoutConstraints, ModelInputs
 from anytron.sequences.masks import AttnMask, MaskKind, MaskRequest
 from anytron.sequences.planning import plan_layout
 

@@ -12,8 +12,7 @@ from anytron import hookimpl
 from anytron.base.errors import HookContractError
 from anytron.device.loading import hooks_of
 from anytron.sequences import scopes
-from anytron.sequences.inputs import ModelInputs
-from anytron.sequences.layout import LayoutConstraints
+from anytron.sequences.layout import LayoutConstraints, ModelInputs
 from anytron.sequences.planning import plan_layout
 
 

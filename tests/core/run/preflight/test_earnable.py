@@ -13,10 +13,9 @@ from anytron.base.errors import DataError
 from anytron.config.load import load_config
 from anytron.config.scoring import RewardSection
 from anytron.run.preflight import rehearsal
-from anytron.run.preflight.earnable import require_earnable
 from anytron.run.preflight.forms import samples_of
 from anytron.run.preflight.prepare import prepare
-from anytron.run.preflight.rehearsal import TrialProcesses, rehearse
+from anytron.run.preflight.rehearsal import TrialProcesses, rehearse, require_earnable
 from anytron.task.rewards.pool import RewardPool
 from anytron.task.rewards.scoring import RewardSum
 from tests.house import ROOT

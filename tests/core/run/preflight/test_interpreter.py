@@ -6,7 +6,7 @@ import pytest
 
 from anytron import __version__
 from anytron.base.installing import installable
-from anytron.run.preflight.interpreter import interpreter_diagnostics
+from anytron.run.preflight.machine import interpreter_diagnostics
 from tests.core.other_environment import make_environment
 
 

@@ -8,7 +8,7 @@ from anytron.base.errors import ConfigError
 from anytron.config.anchor import anchor
 from anytron.config.diagnostics import refuse
 from anytron.config.schema import RunConfig
-from anytron.run.preflight.output import output_diagnostics
+from anytron.run.preflight.files import output_diagnostics
 
 
 @pytest.fixture

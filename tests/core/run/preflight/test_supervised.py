@@ -6,7 +6,7 @@ import pytest
 
 from anytron.config.dump import to_yaml
 from anytron.config.schema import RunConfig
-from anytron.run.preflight.supervised import supervised_diagnostics
+from anytron.run.preflight.settings import supervised_diagnostics
 
 DATA = {"source": "jsonl", "options": {"path": "e.jsonl"}}
 SFT = {"model": {"path": "model"}, "data": DATA, "algorithm": {"name": "sft"}}

@@ -8,7 +8,7 @@ import pytest
 
 from anytron.base.errors import ConfigError
 from anytron.config.roles import RewardModelSection, TeacherSection
-from anytron.run.preflight.teacher import check_vocabulary, context_length_of
+from anytron.run.preflight.prepare import check_vocabulary, context_length_of
 
 WORDS = ["<eos>", "a", "b", "c"]
 

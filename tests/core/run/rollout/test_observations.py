@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from anytron.run.rollout.observations import observation_tokens
+from anytron.run.rollout.conversation import observation_tokens
 from anytron.task.environments import Observation
 from anytron.task.isolation.failure import Failure
 

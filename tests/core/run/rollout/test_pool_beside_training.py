@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from anytron.base.errors import ProcessLost, WorkerError
-from anytron.run.rollout.attended import AttendedGroup
-from anytron.run.rollout.conversations import SingleTurns
+from anytron.run.rollout.conversations import AttendedGroup, SingleTurns
 from tests.core.run.rollout.replicas import (
     PROMPTS,
     SAMPLING,

@@ -33,7 +33,7 @@ def test_the_loss_of_the_guide_trains(new_run):
 def test_an_advantage_of_a_users_trains_too(new_run):
     code = """
 import torch
-from anytron.algorithms.advantages.groups import compare
+from anytron.algorithms.advantages import compare
 from anytron.algorithms.contract import Advantages
 
 def centred(batch, rewards, algorithm):

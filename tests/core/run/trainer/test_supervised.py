@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from anytron.base.errors import ConfigError, DataError, ProcessLost
 from anytron.record.checkpoint.best import Best
-from anytron.run.preflight.prepare import prepare_prompts
-from anytron.run.preflight.validation import prepare_held_out
+from anytron.run.preflight.prepare import prepare_held_out, prepare_prompts
 from anytron.run.trainer.workers import TrainingWorkers
 from tests.core.run.trainer.disturbed_runs import EVERY_STEP, assert_equal, comparable, lines, output, raise_at, steps
 from tests.core.run.trainer.validations import found

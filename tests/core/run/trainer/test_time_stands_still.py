@@ -17,9 +17,8 @@ from anytron.base.errors import DataError
 from anytron.cli.main import app
 from anytron.record.checkpoint.directory import CheckpointDirectory
 from anytron.run.preflight import prepare as preparing
-from anytron.run.preflight.prepare import prepare, prepare_prompts
-from anytron.run.preflight.validation import prepare_held_out
-from anytron.run.rollout.observations import observation_tokens
+from anytron.run.preflight.prepare import prepare, prepare_held_out, prepare_prompts
+from anytron.run.rollout.conversation import observation_tokens
 from anytron.task.data import beginning
 from anytron.task.environments import Observation
 from tests.core.run.trainer.disturbed_runs import assert_equal, comparable, lines, output, steps

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from anytron.base.errors import ConfigError, DataError
 from anytron.record.checkpoint.best import Best
 from anytron.record.validation.metrics import set_metrics
-from anytron.run.preflight import validation as sets
+from anytron.run.preflight import prepare as sets
 from anytron.run.trainer import validation as examining
 from anytron.task.rewards.scoring import RewardWorkers
 from tests.core.run.trainer.disturbed_runs import EVERY_STEP, assert_equal, comparable, lines, output, steps

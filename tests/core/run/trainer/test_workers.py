@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from anytron.algorithms.losses import ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss
-from anytron.algorithms.value_loss import ValueLoss
 from anytron.config.algorithm import AlgorithmSection
 from anytron.record.checkpoint.manifest import FileRecord
 from anytron.run.trainer.updates import UpdatePlan

@@ -13,7 +13,7 @@ import pytest
 from anytron.base.errors import ConfigError, DataError
 from anytron.config.schema import DataSection, RunConfig
 from anytron.config.scoring import RewardSection
-from anytron.run.preflight.rewards import reward_diagnostics
+from anytron.run.preflight.settings import reward_diagnostics
 from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.data.sources import load_prompts
 from anytron.task.rewards import Sample

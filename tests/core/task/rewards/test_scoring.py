@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from anytron.algorithms.advantages.groups import grpo
+from anytron.algorithms.advantages import grpo
 from anytron.base.errors import ConfigError, DataError
 from anytron.config.scoring import RewardSection
 from anytron.task.data.prompts import TokenizedPrompt

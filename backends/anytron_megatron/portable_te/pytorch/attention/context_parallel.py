@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from anytron.kernels.contract import AttentionCall
-from anytron.sequences.zigzag import inverted, zigzag_order
+from anytron.sequences.planning import inverted, zigzag_order
 from anytron_megatron.portable_te.pytorch.collectives import gather_first
 from anytron_megatron.portable_te.refusals import refuse
 

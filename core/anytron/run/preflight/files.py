@@ -1,4 +1,4 @@
-"""Check that a run can write what it will write, and deletes nothing that it needs."""
+"""Check the files that a run reads and writes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,34 @@ from anytron.config.data import OPTION_PATHS
 from anytron.config.diagnostics import Diagnostic
 from anytron.record.tracking.claim import overwritten
 from anytron.run.preflight.capabilities import generates_in_training, saves_checkpoints, why_a_file
-from anytron.run.preflight.references import validation_files, validation_references
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from anytron.config.schema import RunConfig
+
+
+def validation_references(config: RunConfig) -> dict[str, str]:
+    """Return the sources and reward functions of all sets, by the keys that name them."""
+    found: dict[str, str] = {}
+    for index, one in enumerate([] if config.validation is None else config.validation.sets):
+        sources = one.data.keyed_sources(f"validation.sets.{index}.data")
+        found |= {f"{key}.source": source.source for key, source in sources.items()}
+        for place, reward in enumerate(one.rewards):
+            found[f"validation.sets.{index}.rewards.{place}.function"] = reward.function
+    return found
+
+
+def validation_files(config: RunConfig) -> dict[str, str]:
+    """Return the files of prompts of all sets, by the keys that name them."""
+    sets = [] if config.validation is None else config.validation.sets
+    return {
+        f"{key}.options.path": path
+        for index, one in enumerate(sets)
+        for key, source in one.data.keyed_sources(f"validation.sets.{index}.data").items()
+        if isinstance(path := source.options.get("path"), str)
+    }
+
 
 STATE_FACTOR = {"bfloat16": 7, "float32": 3}
 """Size of a checkpoint against that of the weights: Adam's two moments and, with bfloat16, float32 weights besides."""

@@ -1,7 +1,8 @@
-"""Advantages from the rewards of a group: GRPO, Dr. GRPO and REINFORCE leave-one-out.
+"""Advantages: from the rewards of a step to an advantage for each token.
 
-They compare the responses to one prompt with each other. Groups may have different sizes. The values of sequences are
-then brought to their tokens, and the tokens of a step may get a common scale.
+GRPO, Dr. GRPO and REINFORCE leave-one-out compare the responses to one prompt with each other; groups may have
+different sizes. PPO compares with a critic (generalized advantage estimation), and REINFORCE++ (arXiv:2501.03262)
+gives returns a common scale over the whole step.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from anytron.algorithms.contract import Advantages, required
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import Tensor
 
     from anytron.config.algorithm import AlgorithmSection
     from anytron.sequences.batch import RaggedBatch
@@ -215,3 +214,124 @@ def no_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSecti
     """Give every token the advantage 0 (``algorithm.advantage=none``)."""
     del rewards, algorithm
     return Advantages(torch.zeros(batch.num_tokens))
+
+
+def gae(
+    token_rewards: Tensor, values: Tensor, lengths: Tensor, response_mask: Tensor, *, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Weigh temporal differences of values against the outcome (arXiv:1506.02438, equation 16).
+
+    A state is what stands before a response token, drawing the token leaves it, and its reward follows::
+
+        delta_t = r_t + gamma * V_{t+1} - V_t
+        A_t = delta_t + gamma * gae_lambda * A_{t+1}
+
+    Nothing follows the last token, whether an end token or the length limit ended the response: its
+    ``V_{t+1}`` is 0. Tokens inside of a response that were not generated are no states; they are passed over.
+
+    Args:
+        token_rewards: float ``[T]``, what follows each token; looked at in responses only.
+        values: float ``[T]``, entry t of the state before token t.
+        lengths: int64 ``[B]``, tokens of each sequence, prompt included.
+        response_mask: bool ``[T]``, True = the token was generated.
+        gamma: Discount of what comes a token later.
+        gae_lambda: 0 trusts the values (one step ahead), 1 the outcome (all steps).
+
+    Returns:
+        ``[T]``, dtype of ``values``, 0 outside of responses. With the values added, these are the returns
+        that the values should have been.
+    """
+    sequence = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)[response_mask]
+    counts = torch.bincount(sequence, minlength=lengths.numel())
+
+    def rows(per_token: Tensor) -> Tensor:
+        return pad_sequence(list(torch.split(per_token[response_mask], counts.tolist())), batch_first=True)
+
+    padded = rows(values)
+    differences = gamma * torch.nn.functional.pad(padded, (0, 1))[:, 1:] - padded + rows(token_rewards.to(values.dtype))
+    # Behind a response's end all differences are 0, and so is what is carried to it from there.
+    columns = []
+    carried = values.new_zeros(lengths.numel())
+    for difference in reversed(differences.unbind(1)):
+        carried = difference + gamma * gae_lambda * carried
+        columns.append(carried)
+    advantages = torch.zeros_like(values)
+    if columns:
+        real = torch.arange(padded.shape[1]) < counts[:, None]
+        advantages[response_mask] = torch.stack(columns[::-1], dim=1)[real]
+    return advantages
+
+
+def critic_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
+    """Compare each token with what the critic expected (``algorithm.advantage=gae``)."""
+    del rewards
+    token_rewards = required(batch.token_rewards, "token_rewards", "gae")
+    values, mask = required(batch.values, "values", "gae"), batch.response_mask
+    advantages = gae(token_rewards, values, batch.lengths, mask, gamma=algorithm.gamma, gae_lambda=algorithm.gae_lambda)
+    returns = (advantages + values) * mask
+    return Advantages(whiten(advantages, mask) if algorithm.normalize_std else advantages, returns)
+
+
+def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -> float:
+    """Say how much of the returns the values knew: ``1 - Var(returns - values) / Var(returns)``.
+
+    Args:
+        values: float ``[T]``.
+        returns: float ``[T]``.
+        response_mask: bool ``[T]``, the tokens that count.
+
+    Returns:
+        1 for a perfect critic, 0 for a constant one, negative for one that is worse; 0 where returns do not vary.
+    """
+    returns, values = returns[response_mask].double(), values[response_mask].double()
+    variance = returns.var(unbiased=False)
+    if not variance > 0.0:
+        return 0.0
+    return (1.0 - (returns - values).var(unbiased=False) / variance).item()
+
+
+def return_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
+    """Give every token what follows it, whitened over the step (``algorithm.advantage=reinforce_plus_plus``).
+
+    The return is ``R_t = r_t + gamma * R_{t+1}`` over the response's own tokens (arXiv:2501.03262, section 3.1). It is
+    what generalized advantage estimation gives without values and with a lambda of 1.
+    """
+    del rewards
+    token_rewards = required(batch.token_rewards, "token_rewards", "reinforce_plus_plus")
+    nothing = torch.zeros_like(token_rewards)
+    mask = batch.response_mask
+    returns = gae(token_rewards, nothing, batch.lengths, mask, gamma=algorithm.gamma, gae_lambda=1.0)
+    return Advantages(whiten(returns, mask))
+
+
+def returns_against_group(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
+    """Whiten differences from the group's mean over the step (``algorithm.advantage=reinforce_plus_plus_baseline``).
+
+    The group's mean is the baseline and the step's deviation the scale: a group whose rewards hardly vary is not blown
+    up, as its own deviation would do (arXiv:2501.03262, section 3.2).
+    """
+    del algorithm
+    groups = required(batch.groups, "groups", "reinforce_plus_plus_baseline")
+    per_sequence = compare(rewards, groups, partial(grpo, normalize_std=False))
+    per_token = broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask)
+    return Advantages(whiten(per_token, batch.response_mask))
+
+
+def overlong_penalties(lengths: Tensor, longest: int, buffer: int) -> Tensor:
+    """Punish length linearly within the last tokens before the limit (DAPO, arXiv:2503.14476, eq. 13).
+
+    With ``b`` tokens of buffer before the limit ``L`` a response of ``l`` tokens gets::
+
+        0                  where l <= L - b
+        (L - b - l) / b    where L - b < l <= L
+        -1                 where L < l
+
+    Args:
+        lengths: int64 ``[N]``, tokens of each response.
+        longest: ``L``, the limit, in tokens.
+        buffer: ``b``, in tokens, from 1 to ``L``.
+
+    Returns:
+        float32 ``[N]``, from -1 to 0.
+    """
+    return ((longest - buffer - lengths) / buffer).clamp(-1.0, 0.0)

@@ -1,0 +1,98 @@
+"""Check optimizer, reduction of gradients, number format and deterministic mode of a run. Imports no Megatron."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from anytron.config.diagnostics import Diagnostic
+from anytron.device.platform import decisions_of
+from anytron_megatron.options import MegatronOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from anytron.config.schema import RunConfig
+    from anytron.device.platform import Platform
+    from anytron_megatron.checks.subject import Subject
+
+
+_OVERLAP = "engine.options.overlap_grad_reduce"
+_SEES = frozenset({"vision_tower", "aligner"})
+
+
+def optimizer_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
+    """Check the optimizers of policy and critic against the way in which their state is sharded."""
+    names = {"optimizer.name": run.optimizer.name}
+    if run.critic is not None:
+        names["critic.optimizer.name"] = run.critic.optimizer.name
+    for key, name in names.items():
+        if name != "adam" and run.engine.distributed_optimizer:
+            # megatron/core/optimizer/distrib_optimizer.py: "Only Adam and HybridDeviceOptimizer currently supported".
+            yield Diagnostic(
+                "error",
+                "engine.distributed_optimizer",
+                f"Megatron's distributed optimizer supports Adam only, and {key} is {name}",
+                f"set engine.distributed_optimizer=false, or {key}=adam",
+            )
+
+
+def reduction_diagnostics(policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
+    """Check that every parameter gets a gradient in each micro-batch, which overlapped reduction waits for."""
+    if options.ddp_bucket_size is not None and not options.overlap_grad_reduce:
+        message = "gradients are divided into buckets only if reduction overlaps with the backward pass"
+        yield Diagnostic("error", "engine.options.ddp_bucket_size", message, f"set {_OVERLAP}=true, or leave it out")
+    idle = _SEES - set(run.model.freeze)
+    if options.overlap_grad_reduce and policy.config.get("vision_config") and idle:
+        # megatron/core/distributed/param_and_grad_buffer.py, finish_grad_sync: an assertion, where there are no images.
+        yield Diagnostic(
+            "error",
+            _OVERLAP,
+            f"micro-batches without images have no gradients for {' and '.join(sorted(idle))}, and overlapped "
+            "reduction would wait for them",
+            "leave it out, or put them into model.freeze",
+        )
+
+
+def precision_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
+    """Check FP8 and FP4. Transformer Engine asks the device itself, which only training ranks may initialise."""
+    transformer = MegatronOptions.of(run).transformer
+    if not platform.portable_modules:
+        yield from _delayed_scaling(run, transformer)
+        return
+    for name in ("fp8", "fp4"):
+        if transformer.get(name):
+            # Why they are portable, where the platform had a choice: to change that is the other way out.
+            reasons = [f" ({one.reason})" for one in decisions_of(platform) if one.name == "modules"]
+            yield Diagnostic(
+                "error",
+                f"engine.options.transformer.{name}",
+                f"{platform.name} computes with the portable Transformer Engine{''.join(reasons)}, which has neither "
+                "FP8 nor FP4",
+                "set it to null and train in bfloat16 or float32",
+            )
+
+
+def _delayed_scaling(run: RunConfig, transformer: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """Say that checkpoints lack the scales: layers of Transformer Engine give and take them as pickles only."""
+    delayed = transformer.get("fp8") and transformer.get("fp8_recipe", "delayed") == "delayed"
+    if delayed and (run.checkpoint.keep > 0 or run.resume != "never"):
+        yield Diagnostic(
+            "warning",
+            "engine.options.transformer.fp8_recipe",
+            "a resumed run is not equal bit for bit: checkpoints do not hold the scales of FP8 with delayed scaling",
+            "use the recipe tensorwise, blockwise or mxfp8, which keep no history",
+        )
+
+
+NO_NONDETERMINISTIC_ALGORITHM = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+"""Megatron asserts it, whoever supplies Transformer Engine's modules (TEDotProductAttention in
+megatron/core/extensions/transformer_engine.py)."""
+
+
+def deterministic_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
+    """Refuse a deterministic run whose user has set the variable to another value."""
+    for name, value in NO_NONDETERMINISTIC_ALGORITHM.items() if run.engine.deterministic else ():
+        if os.environ.get(name, value) != value:
+            message = f"{name}={os.environ[name]} is set, and Megatron refuses a deterministic run"
+            yield Diagnostic("error", "engine.deterministic", message, f"unset {name}, or set it to {value}")
