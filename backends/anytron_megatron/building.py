@@ -9,7 +9,7 @@ import torch
 
 from anytron.device.platform import EngineFacts, LayoutRequest, decisions_of, layout_constraints_of
 from anytron.kernels.contract import LogProbSpec
-from anytron_megatron.critic.critic import Critic
+from anytron_megatron.critic import Critic
 from anytron_megatron.experts.experts import Experts
 from anytron_megatron.models.source import AdapterSource, text_model
 from anytron_megatron.options import MegatronOptions

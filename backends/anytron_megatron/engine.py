@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from anytron.workers.engines.rollout_engine import GenerationRequest, Response
     from anytron.workers.engines.training_engine import Additions, Conformance, ScoringRole, Topology, UpdatedModel
     from anytron.workers.weights.transfer import Sent, WeightDestination
-    from anytron_megatron.critic.critic import Critic
+    from anytron_megatron.critic import Critic
     from anytron_megatron.generation.policy_rollout import PolicyRollout
     from anytron_megatron.lora.adapters import Adapters
     from anytron_megatron.models.source import ModelSource

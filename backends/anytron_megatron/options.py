@@ -145,7 +145,7 @@ MEGATRON = EngineInfo(
     flops="anytron_megatron.estimate.flops:model_flops",
     reward_model=EngineInfo(
         engine="anytron_megatron.reward_model:MegatronRewardModel",
-        memory="anytron_megatron.estimate.reward_model:estimate",
+        memory="anytron_megatron.estimate.run:estimate_reward_model",
         process_bytes=505 << 20,
     ),
 )

@@ -115,7 +115,7 @@ print(len(names))
 """
 
 
-@pytest.mark.parametrize(("room", "files"), [("checks", 8), ("estimate", 6)])
+@pytest.mark.parametrize(("room", "files"), [("checks", 8), ("estimate", 4)])
 def test_what_is_known_before_a_run_imports_no_megatron(room, files):
     command = [sys.executable, "-c", ROOM_WITHOUT_MEGATRON, room]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""Check that the ranks of a run can divide a model: its layers and heads, recurrent layers, and a vision tower. No Megatron."""
+"""Check that the ranks of a run can divide a model: layers, heads, recurrent layers, a vision tower. No Megatron."""
 
 from __future__ import annotations
 
@@ -16,37 +16,52 @@ if TYPE_CHECKING:
     from anytron_megatron.options import MegatronOptions
 
 
+_TENSOR = "parallel.tensor_model_parallel_size"
+
+
+_PIPELINE = "parallel.pipeline_model_parallel_size"
+
+
+_CONTEXT = "parallel.context_parallel_size"
+
+
+CLASSES = "USE_MCORE_GDN"
+"""Environment variable of mcore-bridge (config/parser.py): 0 builds Hugging Face's layers instead of Megatron's."""
+
+
+_FALSE = ("0", "n", "no", "f", "false", "off")
+
+
 def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
     """Compare a model's sizes with the parallel ones; sizes that its config does not give are not checked."""
     model = subject.text
     tensor = run.parallel.tensor_model_parallel_size
     pipeline = run.parallel.pipeline_model_parallel_size
-    key_tensor, key_pipeline = "parallel.tensor_model_parallel_size", "parallel.pipeline_model_parallel_size"
     heads, groups = model.get("num_attention_heads"), model.get("num_key_value_heads")
     if heads and heads % tensor:
-        yield _not_divisible(key_tensor, f"{heads} attention heads", tensor)
+        yield _not_divisible(_TENSOR, f"{heads} attention heads", tensor)
     # Megatron replicates key/value heads when there are fewer of them than ranks.
     if groups and groups % tensor and tensor % groups:
         yield Diagnostic(
             "error",
-            key_tensor,
+            _TENSOR,
             f"{groups} key/value heads are neither a multiple nor a divisor of {tensor}",
             f"use a tensor-parallel size that divides {groups} or is a multiple of it",
         )
     for name in ("intermediate_size", "hidden_size"):
         if model.get(name) and model[name] % tensor:
-            yield _not_divisible(key_tensor, f"{name} {model[name]}", tensor)
+            yield _not_divisible(_TENSOR, f"{name} {model[name]}", tensor)
     chunks = options.virtual_pipeline_model_parallel_size
     key_chunks = "engine.options.virtual_pipeline_model_parallel_size"
     if chunks > 1 and pipeline == 1:
         yield Diagnostic(
-            "error", key_chunks, "an interleaved schedule needs pipeline ranks", f"raise {key_pipeline} or leave it out"
+            "error", key_chunks, "an interleaved schedule needs pipeline ranks", f"raise {_PIPELINE} or leave it out"
         )
     layers = model.get("num_hidden_layers")
     # Uneven stages have options of Megatron's own; who sets them knows.
     uneven = [name for name in options.transformer if "pipeline" in name]
     if layers and layers % pipeline and not uneven:
-        yield _not_divisible(key_pipeline, f"{layers} layers", pipeline)
+        yield _not_divisible(_PIPELINE, f"{layers} layers", pipeline)
     elif layers and layers % (pipeline * chunks) and not uneven:
         yield _not_divisible(key_chunks, f"{layers // pipeline} layers of a rank", chunks)
     longest, context = run.rollout.max_new_tokens, model.get("max_position_embeddings")
@@ -59,20 +74,6 @@ def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions)
         )
 
 
-def _not_divisible(key: str, what: str, size: int) -> Diagnostic:
-    return Diagnostic("error", key, f"{what} cannot be split over {size} ranks", f"use a size that divides {what}")
-
-
-CLASSES = "USE_MCORE_GDN"
-"""Environment variable of mcore-bridge (config/parser.py): 0 builds Hugging Face's layers instead of Megatron's."""
-_FALSE = ("0", "n", "no", "f", "false", "off")
-
-
-def _has_linear_attention(model: Mapping[str, Any]) -> bool:
-    """Whether the Hugging Face config of a language model describes recurrent layers."""
-    return "linear_attention" in (model.get("layer_types") or ()) or bool(model.get("linear_num_value_heads"))
-
-
 def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[Diagnostic]:
     """Check parallel sizes, sequence format and mcore-bridge's switch for a model with Gated DeltaNet."""
     model = subject.text
@@ -82,16 +83,16 @@ def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[D
     if context > 1 and "linear_num_key_heads" not in model:
         yield Diagnostic(
             "error",
-            "parallel.context_parallel_size",
+            _CONTEXT,
             "its recurrent layers are not Gated DeltaNet, the only ones whose heads context-parallel ranks can divide",
-            "set parallel.context_parallel_size=1",
+            f"set {_CONTEXT}=1",
         )
     for name in ("linear_num_key_heads", "linear_num_value_heads"):
         heads = model.get(name, 0)
         if heads % tensor:
             yield Diagnostic(
                 "error",
-                "parallel.tensor_model_parallel_size",
+                _TENSOR,
                 f"{name} {heads} cannot be split over {tensor} ranks",
                 f"use a size that divides {heads}",
             )
@@ -99,7 +100,7 @@ def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[D
             # Context-parallel ranks share the heads of a tensor-parallel rank (patches/delta_net_context.py).
             yield Diagnostic(
                 "error",
-                "parallel.context_parallel_size",
+                _CONTEXT,
                 f"{name} {heads} cannot be split over {tensor * context} ranks, tensor parallel {tensor} times context "
                 f"parallel {context}",
                 f"use sizes whose product divides {heads}",
@@ -121,9 +122,6 @@ def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[D
         )
 
 
-_STAGES = "parallel.pipeline_model_parallel_size"
-
-
 def freeze_diagnostics(policy: Subject, run: RunConfig) -> Iterator[Diagnostic]:
     """Check that the model has the parts of ``model.freeze``, and that every rank keeps something to train."""
     frozen = set(run.model.freeze)
@@ -134,7 +132,7 @@ def freeze_diagnostics(policy: Subject, run: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic("error", "model.freeze", "nothing is left to train", "leave one part out")
     elif "language_model" in frozen and run.parallel.pipeline_model_parallel_size > 1:
         message = "pipeline stages after the first hold nothing but the frozen language model"
-        yield Diagnostic("error", "model.freeze", message, f"set {_STAGES}=1")
+        yield Diagnostic("error", "model.freeze", message, f"set {_PIPELINE}=1")
 
 
 def vision_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
@@ -149,8 +147,17 @@ def vision_diagnostics(subject: Subject, run: RunConfig, options: MegatronOption
     if features and layers and not uneven and layers // chunks < features:
         yield Diagnostic(
             "error",
-            _STAGES,
+            _PIPELINE,
             f"the first of {chunks} pipeline chunks has {layers // chunks} layers, and {features} deepstack features "
             "are added to the first layers of the language model",
             f"use at most {max(1, layers // features)} chunks (ranks times virtual ones)",
         )
+
+
+def _not_divisible(key: str, what: str, size: int) -> Diagnostic:
+    return Diagnostic("error", key, f"{what} cannot be split over {size} ranks", f"use a size that divides {what}")
+
+
+def _has_linear_attention(model: Mapping[str, Any]) -> bool:
+    """Whether the Hugging Face config of a language model describes recurrent layers."""
+    return "linear_attention" in (model.get("layer_types") or ()) or bool(model.get("linear_num_value_heads"))

@@ -17,8 +17,23 @@ if TYPE_CHECKING:
     from anytron_megatron.checks.subject import Subject
 
 
+NO_NONDETERMINISTIC_ALGORITHM = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+"""Megatron asserts it, whoever supplies Transformer Engine's modules (TEDotProductAttention in
+megatron/core/extensions/transformer_engine.py)."""
+
+
 _OVERLAP = "engine.options.overlap_grad_reduce"
+
+
 _SEES = frozenset({"vision_tower", "aligner"})
+
+
+def deterministic_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
+    """Refuse a deterministic run whose user has set the variable to another value."""
+    for name, value in NO_NONDETERMINISTIC_ALGORITHM.items() if run.engine.deterministic else ():
+        if os.environ.get(name, value) != value:
+            message = f"{name}={os.environ[name]} is set, and Megatron refuses a deterministic run"
+            yield Diagnostic("error", "engine.deterministic", message, f"unset {name}, or set it to {value}")
 
 
 def optimizer_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
@@ -83,16 +98,3 @@ def _delayed_scaling(run: RunConfig, transformer: Mapping[str, Any]) -> Iterator
             "a resumed run is not equal bit for bit: checkpoints do not hold the scales of FP8 with delayed scaling",
             "use the recipe tensorwise, blockwise or mxfp8, which keep no history",
         )
-
-
-NO_NONDETERMINISTIC_ALGORITHM = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
-"""Megatron asserts it, whoever supplies Transformer Engine's modules (TEDotProductAttention in
-megatron/core/extensions/transformer_engine.py)."""
-
-
-def deterministic_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
-    """Refuse a deterministic run whose user has set the variable to another value."""
-    for name, value in NO_NONDETERMINISTIC_ALGORITHM.items() if run.engine.deterministic else ():
-        if os.environ.get(name, value) != value:
-            message = f"{name}={os.environ[name]} is set, and Megatron refuses a deterministic run"
-            yield Diagnostic("error", "engine.deterministic", message, f"unset {name}, or set it to {value}")

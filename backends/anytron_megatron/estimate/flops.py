@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.workers.engines.flops import AttentionLayers, ModelFlops
 from anytron_megatron.checks.subject import Subject
-from anytron_megatron.estimate.tensors import VISION, kind_of, model_shapes
+from anytron_megatron.estimate.tensors import VISION, chosen_share, kind_of, model_shapes
 from anytron_megatron.options import MegatronOptions
 
 if TYPE_CHECKING:
@@ -49,15 +49,14 @@ def weights_of_a_token(shapes: Shapes, config: Mapping[str, Any], *, head: bool)
         config: The Hugging Face config of the language model.
         head: The output layer is among them; a critic has a head of one row, which is not counted.
     """
-    experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 1
-    chosen = config.get("num_experts_per_tok") or 1
+    chosen = chosen_share(config)
     total = 0.0
     for name, shape in shapes.items():
         kind = kind_of(name)
         matrix = len(shape) > 1 and not name.endswith(".bias") and kind not in _NO_PRODUCT
         if not matrix or VISION.search(name) or kind in ("embed_tokens", "lm_head"):
             continue
-        total += math.prod(shape) * (chosen / experts if ".experts." in name else 1.0)
+        total += math.prod(shape) * (chosen if ".experts." in name else 1.0)
     return total + (config["vocab_size"] * config["hidden_size"] if head else 0)
 
 

@@ -6,9 +6,9 @@ savings" in Megatron-Core's page on its distributed optimizer). Gradients are fl
 distributed optimizer shares the state, not the buffers.
 
 What a forward pass keeps for the backward pass is counted as in Korthikanti et al. (arXiv:2205.05198, 4), for layers of
-today: each linear layer keeps its input, a norm its input, a gated activation its input, attention its queries, keys and
-values (a fused kernel keeps no scores). With tensor parallelism what is split is divided; with sequence parallelism the
-rest is too. Full recomputation keeps each layer's input, and one layer at a time. Pipeline stage s of p keeps p - s
+today: each linear layer keeps its input, a norm its input, a gated activation its input, attention its queries, keys
+and values (a fused kernel keeps no scores). With tensor parallelism what is split is divided; with sequence parallelism
+the rest is too. Full recomputation keeps each layer's input, and one layer at a time. Pipeline stage s of p keeps p - s
 micro-batches (1F1B; section 4.2.3 there, with the factor of interleaved schedules).
 """
 
@@ -19,7 +19,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from anytron_megatron.estimate.tensors import COLUMN, ROW, Piece
+from anytron_megatron.estimate.tensors import COLUMN, ROW, Piece, chosen_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -90,14 +90,13 @@ def kept_elements(pieces: Iterable[Piece], config: Mapping[str, Any], sizes: Par
         sizes: The parallel sizes.
     """
     hidden, whole = config.get("hidden_size", 0), 1 if not sizes.sequence_parallel else sizes.tensor
-    chosen = config.get("num_experts_per_tok") or 1
-    experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 1
+    chosen = chosen_share(config)
     layers: dict[int, float] = defaultdict(lambda: 2 * hidden / whole)  # the inputs of two norms
     for piece in pieces:
         if piece.layer is None or len(piece.shape) < 2:
             continue
         # Rows of an expert's matrix, once for each token that it gets; over all experts of a rank, the chosen ones.
-        times = chosen / experts if piece.expert else 1.0
+        times = chosen if piece.expert else 1.0
         count = piece.shape[0] if len(piece.shape) == 3 else 1
         outputs, inputs = piece.shape[-2], piece.shape[-1]
         split = sizes.expert_tensor if piece.expert else sizes.tensor

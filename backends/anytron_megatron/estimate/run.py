@@ -1,4 +1,4 @@
-"""The estimate of a run whose engine is ``megatron``: ``EngineInfo.memory``. Imports no Megatron."""
+"""Estimate the memory of a rank that trains, generates, or holds a reward model: ``EngineInfo.memory``. Imports no Megatron."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.workers.engines.memory import DeviceMemory, When
     from anytron_megatron.estimate.tensors import Piece
+
 
 _ALIGNER = ("merger", "aligner", "projector")
 
@@ -66,6 +67,39 @@ def generation(run: RunConfig, training: TrainingEstimate, device: DeviceMemory)
     size = int(rows * rollout.max_new_tokens * elements * BYTES[run.model.dtype])
     how = f"{rows} rows of {rollout.max_new_tokens} tokens, without their prompts"
     return [MemoryPart("rollout-cache", size, how, "generation")]
+
+
+def estimate_reward_model(run: RunConfig) -> TrainingEstimate:
+    """Estimate what the rank takes that has the most.
+
+    Args:
+        run: As its ranks have it (:attr:`anytron.config.schema.RunConfig.of_reward_model`).
+
+    Raises:
+        ConfigError: The tensors of the model are not known before it is built.
+    """
+    subject, sizes = Subject.reward_model(run), run.parallel.sizes()
+    assert subject is not None
+    shapes = model_shapes(subject, predicts_ahead=False)
+    split = list(pieces(shapes, subject.text, sizes))
+    element, hidden = BYTES[run.model.dtype], subject.text.get("hidden_size", 0)
+    tokens = math.ceil(run.engine.max_tokens_per_micro_batch / sizes.context)
+
+    def of_rank(stage: int) -> list[MemoryPart]:
+        own = [piece for piece in split if piece.stage == stage]
+        count = Held.of(own).total
+        # Nothing is kept for a backward pass: one layer at a time, its input and what it computes.
+        widest = max(kept_elements(own, subject.text, sizes).values(), default=0.0)
+        passing = int((widest + hidden) * tokens * element)
+        how = f"{tokens:,} tokens through one layer at a time"
+        when: When = "scoring" if run.reward_model and run.reward_model.offload else "always"
+        return [
+            MemoryPart("reward-model", count * element, f"{count:,} numbers of {run.model.dtype}", when, exact=True),
+            MemoryPart("reward-model-activations", passing, how, "scoring"),
+        ]
+
+    parts = max(map(of_rank, range(sizes.pipeline)), key=lambda one: sum(part.size for part in one))
+    return TrainingEstimate(tuple(parts), sum(math.prod(shape) for shape in shapes.values()), subject.text)
 
 
 def _at(split: Sequence[Piece], stage: int) -> list[Piece]:

@@ -1,7 +1,7 @@
 """The tensors of a model, without building it, and how many numbers of each lie on a rank.
 
-Names and shapes are Hugging Face's, from the model's family or from the headers of its files. Column-parallel layers are
-split by outputs and row-parallel ones by inputs (Shoeybi et al., arXiv:1909.08053, 3); what is neither is on every
+Names and shapes are Hugging Face's, from the model's family or from the headers of its files. Column-parallel layers
+are split by outputs and row-parallel ones by inputs (Shoeybi et al., arXiv:1909.08053, 3); what is neither is on every
 tensor-parallel rank. Layers go to pipeline stages in order, or in turns if there are several chunks on each rank
 (Narayanan et al., arXiv:2104.04473, 2.2).
 """
@@ -39,8 +39,62 @@ if TYPE_CHECKING:
 
 COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 """Of a prediction module in files: the model shares its own."""
+
+
 BUFFERS = ("e_score_correction_bias",)
 """Tensors that are no parameters: no gradient, and float32 whatever the model's element type."""
+
+
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+VISION = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)\.")
+
+
+COLUMN = frozenset({
+    "q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj", "in_proj_qkvz", "in_proj_ba",
+    "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "gate_up_proj",
+})  # fmt: skip
+
+
+ROW = frozenset({"o_proj", "down_proj", "out_proj"})
+
+
+BY_HEAD = frozenset({"A_log", "dt_bias", "sinks"})
+
+
+GROUPED = frozenset({"k_proj", "v_proj"})
+"""Replicated where there are fewer heads of keys and values than ranks."""
+
+
+_SECOND = frozenset({"k_proj", "v_proj", "up_proj"})
+"""Layers that share their ``A`` with another one that is counted."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a rank has of a tensor.
+
+    Attributes:
+        name: Hugging Face's name.
+        shape: Of the whole tensor.
+        size: Numbers on the rank.
+        stage: Pipeline stage.
+        expert: It belongs to a routed expert, whose replicas are others.
+        layer: The transformer layer; None = it is in none.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    size: int
+    stage: int
+    expert: bool
+    layer: int | None
+
+    @property
+    def kind(self) -> str:
+        """The Hugging Face layer: ``q_proj``, ``embed_tokens``, ..."""
+        return kind_of(self.name)
 
 
 def model_shapes(subject: Subject, *, predicts_ahead: bool) -> Shapes:
@@ -73,60 +127,6 @@ def model_shapes(subject: Subject, *, predicts_ahead: bool) -> Shapes:
     return {name: shape for name, shape in shapes.items() if not name.endswith(BUFFERS)}
 
 
-def _in_files(directory: Path) -> Shapes:
-    shapes: Shapes = {}
-    try:
-        for file in sorted(directory.glob("*.safetensors")):
-            shapes |= read_header(file)
-    except DamagedFileError as error:
-        raise ConfigError("The weights cannot be read.", where=str(directory), why=str(error)) from error
-    return shapes
-
-
-LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-VISION = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)\.")
-COLUMN = frozenset({
-    "q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj", "in_proj_qkvz", "in_proj_ba",
-    "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "gate_up_proj",
-})  # fmt: skip
-ROW = frozenset({"o_proj", "down_proj", "out_proj"})
-BY_HEAD = frozenset({"A_log", "dt_bias", "sinks"})
-GROUPED = frozenset({"k_proj", "v_proj"})
-"""Replicated where there are fewer heads of keys and values than ranks."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What a rank has of a tensor.
-
-    Attributes:
-        name: Hugging Face's name.
-        shape: Of the whole tensor.
-        size: Numbers on the rank.
-        stage: Pipeline stage.
-        expert: It belongs to a routed expert, whose replicas are others.
-        layer: The transformer layer; None = it is in none.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    size: int
-    stage: int
-    expert: bool
-    layer: int | None
-
-    @property
-    def kind(self) -> str:
-        """The Hugging Face layer: ``q_proj``, ``embed_tokens``, ..."""
-        return kind_of(self.name)
-
-
-def kind_of(name: str) -> str:
-    """Give the last part of a name that is not ``weight`` or ``bias``."""
-    *_, before, last = ["", *name.split(".")]
-    return before if last in ("weight", "bias") else last
-
-
 def pieces(shapes: Shapes, config: Mapping[str, Any], sizes: ParallelSizes) -> Iterator[Piece]:
     """Split a model.
 
@@ -152,23 +152,6 @@ def pieces(shapes: Shapes, config: Mapping[str, Any], sizes: ParallelSizes) -> I
             yield Piece(name, shape, size, last, expert=False, layer=None)  # tied, and used at both ends
 
 
-def _size(name: str, shape: tuple[int, ...], config: Mapping[str, Any], sizes: ParallelSizes, *, expert: bool) -> int:
-    count, kind = math.prod(shape), kind_of(name)
-    split = kind in COLUMN or kind in BY_HEAD or (kind in ROW and not name.endswith(".bias"))
-    if expert:
-        return count // (sizes.expert * (sizes.expert_tensor if split else 1))
-    if kind in ("embed_tokens", "lm_head"):
-        return math.ceil(shape[0] / sizes.tensor) * math.prod(shape[1:])  # Megatron fills the vocabulary up
-    if not split:
-        return count
-    groups = config.get("num_key_value_heads") or sizes.tensor
-    return count // (min(groups, sizes.tensor) if kind in GROUPED else sizes.tensor)
-
-
-_SECOND = frozenset({"k_proj", "v_proj", "up_proj"})
-"""Layers that share their ``A`` with another one that is counted."""
-
-
 def adapter_pieces(pieces: Iterable[Piece], lora: LoraSection) -> list[Piece]:
     """Estimate the adapters of a rank's layers; Megatron splits one of the two matrices, which is not counted here."""
     wanted = [one.rpartition(".")[2] for one in lora.targets]
@@ -182,3 +165,38 @@ def adapter_pieces(pieces: Iterable[Piece], lora: LoraSection) -> list[Piece]:
         matrices = piece.shape[0] if len(piece.shape) == 3 else 1
         found.append(replace(piece, size=int(size * matrices * (part if piece.expert else 1.0))))
     return found
+
+
+def kind_of(name: str) -> str:
+    """Give the last part of a name that is not ``weight`` or ``bias``."""
+    *_, before, last = ["", *name.split(".")]
+    return before if last in ("weight", "bias") else last
+
+
+def chosen_share(config: Mapping[str, Any]) -> float:
+    """Return which part of a layer's experts a token goes to; 1 for a dense model."""
+    experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 1
+    return float((config.get("num_experts_per_tok") or 1) / experts)
+
+
+def _in_files(directory: Path) -> Shapes:
+    shapes: Shapes = {}
+    try:
+        for file in sorted(directory.glob("*.safetensors")):
+            shapes |= read_header(file)
+    except DamagedFileError as error:
+        raise ConfigError("The weights cannot be read.", where=str(directory), why=str(error)) from error
+    return shapes
+
+
+def _size(name: str, shape: tuple[int, ...], config: Mapping[str, Any], sizes: ParallelSizes, *, expert: bool) -> int:
+    count, kind = math.prod(shape), kind_of(name)
+    split = kind in COLUMN or kind in BY_HEAD or (kind in ROW and not name.endswith(".bias"))
+    if expert:
+        return count // (sizes.expert * (sizes.expert_tensor if split else 1))
+    if kind in ("embed_tokens", "lm_head"):
+        return math.ceil(shape[0] / sizes.tensor) * math.prod(shape[1:])  # Megatron fills the vocabulary up
+    if not split:
+        return count
+    groups = config.get("num_key_value_heads") or sizes.tensor
+    return count // (min(groups, sizes.tensor) if kind in GROUPED else sizes.tensor)

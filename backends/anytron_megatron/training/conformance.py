@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.kernels.oracles.attention_numbers import LENGTHS, TOLERANCE, described, drawn_operands, largest_difference
+from anytron.kernels.oracles.attention import LENGTHS, TOLERANCE, described, drawn_operands, largest_difference
 from anytron.kernels.oracles.influence import influence
 from anytron.kernels.oracles.masks import defined_pairs, read_transformer_engine, wrong_companion
 from anytron.run.preflight.limits import NotPossible, adapted

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anytron.record.checkpoint.directory import Checkpoint
-    from anytron.run.trainer.bad_batch import BadUpdate
-    from anytron.run.trainer.replay import Finding
+    from anytron.run.trainer.non_finite import BadUpdate, Finding
     from anytron.workers.engines.inspection import NonFinite
 
 
@@ -147,7 +146,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
         AnytronError: The directory, the configuration or the machine is not fit for it.
     """
     from anytron.record.checkpoint.directory import locate
-    from anytron.run.trainer.bad_batch import CONFIG, read_bad_batch
+    from anytron.run.trainer.non_finite import CONFIG, read_bad_batch
 
     notes = error_console()
     path = path.resolve()
@@ -165,7 +164,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
         refuse([*run.diagnostics, *replay_diagnostics(run.config)])
         executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
 
-        from anytron.run.trainer.replay import replay  # torch: only when nothing has been found wrong so far
+        from anytron.run.trainer.non_finite import replay  # torch: only when nothing has been found wrong so far
 
         notes.print(f"replaying step {update.step}, update {update.update} of the {update.model}, from {origin}")
         files = None if found is None else found.training

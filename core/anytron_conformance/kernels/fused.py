@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anytron.device.limits import Feature
 from anytron.kernels.contract import KernelName, KernelSpec
-from anytron.kernels.oracles.fused import (
+from anytron.kernels.oracles.formulas import (
     reference_grouped_mm,
     reference_layer_norm,
     reference_rms_norm,

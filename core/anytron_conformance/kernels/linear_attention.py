@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anytron.device.limits import Feature
 from anytron.kernels.contract import KernelName
-from anytron.kernels.oracles.gated_delta_rule import reference_causal_conv1d, reference_gated_delta_rule
+from anytron.kernels.oracles.formulas import reference_causal_conv1d, reference_gated_delta_rule
 from anytron_conformance.kernels.comparison import Comparison
 from anytron_conformance.kernels.fused import LAYINGS, fused
 from anytron_conformance.kernels.numbers import drawn, in_dtypes

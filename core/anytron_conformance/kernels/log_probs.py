@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anytron.device.limits import Feature
 from anytron.kernels.contract import LogProbSpec
-from anytron.kernels.oracles.log_probs import reference_log_probs
+from anytron.kernels.oracles.formulas import reference_log_probs
 from anytron_conformance.compare import assert_close
 from anytron_conformance.kernels.comparison import Comparison
 from anytron_conformance.kernels.numbers import drawn, in_dtypes, sliced, split_off

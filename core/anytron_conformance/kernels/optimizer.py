@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anytron.device.limits import Feature
 from anytron.kernels.contract import KernelName
-from anytron.kernels.oracles.fused import reference_adam
+from anytron.kernels.oracles.formulas import reference_adam
 from anytron_conformance.compare import assert_close
 from anytron_conformance.kernels.comparison import Comparison
 from anytron_conformance.kernels.fused import fused

@@ -16,7 +16,7 @@ from anytron.record.checkpoint.best import Best
 from anytron.record.checkpoint.manifest import Manifest
 from anytron.record.checkpoint.state import DriverState
 from anytron.record.tracking.record import RunRecord
-from anytron.run.trainer.bad_batch import read_bad_batch
+from anytron.run.trainer.non_finite import read_bad_batch
 from anytron.task.data import model_files
 from anytron.task.data.rows import jsonl_rows, parquet_rows
 from anytron.task.data.vision import read_picture

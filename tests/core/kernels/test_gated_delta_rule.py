@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 from anytron.kernels import gated_delta_rule as module
 from anytron.kernels.causal_convolution import causal_conv1d
 from anytron.kernels.gated_delta_rule import CHUNK, gated_delta_rule, l2norm
-from anytron.kernels.oracles.gated_delta_rule import reference_causal_conv1d, reference_gated_delta_rule
+from anytron.kernels.oracles.formulas import reference_causal_conv1d, reference_gated_delta_rule
 
 HEADS, K, V, SCALE = 2, 6, 5, 0.4
 BOUNDARIES = [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1]

@@ -14,7 +14,7 @@ import torch
 from anytron.base.traits import AttentionHeads
 from anytron.device.platform import LayoutRequest, layout_constraints_of
 from anytron.kernels.contract import AttentionCall
-from anytron.kernels.oracles.attention_numbers import LENGTHS, TOLERANCE, described, drawn_operands, largest_difference
+from anytron.kernels.oracles.attention import LENGTHS, TOLERANCE, described, drawn_operands, largest_difference
 from anytron.kernels.oracles.influence import influence
 from anytron.kernels.oracles.masks import defined_pairs
 from anytron.sequences import scopes

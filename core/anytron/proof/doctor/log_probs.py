@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.kernels.contract import LogProbSpec
-from anytron.kernels.oracles.log_probs import reference_log_probs
+from anytron.kernels.oracles.formulas import reference_log_probs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ import torch
 from anytron.algorithms.advantages import broadcast_to_tokens
 from anytron.base.seeds import derive_seed
 from anytron.run.rollout.conversations import SingleTurns
-from anytron.run.trainer.trajectories import assemble, make_samples
+from anytron.run.trainer.experience import assemble, make_samples
 from anytron.workers.engines.rollout_engine import PromptInputs
 
 if TYPE_CHECKING:

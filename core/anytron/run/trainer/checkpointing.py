@@ -17,7 +17,7 @@ from anytron.record.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
 from anytron.record.checkpoint.state import DriverState, SourceState
 from anytron.record.validation.standing import is_better
 from anytron.run.preflight.capabilities import can_save_checkpoints, saves_checkpoints
-from anytron.run.trainer.signals import StopRequested, StopSignals
+from anytron.run.trainer.interruptions import StopRequested, StopSignals
 from anytron.run.trainer.trained_models import MODEL
 
 if TYPE_CHECKING:

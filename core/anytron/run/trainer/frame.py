@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from anytron.record.tracking.progress import Progress
     from anytron.record.tracking.run_directory import RunDirectory
     from anytron.run.trainer.checkpointing import PlaceInData
-    from anytron.run.trainer.restarts import Restarts
+    from anytron.run.trainer.interruptions import Restarts
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.workers.executor.protocol import Executor
 

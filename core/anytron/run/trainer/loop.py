@@ -24,9 +24,9 @@ from anytron.run.trainer.alarms import SkippedSteps
 from anytron.run.trainer.experience import ExperienceMaker
 from anytron.run.trainer.frame import Attempt, RunFrame, RunSummary
 from anytron.run.trainer.initial_model import write_random_model
+from anytron.run.trainer.interruptions import Restarts
 from anytron.run.trainer.metrics import check_agreement, step_metrics
 from anytron.run.trainer.non_finite import GuardedUpdates
-from anytron.run.trainer.restarts import Restarts
 from anytron.run.trainer.supervised import fine_tune
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.run.trainer.validation import Validation

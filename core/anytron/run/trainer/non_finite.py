@@ -1,24 +1,127 @@
-"""What becomes of a run when an update gives NaN or infinity; the engine has left the weights as they were."""
+"""Updates that gave NaN or infinity: whether the run goes on, their mini-batches on disk, and how to replay one."""
 
 from __future__ import annotations
 
+import json
 import math
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from anytron.algorithms.losses import SupervisedLoss, ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss
-from anytron.base.errors import EngineError
-from anytron.run.trainer.bad_batch import BadUpdate, write_bad_batch
+from anytron.base.errors import DataError, EngineError
+from anytron.base.files import PRIVATE, exhausted, remove, write_durably
+from anytron.config.dump import to_yaml
+from anytron.config.json_files import read_object
+from anytron.run.trainer.updates import UpdatePlan
+from anytron.run.trainer.workers import TrainingWorkers, training_group
+from anytron.sequences.batch import RaggedBatch
+from anytron.task.data.images import ImagePatches
+from anytron.workers.engines.training_engine import InspectableEngine
+from anytron.workers.remote import call
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from anytron.algorithms.contract import LossFunction
     from anytron.config.algorithm import AlgorithmSection
     from anytron.config.schema import RunConfig
-    from anytron.run.trainer.updates import UpdatePlan
-    from anytron.run.trainer.workers import TrainingWorkers
-    from anytron.sequences.batch import RaggedBatch
+    from anytron.workers.engines.inspection import Inspection
     from anytron.workers.engines.training_engine import UpdatedModel
+    from anytron.workers.executor.protocol import Executor
+
+
+TENSORS, RECORD, CONFIG = "batch.safetensors", "batch.json", "config.yaml"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class BadUpdate:
+    """Where a bad mini-batch comes from.
+
+    Attributes:
+        step: Training step, from 1.
+        update: Update of that step, from 1.
+        model: Which model was to be updated.
+        dp_size: Data-parallel replicas among which the mini-batch was divided.
+        micro_batch_multiple: As in :class:`~anytron.workers.engines.training_engine.Topology`.
+        temperature: The batch's.
+        metrics: What the update reported.
+    """
+
+    step: int
+    update: int
+    model: UpdatedModel
+    dp_size: int
+    micro_batch_multiple: int
+    temperature: float
+    metrics: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        return f"step-{self.step:06d}-update-{self.update}" + ("-critic" if self.model == "critic" else "")
+
+
+def write_bad_batch(directory: Path, update: BadUpdate, batch: RaggedBatch, config: RunConfig) -> None:
+    """Write a mini-batch into a directory of its own; what an earlier run of the same step has left there goes."""
+    tensors = {field.name: value for field in fields(batch) if isinstance(value := getattr(batch, field.name), Tensor)}
+    for index, patches in enumerate(batch.images or ()):
+        if patches is not None:
+            tensors |= {f"images.{index}.{name}": value for name, value in vars(patches).items()}
+    remove(directory)
+    directory.mkdir(parents=True)
+    # safetensors refuses tensors that share memory, as a batch's may.
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, directory / TENSORS)
+    write_durably(directory / CONFIG, to_yaml(config), PRIVATE)  # it may hold secrets
+    record = {"format": FORMAT, "has_images": batch.images is not None, **asdict(update)}
+    (directory / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def read_bad_batch(directory: Path) -> tuple[BadUpdate, RaggedBatch]:
+    """Read what :func:`write_bad_batch` wrote.
+
+    Raises:
+        DataError: The directory holds something else.
+    """
+    try:
+        record = read_object(directory / RECORD)
+        tensors: dict[str, Any] = load_file(directory / TENSORS)
+        if record.pop("format") != FORMAT:
+            raise _unreadable(directory, f"it is of another format than {FORMAT}, which this version reads")
+        has_images = record.pop("has_images")
+        update = BadUpdate(**record)
+        images = _images(tensors, tensors["lengths"].numel()) if has_images else None
+        batch = RaggedBatch(temperature=update.temperature, images=images, **tensors)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise exhausted(error, str(directory)) or _unreadable(directory, f"{type(error).__name__}: {error}") from error
+    return update, batch
+
+
+def _images(tensors: dict[str, Tensor], sequences: int) -> tuple[ImagePatches | None, ...]:
+    """Take the images out of the tensors."""
+    names = [field.name for field in fields(ImagePatches)]
+    found = [
+        {name: tensors.pop(f"images.{index}.{name}") for name in names if f"images.{index}.{name}" in tensors}
+        for index in range(sequences)
+    ]
+    return tuple(ImagePatches(**patches) if patches else None for patches in found)
+
+
+def _unreadable(directory: Path, why: str) -> DataError:
+    return DataError(
+        "This is no saved mini-batch.",
+        where=str(directory),
+        why=why,
+        fix="give a directory below bad_batches/ in a run's directory",
+    )
+
 
 BAD_BATCHES = "bad_batches"
 
@@ -133,3 +236,77 @@ class GuardedUpdates:
             self._trainer.save_adapter(str(directory / "adapter"))
         else:
             self._trainer.save_hf(str(directory / "model"))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a replay has found.
+
+    Attributes:
+        data: Fields of the saved batch that hold numbers that are not finite, with the first such sequence and token.
+        inspection: What the engine found.
+        sequence: Position in the mini-batch of the sequence where the first bad number arises; None if not known.
+        token_id: The token there.
+    """
+
+    data: tuple[str, ...]
+    inspection: Inspection
+    sequence: int | None = None
+    token_id: int | None = None
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether anything was not finite."""
+        return bool(self.data or self.inspection.weights or self.inspection.first)
+
+
+def replay(
+    update: BadUpdate, batch: RaggedBatch, config: RunConfig, executor: Executor, checkpoint: Path | None = None
+) -> Finding:
+    """Do the passes of a saved update on one rank, micro-batch by micro-batch as they were divided.
+
+    Args:
+        update: Where the mini-batch comes from.
+        batch: The mini-batch.
+        config: The run's, with one rank; its model is what the update starts from.
+        executor: Starts that rank; the caller closes it.
+        checkpoint: The engine's files of a checkpoint, to start from instead.
+
+    Raises:
+        DataError: The run has no such model.
+        EngineError: The engine cannot do the passes.
+    """
+    if update.model == "critic" and config.critic is None:
+        raise DataError("The update is a critic's, and the configuration has none.", where="critic")
+    loss: LossFunction = SupervisedLoss() if config.supervised else PolicyLoss(config.corrected_algorithm)
+    if config.critic is not None and update.model == "critic":
+        loss = ValueLoss(config.critic.clip_value)
+    group = executor.start(training_group(config))
+    trainer = TrainingWorkers.of(group)
+    if checkpoint is not None:
+        trainer.load_checkpoint(str(checkpoint))
+    plan = replace(UpdatePlan.from_config(config, trainer.topology[0]), multiple=update.micro_batch_multiple)
+    micro_batches = [one for share in plan.micro_batches(batch, update.dp_size) for one in share]
+    batches = [one.batch for one in micro_batches]
+    (inspection,) = call(group, InspectableEngine.inspect_update, batches, loss, update.model)
+    finding = Finding(_bad_fields(batch), inspection)
+    first = inspection.first
+    if first is None or first.sequence is None or first.token is None:
+        return finding
+    sequence = micro_batches[first.micro_batch].sequences[first.sequence]
+    token = int(batch.lengths[:sequence].sum()) + first.token
+    return replace(finding, sequence=sequence, token_id=int(batch.tokens[token]))
+
+
+def _bad_fields(batch: RaggedBatch) -> tuple[str, ...]:
+    """Name the fields that hold NaN or infinity, with the place of the first."""
+    found = []
+    ends = torch.cumsum(batch.lengths, 0)
+    for field in fields(batch):
+        values = getattr(batch, field.name)
+        if isinstance(values, Tensor) and values.is_floating_point() and not bool(values.isfinite().all()):
+            token = int((~values.isfinite()).nonzero()[0, 0])
+            sequence = int(torch.searchsorted(ends, token, right=True))
+            place = token - int(ends[sequence] - batch.lengths[sequence])
+            found.append(f"{field.name} ({values[token].item()} at sequence {sequence}, token {place})")
+    return tuple(found)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.base.components import TRAINING_ENGINES
-from anytron.run.trainer.trajectories import assemble
+from anytron.run.trainer.experience import assemble
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.workers.engines.reward_model import RewardModelEngine
 from anytron.workers.executor.protocol import GroupSpec

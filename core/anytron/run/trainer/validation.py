@@ -19,7 +19,7 @@ from anytron.base.errors import DataError, within
 from anytron.base.seeds import derive_seed
 from anytron.record.validation.metrics import set_metrics
 from anytron.run.rollout.conversations import turns_of
-from anytron.run.trainer.trajectories import make_samples
+from anytron.run.trainer.experience import make_samples
 from anytron.task.environments.loading import start_environments
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.record.checkpoint.manifest import FileRecord
     from anytron.run.rollout.conversations import Conversations, SingleTurns
-    from anytron.run.trainer.restarts import Restarts
+    from anytron.run.trainer.interruptions import Restarts
     from anytron.run.trainer.updates import MicroBatch, UpdatePlan
     from anytron.workers.engines.training_engine import Additions, Conformance, ScoringRole, Topology, UpdatedModel
     from anytron.workers.executor.protocol import Executor, WorkerGroup

@@ -225,7 +225,7 @@ def test_a_critic_of_experts_is_balanced_and_agrees_with_one_rank(parallel, bala
 def test_a_gradient_that_is_summed_twice_is_noticed(one_rank, learn, write_extension):
     """Values are gathered from sequence parallelism as if every rank had a part of their gradient."""
     write_extension(
-        "anytron_megatron.critic.value_head:gather_from_sequence_parallel_region",
+        "anytron_megatron.critic:gather_from_sequence_parallel_region",
         "lambda original: lambda x, tensor_parallel_output_grad: original(x, tensor_parallel_output_grad=True)",
     )
     found = differences(one_rank, learn(**SPLITS["tp2-sp"]))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from anytron.base.errors import EngineError
 from anytron.sequences.batch import RaggedBatch
 from anytron.sequences.shared_prompts import common_prompts
-from anytron_megatron.estimate.reward_model import estimate
+from anytron_megatron.estimate.run import estimate_reward_model
 from tests.reward_models import write_reward_model
 from tests.slow import slow_but
 
@@ -135,7 +135,7 @@ def test_it_leaves_the_device_and_is_as_large_as_the_plan_says(layout, ranks, ti
     sections = asked(model, **layout)
     sections["reward_model"]["offload"] = True
     workers, config = ranks.reward_model(tiny_model, **sections)
-    (part,) = [part for part in estimate(config.of_reward_model).parts if part.name == "reward-model"]
+    (part,) = [part for part in estimate_reward_model(config.of_reward_model).parts if part.name == "reward-model"]
     assert (part.when, part.exact) == ("scoring", True)
     assert max(rank["offloaded_bytes"] for rank in workers.describe()) == part.size
     first, second = workers.scores(recorded), workers.scores(recorded)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from anytron.base.errors import EngineError
-from anytron.run.trainer.trajectories import assemble
+from anytron.run.trainer.experience import assemble
 from anytron.sequences.batch import TokenOutputs
 from anytron.task.rewards.sample import Sample
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from anytron.config.generation import EnvironmentSection
 from anytron.run.rollout.conversations import Conversations
-from anytron.run.trainer.trajectories import assemble, make_samples
+from anytron.run.trainer.experience import assemble, make_samples
 from anytron.run.trainer.weight_transfer import load
 from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.environments.pool import EnvironmentPool

@@ -18,7 +18,7 @@ from anytron.config.scoring import RewardSection
 from anytron.run.preflight.forms import right_forms
 from anytron.run.preflight.prepare import prepare
 from anytron.run.preflight.rehearsal import Evenly
-from anytron.run.trainer.trajectories import make_samples
+from anytron.run.trainer.experience import make_samples
 from anytron.task.data import pretrained
 from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.data.thoughts import decode_responses, opened

@@ -11,9 +11,8 @@ from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import with_advantages
 from anytron.config.algorithm import AlgorithmSection
 from anytron.record.tracking.progress import Clock
-from anytron.run.trainer.experience import Experience
+from anytron.run.trainer.experience import Experience, assemble, make_samples
 from anytron.run.trainer.metrics import step_metrics
-from anytron.run.trainer.trajectories import assemble, make_samples
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.sequences.batch import TokenOutputs
 from anytron.task.data.prompts import TokenizedPrompt

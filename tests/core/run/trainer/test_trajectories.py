@@ -10,7 +10,7 @@ import torch
 from anytron.algorithms.registered import with_advantages
 from anytron.config.algorithm import AlgorithmSection
 from anytron.config.imports import resolve
-from anytron.run.trainer.trajectories import assemble, make_samples
+from anytron.run.trainer.experience import assemble, make_samples
 from anytron.task.data.images import ImagePatches
 from anytron.task.data.pretrained import TOKENIZER
 from anytron.task.data.prompts import TokenizedPrompt

@@ -1,1 +1,0 @@
-"""The critic of PPO: a model with a value head."""
