@@ -92,7 +92,7 @@ def write_model(config, device):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from anytron.run.trainer.initial_model import model_directory
+    from anytron.run.trainer.models import model_directory
 
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(

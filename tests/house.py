@@ -58,7 +58,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("model", "training"),
     ),
     "anytron_megatron": (
-        ("metrics", "names", "portable_te", "redirect"),
+        ("portable_te", "redirect"),
         ("options",),
         ("training",),
         ("models",),

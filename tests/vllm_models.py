@@ -16,7 +16,7 @@ from anytron.config.schema import RunConfig
 from anytron.device.hooks.types import ProcessInfo
 from anytron.device.layer import Layer
 from anytron.device.patches import Ledger
-from anytron.run.trainer.initial_model import write_random_model
+from anytron.run.trainer.models import write_random_model
 from anytron.task.data.pretrained import load_tokenizer, model_class
 from anytron.workers.engines.context import EngineContext
 from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams

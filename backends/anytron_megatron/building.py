@@ -14,11 +14,9 @@ from anytron_megatron.experts.experts import Experts
 from anytron_megatron.models.source import AdapterSource, text_model
 from anytron_megatron.options import MegatronOptions
 from anytron_megatron.training import parallel
-from anytron_megatron.training.frozen_model import FrozenModel
+from anytron_megatron.training.heads import RewardHead, TokenScoreHead
 from anytron_megatron.training.micro_batch import BatchPreparer
-from anytron_megatron.training.reward_head import RewardHead
-from anytron_megatron.training.schedule import ModelChunk
-from anytron_megatron.training.token_score_head import TokenScoreHead
+from anytron_megatron.training.schedule import FrozenModel, ModelChunk
 from anytron_megatron.training.vendor_attention import set_mask_type
 
 if TYPE_CHECKING:

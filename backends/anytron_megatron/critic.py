@@ -15,7 +15,7 @@ from anytron.base.errors import EngineError
 from anytron.sequences.batch import TokenOutputs
 from anytron.workers.engines.training_engine import VALUE_HEAD, VALUE_HEAD_FILE
 from anytron_megatron.training import parallel
-from anytron_megatron.training.gradients import named_gradients
+from anytron_megatron.training.inspection import named_gradients
 from anytron_megatron.training.optimizer import DataParallel
 from anytron_megatron.training.schedule import ModelChunk, forward
 from anytron_megatron.training.trained_model import TrainedModel

@@ -13,23 +13,21 @@ import torch
 
 from anytron.base.errors import EngineError
 from anytron.device.patches import Phase
-from anytron.run.trainer.initial_model import model_directory
+from anytron.run.trainer.models import model_directory
 from anytron.sequences.layout import LayoutConstraints
 from anytron.workers.engines.device_memory import MemoryUse
 from anytron_megatron.building import ModelBuilder, join_ranks, prepare_platform, rank_facts
 from anytron_megatron.checkpoint.checkpoints import Checkpoints
 from anytron_megatron.experts.experts import Experts
 from anytron_megatron.models.bridge import BridgeSource
-from anytron_megatron.models.freezing import freeze
-from anytron_megatron.names import ENGINE
-from anytron_megatron.options import MegatronOptions
+from anytron_megatron.models.loading import freeze
+from anytron_megatron.options import ENGINE, MegatronOptions
 from anytron_megatron.training import parallel
 from anytron_megatron.training.conformance import kernel_conformance, mask_conformance, possible_formats
-from anytron_megatron.training.gradients import named_gradients
-from anytron_megatron.training.logits import whole_logits
-from anytron_megatron.training.memory import release_memory
+from anytron_megatron.training.heads import whole_logits
+from anytron_megatron.training.inspection import named_gradients
+from anytron_megatron.training.memory import Offload, release_memory
 from anytron_megatron.training.mtp import MultiTokenPrediction
-from anytron_megatron.training.offload import Offload
 from anytron_megatron.training.optimizer import DataParallel
 from anytron_megatron.training.schedule import forward
 from anytron_megatron.training.trained_model import TrainedModel
@@ -51,8 +49,7 @@ if TYPE_CHECKING:
     from anytron_megatron.generation.policy_rollout import PolicyRollout
     from anytron_megatron.lora.adapters import Adapters
     from anytron_megatron.models.source import ModelSource
-    from anytron_megatron.training.frozen_model import FrozenModel
-    from anytron_megatron.training.schedule import ModelChunk
+    from anytron_megatron.training.schedule import FrozenModel, ModelChunk
 
 
 class MegatronEngine:

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from anytron.base.components import Component, EngineInfo
+from anytron.base.metric import Metric
 from anytron.config.section import Section
-from anytron_megatron.metrics import METRICS
-from anytron_megatron.names import ENGINE
 
 if TYPE_CHECKING:
     from anytron.base.traits import ParallelSizes
     from anytron.config.schema import RunConfig
 
+
+ENGINE = "megatron"
+"""The name of the engine and of its plugin."""
 
 RoutingReplay = Literal["off", "old-log-probs", "rollout"]
 """Whose routing updates replay."""
@@ -79,6 +81,8 @@ _COMMON = (
     ("megatron", "core/transformer/transformer_config.py", "TransformerConfig"),
     ("mcore_bridge", "config/model_config.py", "ModelConfig"),
 )
+
+
 _LATENT = (
     ("megatron", "core/transformer/transformer_config.py", "MLATransformerConfig"),
     ("mcore_bridge", "config/model_config.py", "MLAModelConfig"),
@@ -116,6 +120,29 @@ def _place_of(name: str) -> str | None:
     return f"transformer.{name}" if name in transformer_fields(latent_attention=True) else None
 
 
+_EXPERTS = "the coefficient of that loss is set ([experts](../how-to/train-mixture-of-experts.md))"
+
+
+METRICS = (
+    Metric("moe/load_balancing_loss", "", "load-balancing loss, mean over layers, 1 = perfect balance", _EXPERTS),
+    Metric("moe/seq_load_balancing_loss", "", "the same, computed for each sequence", _EXPERTS),
+    Metric("moe/z_loss", "", "z-loss of the routers, mean over layers", _EXPERTS),
+    Metric(
+        "moe/rerouted_fraction",
+        "fraction",
+        "tokens that predict a response token, over all layers, whose router would have chosen other experts",
+        "`engine.options.router_replay` or `rollout.replay_routing`",
+    ),
+    Metric(
+        "mtp/loss",
+        "nats",
+        "loss of the multi-token prediction modules, mean over depths, without its coefficient",
+        "`engine.options.mtp_loss_coefficient` is above 0",
+    ),
+    Metric("critic/moe/NAME", "", "the same losses of the critic's routers", "a critic with experts"),
+)
+
+
 MEGATRON = EngineInfo(
     engine="anytron_megatron.engine:MegatronEngine",
     options_model=MegatronOptions,
@@ -149,6 +176,7 @@ MEGATRON = EngineInfo(
         process_bytes=505 << 20,
     ),
 )
+
 
 MEGATRON_ROLLOUT = EngineInfo(
     engine=MEGATRON.engine,

@@ -9,7 +9,7 @@ from anytron.device.hooks.types import Requirement
 from anytron_megatron.checks.run import run_diagnostics
 from anytron_megatron.checks.training import NO_NONDETERMINISTIC_ALGORITHM
 from anytron_megatron.models.release import SUPPORTED
-from anytron_megatron.names import ENGINE
+from anytron_megatron.options import ENGINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

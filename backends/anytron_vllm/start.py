@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.run.trainer.initial_model import model_directory
+from anytron.run.trainer.models import model_directory
 from anytron.task.data.pretrained import load_tokenizer, save_processor
 from anytron_vllm.adapter import adapter_arguments
 from anytron_vllm.options import CPU_CACHE_GIB

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.proof.verification.tolerances import tolerance
+from anytron.proof.verification.comparisons import tolerance
 from anytron_conformance.rules import Broken
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import torch
 
 from anytron.kernels import fused
 from anytron.kernels.attention import make_attention
-from anytron.kernels.contract import KernelName
+from anytron.kernels.contract import KernelName, zeros_from
 from anytron.kernels.log_prob import make_log_prob
-from anytron.kernels.no_rows import zeros_from
 from tests.conformance.kernel_mutant import KernelMutant
 from tests.conformance.kernel_mutants import replacing
 

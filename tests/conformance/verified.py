@@ -23,7 +23,7 @@ import yaml
 from anytron.base.errors import AnytronError
 from anytron.base.results import in_one_line
 from anytron.config.diagnostics import refuse
-from anytron.proof.verification.tolerances import FACTORS
+from anytron.proof.verification.comparisons import FACTORS
 from anytron.record.tracking.progress import Progress
 from anytron.run.preflight.open_run import open_run
 from anytron.workers.executor import process as processes

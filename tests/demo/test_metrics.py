@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anytron.record.tracking.metric_table import METRICS
-from anytron_megatron.metrics import METRICS as OF_MEGATRON
+from anytron_megatron.options import METRICS as OF_MEGATRON
 from tests.demo.test_grpo_sort import users_environment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_moe.yaml"

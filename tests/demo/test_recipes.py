@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from anytron.proof.planning.plan import make_plan
+from anytron.proof.planning import make_plan
 from anytron.run.preflight.open_run import open_run
 from anytron.workers.engines.memory import DeviceMemory
 from tests.fake_vllm import install

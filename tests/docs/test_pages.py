@@ -14,8 +14,8 @@ from anytron.record.sinks import SinkRun
 from anytron.record.sinks.loading import load_sink, sink_diagnostics
 from anytron.task.data.sources import load_prompts
 from anytron.task.environments import Task, Turn
-from anytron.task.environments.called import ENVIRONMENT_PATH
-from anytron.task.environments.loading import check_environment
+from anytron.task.environments.pool import check_environment
+from anytron.task.environments.protocol import ENVIRONMENT_PATH
 from anytron.task.rewards import Sample
 from tests.core.record.sinks.conftest import configuration
 

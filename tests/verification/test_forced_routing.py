@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anytron.proof.verification.forced_routing import forced_routing
-from anytron.proof.verification.hugging_face import load_model
+from anytron.proof.verification.hugging_face import forced_routing, load_model
 from anytron_conformance.tiny_models import write_tiny_model
 
 TOKENS = torch.arange(3, 14)

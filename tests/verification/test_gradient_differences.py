@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anytron.proof.verification.gradient_differences import adapter_gradients, compare_gradients, may_be_frozen
+from anytron.proof.verification.gradients import adapter_gradients, compare_gradients, may_be_frozen
 
 NAMES = (
     "model.embed_tokens.weight",

@@ -9,7 +9,7 @@ from anytron.base.errors import AnytronError, ConfigError, EngineError, ProcessL
 from anytron.base.results import Result, in_one_line, of_error
 from anytron.cli.checks import print_report
 from anytron.proof.checks import Report
-from anytron.proof.verification.report import joined, measured, used
+from anytron.proof.verification.comparisons import joined, measured, used
 
 TRACEBACK = """Traceback (most recent call last):
   File "kernels.py", line 3, in norm

@@ -117,7 +117,7 @@ class Sabotage:
         patches = [("megatron.core.tensor_parallel.mappings:_reduce", "sabotage:forgetting")] if {reduce} else []
         patches += [("anytron_megatron.models.bridge:BridgeSource.export", "sabotage:permuting")] if {export} else []
         patches += [(LAYER + ":get_parameter_local_cp", "sabotage:of_one_rank")] if {heads} else []
-        patches += [("anytron_megatron.training.reward_head:scored_places", "sabotage:earlier")] if {places} else []
+        patches += [("anytron_megatron.training.heads:scored_places", "sabotage:earlier")] if {places} else []
         return [Patch(id=f"sabotage.{{number}}", owner="sabotage", phase=phase, target=target, reason="a test",
                       replacement=replacement) for number, (target, replacement) in enumerate(patches)]
 """

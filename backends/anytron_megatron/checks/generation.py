@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from anytron.config.diagnostics import Diagnostic
 from anytron_megatron.models.families import FAMILIES, proved
-from anytron_megatron.names import ENGINE
+from anytron_megatron.options import ENGINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

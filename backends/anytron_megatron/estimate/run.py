@@ -1,4 +1,4 @@
-"""Estimate the memory of a rank that trains, generates, or holds a reward model: ``EngineInfo.memory``. Imports no Megatron."""
+"""Estimate the memory of ranks that train, generate or hold a reward model (``EngineInfo.memory``). No Megatron."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ Legend: B rows, C columns (positions), V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,16 +20,17 @@ from anytron_megatron.models.release import static_inference_context
 from anytron_megatron.training import parallel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from megatron.core.transformer.module import MegatronModule
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from anytron_megatron.training.micro_batch import BatchPreparer
     from anytron_megatron.training.schedule import ModelChunk
 
-    Forward = Callable[[MegatronModule, slice], Tensor]
-    """Runs a chunk on some of the rows."""
+
+SWITCHES = ("sequence_parallel", "scatter_to_sequence_parallel", "reduce_scatter_embeddings")
+"""Attributes of modules and their configurations that turn it on (``megatron/core/transformer/utils.py``)."""
 
 
 class Cache:
@@ -93,8 +95,11 @@ class Cache:
         output: Tensor = module(**arguments, inference_context=self._context, runtime_gather_output=True)
         return output
 
-    def _run(self, forward: Forward) -> list[Tensor]:
-        """Let Megatron's schedule drive the chunks; return the outputs of the last stage, by micro-batch."""
+    def _run(self, forward: Callable[[MegatronModule, slice], Tensor]) -> list[Tensor]:
+        """Let Megatron's schedule drive the chunks; return the outputs of the last stage, by micro-batch.
+
+        ``forward`` runs a chunk on some of the rows.
+        """
 
         def forward_step(micro_batches: Iterator[slice], module: MegatronModule) -> tuple[Tensor, Callable[..., Any]]:
             rows = next(micro_batches)
@@ -117,3 +122,23 @@ class Cache:
         """Add rows of zeros, so that all micro-batches have equally many."""
         missing = self._micro_batches[-1].stop - len(tokens)
         return torch.cat([tokens, tokens.new_zeros(missing, tokens.shape[1])])
+
+
+@contextlib.contextmanager
+def without_sequence_parallel(chunks: Iterable[nn.Module]) -> Iterator[None]:
+    """Turn sequence parallelism off within the block: a step has one token of each sequence, which cannot be split.
+
+    Only what was on is turned on again. (Megatron's ``set_model_to_sequence_parallel`` turns everything on that has
+    such an attribute, also modules that were built without.)
+    """
+    modules = [module for chunk in chunks for module in chunk.modules()]
+    configs = [module.config for module in modules if hasattr(module, "config")]
+    holders = {id(holder): holder for holder in (*modules, *configs)}.values()
+    on = [(holder, name) for holder in holders for name in SWITCHES if vars(holder).get(name) is True]
+    for holder, name in on:
+        setattr(holder, name, False)
+    try:
+        yield
+    finally:
+        for holder, name in on:
+            setattr(holder, name, True)

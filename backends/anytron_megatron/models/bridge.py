@@ -15,12 +15,10 @@ import torch
 from anytron.base.errors import ConfigError, EngineError
 from anytron.base.traits import AttentionHeads
 from anytron.task.data.pretrained import read_hf_config
-from anytron_megatron.models.accepted_masks import accepted_masks
+from anytron_megatron.models.configuration import completed, refuse_missing_quantisation
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.loading import load_weights
-from anytron_megatron.models.precision import refuse_missing_quantisation
-from anytron_megatron.models.published import completed
-from anytron_megatron.models.traits import traits_of
+from anytron_megatron.models.traits import accepted_masks, traits_of
 from anytron_megatron.models.weight_names import prediction_tensors
 from anytron_megatron.training.vision import VisionInputs
 

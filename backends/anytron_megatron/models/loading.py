@@ -1,4 +1,4 @@
-"""Load a model's weights, and check that each tensor was read and each parameter filled."""
+"""Load a model's weights, check that each tensor was read and each parameter filled, and freeze parts of the model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from anytron_megatron.models.weight_files import listed
 from anytron_megatron.models.weight_names import may_stay_unread, prediction_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import nn
 
     from anytron.base.errors import ResourceError
+    from anytron.config.schema import ModelPart
+
 
 _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, AttributeError, SafetensorError)
 """What mcore-bridge raises, from various places, when a tensor is missing or has another shape."""
@@ -67,6 +69,41 @@ def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: 
     if unknown:
         _refuse(
             directory, f"{len(unknown)} of {len(read.offered)} tensors do not belong to the model: {listed(unknown)}"
+        )
+
+
+def freeze(
+    chunks: Sequence[torch.nn.Module], parts: Sequence[ModelPart], prefixes: Mapping[ModelPart, Sequence[str]]
+) -> None:
+    """Freeze parts of a model, before its gradient buffers and optimizer are built.
+
+    Their parameters get no gradient and no optimizer state, and stay the same bit for bit.
+
+    Args:
+        chunks: The model on this rank.
+        parts: What to freeze.
+        prefixes: Beginnings of the names of each part's parameters; the longest decides, as aligners are inside
+            of vision towers.
+
+    Raises:
+        EngineError: A part has no parameters, on a rank that holds the vision tower.
+    """
+    named = [item for chunk in chunks for item in chunk.named_parameters()]
+    part_of_prefix = {prefix: part for part, several in prefixes.items() for prefix in several}
+    found: set[ModelPart] = set()
+    for name, parameter in named:
+        matching = [prefix for prefix in part_of_prefix if name.startswith(prefix)]
+        part = part_of_prefix[max(matching, key=len)] if matching else None
+        if part is not None and part in parts:
+            found.add(part)
+            parameter.requires_grad_(False)
+    missing = [part for part in parts if part not in found]
+    if missing and any(getattr(chunk, "visual", None) is not None for chunk in chunks):
+        raise EngineError(
+            "A part to freeze has no parameters.",
+            where="model.freeze",
+            why=f"no parameter of this model belongs to {', '.join(missing)}",
+            fix="leave it out",
         )
 
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from anytron.device.hooks.types import OWN_TRAINER
-from anytron_megatron.names import ENGINE
+from anytron_megatron.options import ENGINE
 from anytron_megatron.patches.catalog import (
     classifiers,
     delta_net,

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.kernels.oracles.attention import LENGTHS, TOLERANCE, described, drawn_operands, largest_difference
-from anytron.kernels.oracles.influence import influence
-from anytron.kernels.oracles.masks import defined_pairs, read_transformer_engine, wrong_companion
+from anytron.kernels.oracles.masks import defined_pairs, influence, read_transformer_engine, wrong_companion
 from anytron.run.preflight.limits import NotPossible, adapted
 from anytron.sequences import scopes
 from anytron.sequences.batch import RaggedBatch
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from anytron.base.traits import AttentionHeads, ParallelSizes
     from anytron.config.schema import RunConfig
     from anytron.device.loading import Session
-    from anytron.kernels.oracles.influence import Attend
+    from anytron.kernels.oracles.masks import Attend
     from anytron.sequences.layout import Format, SequenceLayout
     from anytron.sequences.masks import Pair
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch

@@ -1,19 +1,16 @@
-"""Find the module in which a number stops being finite, by looking at every tensor that modules exchange.
-
-Hooks look at each module's output in the forward pass, and at the gradients of modules' inputs and outputs in the
-backward pass. Inner modules come before outer ones, and what comes first is where it began.
-``torch.autograd.detect_anomaly`` would name an operation and not the module, and sees no infinity.
-"""
+"""A model's gradients under Hugging Face names, and the place where a number of an update stops being finite."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from megatron.core.distributed.param_and_grad_buffer import shard_buffer
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from anytron.algorithms.importance import with_moments_resolved
@@ -22,8 +19,9 @@ from anytron.workers.engines.inspection import Inspection, NonFinite
 from anytron_megatron.training.schedule import forward_backward
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from megatron.core.distributed import DistributedDataParallel
     from torch.utils.hooks import RemovableHandle
 
     from anytron.algorithms.contract import LossFunction, LossOutputs
@@ -32,7 +30,81 @@ if TYPE_CHECKING:
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
     from anytron_megatron.training.schedule import Feature, ModelChunk
 
-    What = Literal["output", "loss", "gradient of its input", "gradient of its output", "gradient"]
+
+SCALE = 2.0**40
+"""Gradients are multiplied by it meanwhile: of a 1 that an export adds to a weight, as to some norms, 1e-12 is left."""
+
+
+UNTRAINED = 2.0**120
+"""Stands in the places of what has no gradient; also bfloat16 has this number."""
+
+
+What = Literal["output", "loss", "gradient of its input", "gradient of its output", "gradient"]
+
+
+@torch.no_grad()
+def gather_gradients(wrapped: Sequence[DistributedDataParallel]) -> None:
+    """Give each data-parallel replica the whole reduced gradients, of which a distributed optimizer has shards.
+
+    A collective over data-parallel replicas.
+    """
+    for chunk in wrapped:
+        if not chunk.ddp_config.use_distributed_optimizer:
+            continue
+        for group in [*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups]:
+            replicas = group.intra_distributed_optimizer_instance_group
+            for bucket in group.buckets:
+                shard = shard_buffer(bucket.grad_data, replicas.size())[replicas.rank()].clone()
+                torch.distributed.all_gather_into_tensor(bucket.grad_data, shard, group=replicas)
+
+
+def named_gradients(
+    modules: Sequence[nn.Module], export: Callable[[], Iterator[tuple[str, Tensor]]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the gradients that stand in ``main_grad``, float32, under the names of an export. A collective, as that is.
+
+    What exports weights exports gradients too: they stand in the weights' places meanwhile, so that shards are gathered
+    and layers taken apart in the same way. What no gradient belongs to is left out: frozen parameters, and buffers.
+    ``main_grad`` is not fit for an update afterwards.
+
+    Args:
+        modules: The model on this rank.
+        export: Exports what stands in the places of the model's parameters.
+    """
+    with _in_place_of_weights(modules):
+        for name, tensor in export():
+            if not bool((tensor == UNTRAINED).any()):
+                yield name, tensor.float() / SCALE
+
+
+@contextlib.contextmanager
+def _in_place_of_weights(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let modules have other parameters. Writing into their own would reset what collects their gradients."""
+    owners = [owner for module in modules for owner in module.modules()]
+    own = [(owner, dict(owner._parameters), dict(owner._buffers)) for owner in owners]
+    scaled: dict[nn.Parameter, nn.Parameter] = {}
+    try:
+        for owner, parameters, buffers in own:
+            for name, parameter in parameters.items():
+                if parameter is not None:
+                    if parameter not in scaled:  # tied parameters have several owners
+                        scaled[parameter] = nn.Parameter(_gradient(parameter), requires_grad=False)
+                    owner._parameters[name] = scaled[parameter]
+            for name, buffer in buffers.items():
+                if buffer is not None and buffer.is_floating_point():
+                    owner._buffers[name] = torch.full_like(buffer, UNTRAINED)
+        yield
+    finally:
+        for owner, parameters, buffers in own:
+            owner._parameters.update(parameters)
+            owner._buffers.update(buffers)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if not parameter.requires_grad:
+        return torch.full_like(parameter, UNTRAINED)
+    gradient: Tensor = parameter.main_grad  # type: ignore[attr-defined]  # Megatron's data-parallel wrapper sets it
+    return gradient.mul_(SCALE)
 
 
 def inspect_update(
@@ -63,6 +135,10 @@ def inspect_update(
 
 class _Watch:
     """Hooks on all modules and parameters of a model, and what they have found.
+
+    They look at each module's output in the forward pass, and at the gradients of modules' inputs and outputs in the
+    backward pass. Inner modules come before outer ones, and what comes first is where it began.
+    ``torch.autograd.detect_anomaly`` would name an operation and not the module, and sees no infinity.
 
     Attributes:
         first: The first number that was not finite.

@@ -1,13 +1,63 @@
-"""Free the memory and the process groups of models that are no longer needed."""
+"""Free the device's memory: move what generation does not need to the host and back, or give up whole models."""
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from anytron.workers.engines.device_memory import Parked
 
-    from torch import nn
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from anytron.config.running import Offloadable
+    from anytron.device.runtime import DeviceRuntime
+    from anytron_megatron.training.trained_model import TrainedModel
+
+
+class Offload:
+    """What of the training state leaves the device.
+
+    Args:
+        parts: Section ``engine``, ``offload``.
+        trained: The models with optimizers.
+        frozen: Modules of models that are not trained, by the name of their part.
+        runtime: The device.
+    """
+
+    def __init__(
+        self,
+        parts: Collection[Offloadable],
+        trained: Sequence[TrainedModel],
+        frozen: Mapping[str, Sequence[nn.Module]],
+        runtime: DeviceRuntime,
+    ) -> None:
+        self._parts, self._trained, self._frozen, self._runtime = parts, trained, frozen, runtime
+        self._parked: Parked | None = None
+
+    def begin(self) -> int:
+        """Empty the device's memory of these parts; return the bytes."""
+        self.end()
+        kept: Iterator[Tensor] = iter(())
+        dropped: Iterator[Tensor] = iter(())
+        if "optimizer" in self._parts:
+            kept = chain(kept, *(model.optimizer_memory() for model in self._trained))
+        for module in chain.from_iterable(self._frozen[part] for part in self._frozen.keys() & self._parts):
+            kept = chain(kept, module.parameters(), module.buffers())
+        if "gradients" in self._parts:
+            dropped = chain(dropped, *(model.gradient_memory() for model in self._trained))
+        self._runtime.synchronize()
+        self._parked = Parked(kept, dropped, pin=self._runtime.can_pin_memory())
+        self._runtime.empty_cache()
+        return self._parked.num_bytes
+
+    def end(self) -> None:
+        """Bring back what is on the host."""
+        if self._parked is not None:
+            self._parked.take_back()
+            self._parked = None
 
 
 def release_memory(models: Iterable[nn.Module]) -> None:

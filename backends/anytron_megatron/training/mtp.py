@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.algorithms.contract import LossOutputs
-from anytron_megatron.training.token_score_head import TokenScoreHead
+from anytron_megatron.training.heads import TokenScoreHead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

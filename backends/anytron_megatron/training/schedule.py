@@ -10,17 +10,19 @@ import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from anytron.sequences import scopes
+from anytron_megatron.training import parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from megatron.core.transformer.module import MegatronModule
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from anytron.algorithms.contract import LossFunction
     from anytron.sequences.batch import RaggedBatch, TokenOutputs
     from anytron.sequences.scopes import ScopeFactory
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
+
 
 Result = TypeVar("Result")
 
@@ -155,3 +157,27 @@ def _run(
         forward_only=forward_only,
     )
     return collected
+
+
+class FrozenModel:
+    """A model without gradient buffers and optimizer.
+
+    Args:
+        chunks: The model on this rank, its modules as they were built.
+        preparer: Makes inputs of this model; the policy's makes them of another.
+    """
+
+    def __init__(self, chunks: Sequence[ModelChunk], preparer: BatchPreparer) -> None:
+        self._chunks, self._preparer = chunks, preparer
+        for module in self.modules:
+            module.requires_grad_(False)
+
+    def score(self, micro_batches: Sequence[RaggedBatch]) -> list[TokenOutputs] | None:
+        """Compute what the model's heads give (``TrainingEngine.score``)."""
+        outputs = forward(self._chunks, micro_batches, self._preparer)
+        return outputs if parallel.topology().reports else None
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Its chunks."""
+        return [chunk.module for chunk in self._chunks]

@@ -9,8 +9,7 @@ import torch
 
 from anytron.base.metric import is_maximum
 from anytron_megatron.training import parallel
-from anytron_megatron.training.gradients import gather_gradients
-from anytron_megatron.training.inspection import inspect_update
+from anytron_megatron.training.inspection import gather_gradients, inspect_update
 from anytron_megatron.training.optimizer import build_optimizer, step_if_finite, wrap_for_training
 from anytron_megatron.training.schedule import ModelChunk, forward_backward
 

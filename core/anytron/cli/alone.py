@@ -100,7 +100,7 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
         refuse(run.diagnostics)
         executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
 
-        from anytron.run.trainer.trained_models import export_checkpoint
+        from anytron.run.trainer.models import export_checkpoint
 
         with executor_class(run.config, run.session) as executor:
             beginning = checkpoint.state().beginning
@@ -176,7 +176,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
 
 def _weights(path: Path, config: RunConfig, checkpoint: Checkpoint | None) -> tuple[str, list[str]]:
     """Find what the update starts from: its name for people, and overrides."""
-    from anytron.run.trainer.initial_model import model_directory
+    from anytron.run.trainer.models import model_directory
 
     made = config.model.path is None
     initial = [override("model.path", model_directory(config)), "model.config=null"] if made else []

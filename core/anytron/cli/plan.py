@@ -10,11 +10,10 @@ import typer
 
 from anytron.base.errors import AnytronError, ConfigError
 from anytron.cli.output import print_table
+from anytron.proof.doctor.devices import device_memory
 from anytron.proof.doctor.live import Live
-from anytron.proof.doctor.memory import device_memory
 from anytron.proof.doctor.subject import look
-from anytron.proof.planning.plan import as_installed, make_plan
-from anytron.proof.planning.remedies import remedies
+from anytron.proof.planning import as_installed, make_plan, remedies
 from anytron.run.preflight.prepare import prepare, prepare_prompts
 from anytron.workers.engines.memory import DeviceMemory, readable
 
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.proof.doctor.subject import Subject
-    from anytron.proof.planning.plan import DevicePlan, Plan
-    from anytron.proof.planning.remedies import Remedy
+    from anytron.proof.planning import DevicePlan, Plan, Remedy
 
 PROMPTS = 256
 """How many prompts are looked at for their mean length."""

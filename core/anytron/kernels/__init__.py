@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from anytron.kernels.attention import make_attention
+    from anytron.kernels.attention import is_causal, make_attention
     from anytron.kernels.contract import (
         AttentionCall,
         AttentionKernel,
@@ -13,14 +13,11 @@ if TYPE_CHECKING:
         KernelSpec,
         LogProbKernel,
         LogProbSpec,
+        zeros_from,
     )
-    from anytron.kernels.log_prob import make_log_prob
-    from anytron.kernels.log_prob_tiles import Shard, TileArithmetic, Upstream
-    from anytron.kernels.micro_batches import MicroBatchCache
-    from anytron.kernels.neutral_modes import is_causal
-    from anytron.kernels.no_rows import zeros_from
+    from anytron.kernels.log_prob import Shard, TileArithmetic, Upstream, make_log_prob
     from anytron.kernels.oracles.masks import ring_rows, token_pairs
-    from anytron.kernels.packed_sequences import Rows, forbidden_pairs, rearrange, rows_from
+    from anytron.kernels.packed_sequences import MicroBatchCache, Rows, forbidden_pairs, rearrange, rows_from
 else:
 
     def __getattr__(name: str) -> object:

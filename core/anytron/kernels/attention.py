@@ -1,10 +1,15 @@
 """Scaled dot-product attention, packed and padded: the neutral default of ``attention_kernel``.
 
+It answers the kernel modes that every kernel must know: those of Transformer Engine's ``attn_mask_type``. Layers that
+are not the language model's self-attention are called with them. In contrast to Transformer Engine's, causality is
+always aligned to the last query and the last key.
+
 Shapes: B sequences, S positions, T packed tokens, H heads, D head size; q and k for queries and keys.
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,14 +17,24 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 
-from anytron.kernels.neutral_modes import is_causal
-from anytron.kernels.no_rows import zeros_from
+from anytron.base.errors import HookContractError
+from anytron.kernels.contract import zeros_from
 from anytron.kernels.packed_sequences import Restriction, Window, forbidden_pairs, plan_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from anytron.kernels.contract import AttentionCall, AttentionKernel, AttentionSpec
+
+
+PACKED: Mapping[str, bool] = MappingProxyType({"padding": False, "padding_causal": True})
+"""Modes of thd, and whether they are causal. Padding is known by ``cu_seqlens``."""
+
+PADDED: Mapping[str, bool] = MappingProxyType({"no_mask": False, "causal": True, **PACKED, "arbitrary": False})
+"""Modes of bshd, and whether they are causal by themselves."""
+
+WITH_TENSOR = frozenset({"padding", "padding_causal", "arbitrary"})
+"""Modes of bshd whose mask has a tensor; the others have none."""
 
 
 def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None = None) -> AttentionKernel:
@@ -33,7 +48,7 @@ def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None =
     are all masked give zeros and no gradient.
 
     The kernel raises :class:`~anytron.base.errors.HookContractError` for a mode that is not a neutral one
-    (:mod:`anytron.kernels.neutral_modes`).
+    (:func:`is_causal`).
     """
     limit = spec.traits.window
     operator = operator or scaled_dot_product_attention
@@ -45,6 +60,42 @@ def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None =
         return attend_in_format(operator, query, key, value, call, causal, window, spec.scale)
 
     return attend
+
+
+def is_causal(call: AttentionCall, kernel: str) -> bool:
+    """Read a neutral mode: whether a query sees no later key. Everything else that is hidden, the tensor hides.
+
+    Args:
+        call: What the kernel is called with.
+        kernel: Its name, for the message.
+
+    Raises:
+        HookContractError: The mode is not a neutral one, or its tensor is missing or superfluous.
+    """
+    known = PACKED if call.format == "thd" else PADDED
+    causal = known.get(call.mode)
+    if causal is None:
+        raise HookContractError(
+            f"The {kernel} does not know the kernel mode '{call.mode}'.",
+            where=f"attention in {call.format}",
+            why=f"{_source(call)}; this kernel reads {', '.join(sorted(known))}",
+            fix="let that plugin also return an attention_kernel that reads this mode, or let it return one of the "
+            "modes above",
+        )
+    expected = call.format == "bshd" and call.mode in WITH_TENSOR
+    if expected != (call.mask is not None):
+        raise HookContractError(
+            f"The kernel mode '{call.mode}' does not match its mask.",
+            where=f"{kernel}, attention in {call.format}",
+            why=f"{_source(call)}, and this mode "
+            + ("needs a mask tensor, but there is no tensor" if expected else "takes no mask tensor, but there is one"),
+            fix="let build_attn_mask return a mode that matches its tensor",
+        )
+    return causal
+
+
+def _source(call: AttentionCall) -> str:
+    return f"plugin '{call.mode_from}' answered it to build_attn_mask" if call.mode_from else "the caller gave it"
 
 
 def _binding_window(window: Window | None, causal: bool) -> Window | None:

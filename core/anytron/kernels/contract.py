@@ -4,8 +4,7 @@ Of every kernel: operands, and the gradients that come in, may lie in memory wit
 except by ``adam``. Results are on the operands' device. Random numbers are drawn for dropout only, and from the
 device's default generator, whose state recomputation restores.
 
-Without any row to compute the results still depend on all operands (:func:`anytron.kernels.no_rows.zeros_from`): a rank
-whose results depend on nothing leaves the backward pass, where the other ranks wait for it in a collective.
+Without any row to compute the results still depend on all operands (:func:`zeros_from`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
     from torch import Tensor
@@ -63,7 +62,7 @@ class AttentionCall:
         mode: How to read the mask. In the language model's self-attention it is the ``kernel_mode`` that the
             platform answered to ``build_attn_mask``; in other layers (cross-attention, vision towers) it is
             a neutral one, so that a kernel with modes of its own must know those as well
-            (:func:`anytron.kernels.neutral_modes.is_causal` reads them).
+            (:func:`anytron.kernels.attention.is_causal` reads them).
         mode_from: The plugin that answered ``mode``, for messages; empty where no plugin did.
         cu_seqlens_q: thd: int32 ``[B + 1]`` real query lengths, leading 0.
         cu_seqlens_kv: thd: int32 ``[B + 1]`` real key lengths.
@@ -200,3 +199,21 @@ class KernelSource(Protocol):
 
     def log_prob_kernel(self, spec: LogProbSpec) -> LogProbKernel:
         """Supply the kernel that computes token log-probs and entropies."""
+
+
+def zeros_from(shape: Sequence[int], first: Tensor, *others: Tensor | None) -> Tensor:
+    """Zeros that depend on operands: each of them gets a gradient of zeros, where plain zeros would give it none.
+
+    A rank whose output depends on nothing leaves the backward pass, and with it the collectives there, in which the
+    other ranks wait for it for ever.
+
+    Args:
+        shape: Of the answer.
+        first: Has the answer's element type and device.
+        others: The other operands; None is left out.
+    """
+    zeros = first.new_zeros(tuple(shape))
+    for operand in (first, *others):
+        if operand is not None:
+            zeros = zeros + operand.flatten()[:0].sum()  # not 0 times a number, which may be NaN
+    return zeros

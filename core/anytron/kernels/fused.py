@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from anytron.kernels.causal_convolution import causal_conv1d
 from anytron.kernels.contract import KernelName, KernelSpec
 from anytron.kernels.gated_delta_rule import gated_delta_rule
-from anytron.kernels.rms_norm import rms_norm
-from anytron.kernels.rope import rope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
 
 __all__ = [
     "adam",
@@ -36,6 +34,60 @@ def default_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
     """Return the pure torch kernel for ``name``; it depends on nothing in ``spec``."""
     del spec
     return _KERNELS[name]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
+    """Normalise by the root mean square over the last dimension, in float32.
+
+    The order of operations is Hugging Face's, so that logits are equal: cast to the input's type,
+    then the weight (``modeling_llama.LlamaRMSNorm``); with a zero-centred weight first ``1 + weight``
+    in float32, then the cast (``modeling_qwen3_next.Qwen3NextRMSNorm``).
+
+    Args:
+        x: ``[..., N]``: hidden states, or heads of queries and keys, where N is the size of a head.
+        weight: ``[N]``.
+        eps: Added to the mean square.
+        zero_centered: The factor is ``1 + weight``.
+    """
+    if zero_centered:
+        return _scaled(x.float(), 1.0 + weight.float(), eps).to(x.dtype)
+    if x.dtype == weight.dtype == torch.float32:
+        return _scaled(x, weight, eps)
+    return weight * _scaled(x.float(), None, eps).to(x.dtype)
+
+
+def _scaled(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    scaled: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return scaled
+
+
+class _RMSNorm(torch.autograd.Function):
+    """``x * rsqrt(mean(x ** 2) + eps) * weight``, with a gradient in a third of the passes that autograd makes.
+
+    Of the gradient g of the result, with r the reciprocal root and N numbers in a row:
+    ``dx = g * weight * r - x * r ** 3 * sum(g * weight * x) / N``, ``dweight = sum over rows(g * x * r)``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        reciprocal = torch.rsqrt(x.square().mean(-1, keepdim=True).add_(eps))
+        ctx.save_for_backward(x, weight, reciprocal)
+        normed = x * reciprocal
+        return normed if weight is None else normed * weight
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, weight, reciprocal = ctx.saved_tensors
+        products = (grad * x).reshape(-1, x.shape[-1])
+        if weight is None:
+            sums, of_weight, of_x = products.sum(-1), None, grad * reciprocal
+        else:
+            sums = products @ weight
+            of_weight = reciprocal.flatten() @ products
+            of_x = (grad * weight).mul_(reciprocal)
+        factor = reciprocal.pow(3).mul_(sums.view_as(reciprocal)).div_(-x.shape[-1])
+        return of_x.addcmul_(x, factor), of_weight, None
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_centered: bool) -> Tensor:
@@ -77,6 +129,69 @@ class _SwiGLU(torch.autograd.Function):
         return grad_x
 
 
+def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
+    """Rotate the first ``R`` entries of the last dimension; the others pass.
+
+    Args:
+        x: ``[..., D]``: queries, or keys, with their heads in the dimension before the last.
+        freqs: Angles in radians, broadcastable to ``[..., R]``, R <= D; each angle stands in it
+            twice: halves one after the other, or neighbours if ``interleaved``.
+        interleaved: Pairs are neighbours (GPT-J) instead of i and i + R/2 (GPT-NeoX, Hugging Face).
+    """
+    # Cast before multiplying, as Hugging Face and Megatron do.
+    cos, sin = freqs.cos().to(x.dtype), freqs.sin().to(x.dtype)
+    turned: Tensor = _Rotation.apply(x, cos, sin, interleaved)  # type: ignore[no-untyped-call]
+    return turned
+
+
+class _Rotation(torch.autograd.Function):
+    """The gradient of a rotation is the rotation back. Angles have none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        turned = _times(x, cos)
+        first, second = _pairs(turned, cos.shape[-1], interleaved)
+        x_first, x_second = _pairs(x, cos.shape[-1], interleaved)
+        sin_first, sin_second = _pairs(sin, cos.shape[-1], interleaved)
+        # Not addcmul, which rounds once: the numbers are Hugging Face's, to the bit.
+        first.sub_(x_second * sin_first)
+        second.add_(x_first * sin_second)
+        return turned
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        back = _times(grad, cos)
+        first, second = _pairs(back, cos.shape[-1], ctx.interleaved)
+        grad_first, grad_second = _pairs(grad, cos.shape[-1], ctx.interleaved)
+        sin_first, sin_second = _pairs(sin, cos.shape[-1], ctx.interleaved)
+        first.addcmul_(grad_second, sin_second)
+        second.addcmul_(grad_first, sin_first, value=-1)
+        return back, None, None, None
+
+
+def _times(x: Tensor, cos: Tensor) -> Tensor:
+    """``x * cos`` in the entries that turn, and x in the others."""
+    size = cos.shape[-1]
+    if size == x.shape[-1]:
+        return x * cos
+    product = x.clone()
+    product[..., :size].mul_(cos)
+    return product
+
+
+def _pairs(x: Tensor, size: int, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Views of the first and the second of each pair among the first ``size`` entries."""
+    turned = x[..., :size]
+    if interleaved:
+        return turned[..., 0::2], turned[..., 1::2]
+    first, second = turned.chunk(2, dim=-1)
+    return first, second
+
+
 def grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> Tensor:
     """Multiply consecutive rows with one weight matrix each.
 
@@ -90,6 +205,48 @@ def grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> T
     """
     parts = torch.split(x, list(splits))
     return torch.cat([functional.linear(part, weight) for part, weight in zip(parts, weights, strict=True)])
+
+
+def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None) -> Tensor:
+    """Convolve each channel with the last ``W`` tokens of its own sequence.
+
+    ``y[t] = sum over j < W of weight[:, W - 1 - j] * x[t - j]``; before a sequence's first token stand
+    zeros. This is ``torch.nn.Conv1d`` with one group per channel, padded on the left. One product per
+    tap instead of a grouped convolution: faster on a processor, and the ends of packed sequences cost
+    one comparison. Computed in float32 at least.
+
+    Args:
+        x: ``[B, S, D]``; packed, ``[1, T, D]``.
+        weight: ``[D, W]``.
+        bias: ``[D]`` or None.
+        silu: Apply SiLU to the result.
+        cu_seqlens: int32 ``[N + 1]``, leading 0, where packed sequences start in the buffer; None =
+            each row is a sequence. Tokens from its last entry on form a sequence of their own.
+
+    Returns:
+        ``[B, S, D]`` in the type of ``x``.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    wide, taps = x.to(dtype), weight.to(dtype)
+    tokens, width = x.shape[1], taps.shape[1]
+    position = None if cu_seqlens is None else _positions(cu_seqlens, tokens)
+    y = wide * taps[:, -1]
+    for back in range(1, min(width, tokens)):
+        earlier = functional.pad(wide, (0, 0, back, 0))[:, :tokens]
+        if position is not None:
+            # Not a product: a neighbour's NaN times zero is NaN.
+            earlier = earlier.masked_fill((position < back)[:, None], 0)
+        y = y + earlier * taps[:, -1 - back]
+    if bias is not None:
+        y = y + bias.to(dtype)
+    return (functional.silu(y) if silu else y).to(x.dtype)
+
+
+def _positions(cu_seqlens: Tensor, tokens: int) -> Tensor:
+    """Position of each of ``tokens`` buffer slots in its sequence, int64 ``[T]``."""
+    slot = torch.arange(tokens, device=cu_seqlens.device)
+    starts = cu_seqlens.long()
+    return slot - starts[torch.searchsorted(starts, slot, right=True) - 1]
 
 
 def adam(

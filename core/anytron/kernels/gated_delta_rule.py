@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from anytron.kernels.no_rows import zeros_from
+from anytron.kernels.contract import zeros_from
 from anytron.kernels.packed_sequences import Rows, rearrange, rows_from
 
 if TYPE_CHECKING:

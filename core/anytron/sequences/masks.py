@@ -93,7 +93,7 @@ class AttnMask:
         kind: Which form ``tensor`` has.
         kernel_mode: How the attention kernel must read it. Any word that the platform's own kernel knows; the
             reference kernel knows Transformer Engine's ``attn_mask_type``
-            (:mod:`anytron.kernels.neutral_modes`). A mask and its mode always travel together.
+            (:mod:`anytron.kernels.attention`). A mask and its mode always travel together.
         tensor: The mask itself, shaped as ``kind`` says; None for kind ``none`` and at build.
         polarity: What True means in ``tensor``; None exactly when ``tensor`` is.
         padding_mask: bool ``[R, C]``, True = MASKED, for MoE routing; None if no one reads it.

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from anytron.base.traits import ModelTraits
 from anytron.device.limits import Feature
+from anytron.kernels.attention import PACKED, PADDED
 from anytron.kernels.contract import AttentionCall, AttentionSpec
-from anytron.kernels.neutral_modes import PACKED, PADDED
 from anytron.kernels.oracles.attention import attend_where, reference_attention
 from anytron_conformance.kernels.comparison import Comparison
 from anytron_conformance.kernels.numbers import drawn

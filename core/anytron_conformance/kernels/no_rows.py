@@ -130,7 +130,7 @@ def nothing_to_compute(subject: Subject, case: Case) -> None:
     Where sequences have fewer tokens than there are context-parallel ranks, some ranks have padding alone; an expert
     may get no token. An answer that depends on nothing, such as new zeros, takes such a rank out of the backward pass:
     it never joins the collectives there, and the other ranks wait for it for ever. Zeros that depend on operands are
-    ``anytron.kernels.no_rows.zeros_from``.
+    ``anytron.kernels.contract.zeros_from``.
     """
     dtype, nothing = case.values
     nothing.compared(subject, dtype).hold(subject)

@@ -9,12 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from anytron.device.limits import Feature
-from anytron.proof.verification.comparisons import largest
-from anytron.proof.verification.gradient_differences import adapted_weights, adapter_gradients
-from anytron.proof.verification.gradients import computed_gradients
+from anytron.proof.verification.comparisons import largest, tolerance
+from anytron.proof.verification.engines import OTHER_TEMPERATURE, plan_of
+from anytron.proof.verification.gradients import adapted_weights, adapter_gradients, computed_gradients
 from anytron.proof.verification.hugging_face import LOSS, expected_gradients
-from anytron.proof.verification.observation import OTHER_TEMPERATURE, plan_of
-from anytron.proof.verification.tolerances import tolerance
 from anytron_conformance.model.observed import Observer, recorded_of
 from anytron_conformance.model.parts import hold_gradients, hold_values, weights_of
 from anytron_conformance.model.table import DEEPSEEK_V3, EXPERT, ONE, QWEN3, QWEN3_MOE, QWEN3_NEXT, TENSOR, cases

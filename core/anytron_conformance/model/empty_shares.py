@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from anytron.device.limits import Feature
 from anytron.proof.verification.empty_shares import TOGETHER, compute_share, empty_shares, mini_batch_of
-from anytron.proof.verification.gradient_differences import compare_gradients
+from anytron.proof.verification.gradients import compare_gradients
 from anytron.proof.verification.hugging_face import LOSS
-from anytron.proof.verification.tied import tied_copies
+from anytron.proof.verification.weights import tied_copies
 from anytron_conformance.model.observed import Observer, recorded_of
 from anytron_conformance.model.parts import SHOWN, gradients_shown, hold_values
 from anytron_conformance.model.prediction import model_with_modules

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 
+from anytron.proof.verification.engines import OTHER_TEMPERATURE, first_sequences, observe_forward, plan_of
 from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import expected_gradients, expected_logits
-from anytron.proof.verification.observation import OTHER_TEMPERATURE, first_sequences, observe_forward, plan_of
 from anytron_conformance.recorded import recorded, recorded_images
 from anytron_conformance.rules import Broken
 from anytron_conformance.tiny_models import write_tiny_model
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
-    from anytron.proof.verification.observation import Forward
+    from anytron.proof.verification.engines import Forward
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.sequences.batch import RaggedBatch
     from anytron_conformance.model.table import Family, Layout

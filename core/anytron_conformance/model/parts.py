@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file
 
-from anytron.proof.verification.comparisons import largest
-from anytron.proof.verification.gradient_differences import compare_gradients
-from anytron.proof.verification.report import measured
-from anytron.proof.verification.tolerances import tolerance
+from anytron.proof.verification.comparisons import largest, measured, tolerance
+from anytron.proof.verification.gradients import compare_gradients
 from anytron_conformance.training_ranks import hold
 
 if TYPE_CHECKING:

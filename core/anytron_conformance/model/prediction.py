@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from anytron.device.limits import Feature
+from anytron.proof.verification.engines import OTHER_TEMPERATURE, plan_of
 from anytron.proof.verification.hugging_face import LOSS, expected_gradients
-from anytron.proof.verification.observation import OTHER_TEMPERATURE, plan_of
 from anytron.proof.verification.prediction import allowed_difference, expected_modules
 from anytron_conformance.model.observed import Observer, recorded_of
 from anytron_conformance.model.parts import SHOWN, gradients_shown, hold_gradients, weights_of

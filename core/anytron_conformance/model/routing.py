@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.device.limits import Feature
+from anytron.proof.verification.engines import OTHER_TEMPERATURE, plan_of
 from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import expected_gradients
-from anytron.proof.verification.observation import OTHER_TEMPERATURE, plan_of
 from anytron_conformance.model.observed import Observer, recorded_of
 from anytron_conformance.model.parts import hold_gradients, hold_values
 from anytron_conformance.model.table import DEEPSEEK_V3, EXPERT, HALF, ONE, PADDED, QWEN3_MOE, TENSOR, cases

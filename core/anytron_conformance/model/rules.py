@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.proof.checks import Inapplicable
-from anytron.proof.verification.comparisons import compare_logits, compare_token_outputs, largest
-from anytron.proof.verification.gradient_differences import compare_gradients
-from anytron.proof.verification.observation import first_sequences
-from anytron.proof.verification.report import measured
-from anytron.proof.verification.tied import tied_copies
-from anytron.proof.verification.tolerances import tolerance
+from anytron.proof.verification.comparisons import compare_logits, compare_token_outputs, largest, measured, tolerance
+from anytron.proof.verification.engines import first_sequences
+from anytron.proof.verification.gradients import compare_gradients
+from anytron.proof.verification.weights import tied_copies
 from anytron_conformance.model.observed import Observer, Seen
 from anytron_conformance.model.table import (
     ARRANGED,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.base.traits import ModelTraits
-from anytron.kernels.oracles.influence import influence
-from anytron.kernels.oracles.masks import PADDING, defined_pairs, read_transformer_engine, wrong_companion
+from anytron.kernels.oracles.masks import PADDING, defined_pairs, influence, read_transformer_engine, wrong_companion
 from anytron.proof.checks import Inapplicable
 from anytron.sequences.layout import ContextShard
 from anytron.sequences.masks import MaskRequest

@@ -10,12 +10,10 @@ from safetensors.torch import load_file
 from anytron.base.errors import EngineError
 from anytron.config.schema import RunConfig
 from anytron.proof.checks import Inapplicable
-from anytron.proof.verification.engines import Engines
+from anytron.proof.verification.engines import SAMPLES, Engines, plan_of, sample_trajectories
 from anytron.proof.verification.hugging_face import LOSS, off_policy
-from anytron.proof.verification.observation import plan_of
-from anytron.proof.verification.trajectories import SAMPLES, sample_trajectories
 from anytron.run.preflight.prepare import prepare
-from anytron.run.trainer.initial_model import model_directory, write_random_model
+from anytron.run.trainer.models import model_directory, write_random_model
 from anytron.workers.executor.local import LocalExecutor
 from anytron_conformance.subject import Source
 from anytron_conformance.training.runs import TASK, sections

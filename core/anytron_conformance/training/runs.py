@@ -12,7 +12,7 @@ from anytron.base.errors import AnytronError, ConfigError
 from anytron.base.results import of_error
 from anytron.config.diagnostics import refuse
 from anytron.proof.checks import Inapplicable
-from anytron.proof.verification.tolerances import FACTORS
+from anytron.proof.verification.comparisons import FACTORS
 from anytron.record.tracking.progress import Progress
 from anytron.run.preflight.open_run import open_run
 from anytron.run.trainer.loop import train

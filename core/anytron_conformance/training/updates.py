@@ -8,13 +8,10 @@ import torch
 
 from anytron.device.limits import Feature
 from anytron.proof.checks import Inapplicable
-from anytron.proof.verification.comparisons import largest
-from anytron.proof.verification.gradient_differences import SMALL, compare_gradients
-from anytron.proof.verification.gradients import computed_gradients
+from anytron.proof.verification.comparisons import FACTORS, largest, measured, tolerance
+from anytron.proof.verification.engines import plan_of
+from anytron.proof.verification.gradients import SMALL, compare_gradients, computed_gradients
 from anytron.proof.verification.hugging_face import LOSS
-from anytron.proof.verification.observation import plan_of
-from anytron.proof.verification.report import measured
-from anytron.proof.verification.tolerances import FACTORS, tolerance
 from anytron_conformance.rules import Broken, Case, rule
 from anytron_conformance.training.recording import (
     ADAM,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from anytron.device.loading import open_session
-from anytron.proof.doctor import executors, live
+from anytron.proof.doctor import devices, live
 from anytron.proof.doctor.subject import Subject
 from tests.core.proof.doctor.conftest import by_name
 from tests.core.workers.executor.conftest import small_config
@@ -19,7 +19,7 @@ def examined(testchip, tmp_path):
         config = small_config(tmp_path / "run", None, {"kind": kind}, data_parallel_size=ranks)
         subject = replace(Subject(None, ()), run=config, session=open_session(platform="testchip"))
         with live.Live(subject) as process:
-            return by_name(executors.examine(subject, process))
+            return by_name(devices.examine(subject, process))
 
     return examine
 

@@ -11,8 +11,7 @@ from anytron.base.errors import ConfigError
 from anytron.config.generation import EnvironmentSection
 from anytron.task.data.prompts import tokenize
 from anytron.task.environments import Observation, Task, Turn
-from anytron.task.environments.loading import check_environment
-from anytron.task.environments.pool import EnvironmentPool
+from anytron.task.environments.pool import EnvironmentPool, check_environment
 from anytron_verifiers import VerifiersEnvironment, prompts
 from tests.backends.verifiers import characters
 from tests.needs_verifiers import NEEDS_VERIFIERS

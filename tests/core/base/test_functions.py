@@ -31,9 +31,9 @@ from anytron.task.data.pretrained import load_image_processor, load_tokenizer
 from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.data.sources import load_prompts
 from anytron.task.environments import Task, Turn
-from anytron.task.environments.calls import Call
-from anytron.task.environments.calls import answer as environment_answer
-from anytron.task.environments.loading import check_environment
+from anytron.task.environments.pool import check_environment
+from anytron.task.environments.worker import Call
+from anytron.task.environments.worker import answer as environment_answer
 from anytron.task.isolation.failure import Failure
 from anytron.task.rewards.answer import answer as reward_answer
 from anytron.task.rewards.registered import made

@@ -9,7 +9,7 @@ import pytest
 from anytron.base.errors import ConfigError
 from anytron.config.load import load_config
 from anytron.run.preflight.files import _needed
-from anytron.run.preflight.machine import _references
+from anytron.run.preflight.files import reference_diagnostics
 
 FILE = """\
 model: {config: {model_type: qwen3}, tokenizer: task.py:tokenizer}
@@ -75,7 +75,7 @@ def test_paths_of_each_source_of_a_mix_are_relative_to_the_file(read, tmp_path):
     needed = _needed(config, tmp_path / "run.yaml")
     assert needed["data.mix.0.options.image_folder"] == here / "pictures"
     assert needed["data.mix.1.source"] == here / "task.py"
-    keys = {one.key for one in _references(config)}
+    keys = {one.key for one in reference_diagnostics(config)}
     assert keys >= {"data.mix.1.source"}
 
 

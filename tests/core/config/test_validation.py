@@ -9,8 +9,7 @@ import pytest
 from anytron.base.errors import ConfigError
 from anytron.config.load import load_config
 from anytron.record.checkpoint.differences import is_free
-from anytron.run.preflight.files import validation_files, validation_references
-from anytron.run.preflight.machine import _references
+from anytron.run.preflight.files import reference_diagnostics, validation_files, validation_references
 
 RUN = """\
 model: {path: model}
@@ -56,7 +55,7 @@ def test_paths_are_relative_to_the_file(load, tmp_path):
 
 
 def test_files_that_do_not_exist_are_found_before_anything_starts(load):
-    keys = {one.key for one in _references(load())}
+    keys = {one.key for one in reference_diagnostics(load())}
     assert {"validation.sets.0.rewards.0.function", "validation.sets.1.data.source"} <= keys
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import logsigmoid
 
 from anytron.kernels import gated_delta_rule as module
-from anytron.kernels.causal_convolution import causal_conv1d
+from anytron.kernels.fused import causal_conv1d
 from anytron.kernels.gated_delta_rule import CHUNK, gated_delta_rule, l2norm
 from anytron.kernels.oracles.formulas import reference_causal_conv1d, reference_gated_delta_rule
 

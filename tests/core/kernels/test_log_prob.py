@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anytron.kernels.contract import LogProbSpec
-from anytron.kernels.log_prob import NARROWEST_TILE, make_log_prob, tile_width
-from anytron.kernels.log_prob_tiles import TorchTiles
+from anytron.kernels.log_prob import NARROWEST_TILE, TorchTiles, make_log_prob, tile_width
 from tests.log_prob_oracle import LargestTensor, Problem, assert_close
 
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Attention from its definition, in float64."""
+"""Attention from its definition, in float64, and how far a platform's numbers are from it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from anytron.kernels.oracles.influence import IN_PADDING
-from anytron.kernels.oracles.masks import PADDING
+from anytron.kernels.oracles.masks import IN_PADDING, PADDING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anytron.base.traits import AttentionHeads, ModelTraits
-    from anytron.kernels.oracles.influence import Attend
+    from anytron.kernels.oracles.masks import Attend
     from anytron.sequences.layout import SequenceLayout
     from anytron.sequences.masks import Pair
+
+
+LENGTHS = (5, 1, 9, 4)
+"""Real lengths that no alignment divides."""
+
+TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType({torch.float32: 1e-4, torch.bfloat16: 0.05})
+"""Of values and gradients, as a part of the largest one: a thousand roundings of float32, a dozen of bfloat16; a wrong
+pair makes far more."""
 
 
 def reference_attention(
@@ -114,13 +121,6 @@ def _place(lengths: Sequence[int], starts: Sequence[int] | None, rows: int) -> t
         sequence[start : start + length] = index
         position[start : start + length] = torch.arange(length)
     return sequence, position
-
-
-LENGTHS = (5, 1, 9, 4)
-"""Real lengths that no alignment divides."""
-TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType({torch.float32: 1e-4, torch.bfloat16: 0.05})
-"""Of values and gradients, as a part of the largest one: a thousand roundings of float32, a dozen of bfloat16; a wrong
-pair makes far more."""
 
 
 def drawn_operands(heads: AttentionHeads, dtype: torch.dtype) -> list[Tensor]:

@@ -1,4 +1,7 @@
-"""The fused kernels and the log-probs from their formulas, in float64; signatures are those of :mod:`anytron.kernels.fused`."""
+"""The fused kernels and the log-probs from their formulas, in float64.
+
+Signatures are those of :mod:`anytron.kernels.fused`. Recurrences run one token after the other.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,20 @@
-"""The devices: what the driver's probe found, what a process sees, and what the environment lets it see."""
+"""What the process with the device answers: devices, executors, kernels, their numbers against float64, and memory."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anytron.base.results import Result
-from anytron.workers.engines.memory import readable
+from anytron.base.components import EXECUTORS, component_names
+from anytron.base.errors import AnytronError
+from anytron.base.results import Result, of_error
+from anytron.device.limits import Feature
+from anytron.device.loading.neutral import NeutralDefaults
+from anytron.proof.doctor.live import ProbeError
+from anytron.proof.planning import make_plan
+from anytron.run.preflight.limits import asked_by_model, declared_limits
+from anytron.workers.engines.memory import DeviceMemory, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,9 +22,10 @@ if TYPE_CHECKING:
     from anytron.base.results import Status
     from anytron.proof.doctor.live import Live
     from anytron.proof.doctor.subject import Subject
+    from anytron.proof.planning import DevicePlan
 
 
-def examine(subject: Subject, live: Live) -> Iterator[Result]:
+def examine_devices(subject: Subject, live: Live) -> Iterator[Result]:
     """Compare what is there with what is seen."""
     platform, probe = subject.opened.platform, subject.opened.probe
     if platform.visible_devices_variable is not None:
@@ -38,3 +47,188 @@ def examine(subject: Subject, live: Live) -> Iterator[Result]:
         )
     else:
         yield Result("devices.seen", "passed", detail)
+
+
+def examine_executors(subject: Subject, live: Live) -> Iterator[Result]:
+    """Let every executor that is installed examine what it depends on, each in the process of the probes."""
+    for name in component_names(EXECUTORS):
+        used = "this run uses it" if name == subject.executor else "this run does not use it"
+        try:
+            answer = live.ask(f"executor {name}")
+        except ProbeError as error:
+            yield of_error(f"executors.{name}", error, "failed" if name == subject.executor else "warning")
+            continue
+        yield Result(f"executors.{name}", "passed", used)
+        for row in answer["entries"]:
+            yield Result(**row)
+
+
+_MATTERS = ("attention_kernel", "log_prob_kernel")
+"""Kernels whose plain torch implementation costs an accelerator much."""
+
+
+def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
+    """Ask for every kernel in a process with the device, for the model's own attention where it is known."""
+    platform, answer = subject.opened.platform, live.ask("kernels")
+    if not platform.portable_modules:
+        detail = (
+            "models are built of a vendor's modules, which bring kernels of their own (platform.modules says whose)"
+        )
+        yield Result("kernels.modules", "passed", f"{detail}; those below are asked for by the layers that are not")
+    for kernel, row in answer["kernels"].items():
+        name = f"kernels.{kernel.removeprefix('fused_kernel ')}"
+        neutral = row["supplier"] == NeutralDefaults.name
+        what = row["description"] or ("plain torch" if neutral else row["function"])
+        slow = platform.accelerator and platform.portable_modules and kernel in _MATTERS
+        if neutral and slow:
+            detail = f"plain torch: platform '{platform.name}' supplies none"
+            yield Result(
+                name, "warning", detail, f"implement the hook {kernel} in '{platform.name}', or install its library"
+            )
+        elif slow and what.startswith("neutral "):
+            fix = "install what is missing, or set what it asks for; it works without"
+            yield Result(name, "warning", f"from '{row['supplier']}': {what}", fix)
+        else:
+            yield Result(name, "passed", f"from '{row['supplier']}': {what}")
+    for kernel, error in answer["errors"].items():
+        name = f"kernels.{kernel.removeprefix('fused_kernel ')}"
+        yield Result(
+            name,
+            "failed",
+            f"the plugins cannot supply it: {error}",
+            "leave the plugin out, or report it to its authors",
+        )
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Some of them.
+
+    Attributes:
+        question: For :mod:`anytron.proof.doctor.worker`.
+        kernel: Which computes them.
+        needs: What the platform must have.
+    """
+
+    question: str
+    kernel: str
+    needs: tuple[Feature, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """That of the entry, without the topic."""
+        return self.question.replace(" ", "-")
+
+
+PROBES = (
+    Numbers("attention thd", "attention_kernel", (Feature.THD,)),
+    Numbers("attention bshd", "attention_kernel", (Feature.BSHD,)),
+    Numbers("attention thd window", "attention_kernel", (Feature.THD, Feature.SLIDING_WINDOW)),
+    Numbers("attention bshd window", "attention_kernel", (Feature.BSHD, Feature.SLIDING_WINDOW)),
+    Numbers("log-probs", "log_prob_kernel"),
+)
+"""Those of layers with a sliding window for models that have such layers."""
+
+
+def examine_numbers(subject: Subject, live: Live) -> Iterator[Result]:
+    """Make each probe; one that fails, hangs or ends its process hides no other."""
+    platform = subject.opened.platform
+    limits = declared_limits(platform, subject.opened.hooks)
+    asked = {} if subject.run is None else asked_by_model(subject.run)
+    for probe in PROBES:
+        name, attends = f"numbers.{probe.name}", probe.kernel == "attention_kernel"
+        if Feature.SLIDING_WINDOW in probe.needs and Feature.SLIDING_WINDOW not in asked:
+            continue
+        if attends and not platform.portable_modules:
+            why = f"platform '{platform.name}' builds models of a vendor's modules, which call kernels of their own"
+            yield Result(name, "skipped", why, "anytron verify compares the whole model")
+            continue
+        sinks = (Feature.ATTENTION_SINKS,) if attends and Feature.ATTENTION_SINKS in asked else ()
+        declined = next((one for one in (*probe.needs, *sinks) if one in limits), None)
+        if declined is not None:
+            yield Result(name, "skipped", f"platform '{platform.name}' has no {declined.value}: {limits[declined]}")
+            continue
+        yield _judged(name, probe, platform.name, live)
+
+
+def _judged(name: str, probe: Numbers, platform: str, live: Live) -> Result:
+    kernel = probe.kernel
+    try:
+        answer = live.ask(probe.question)
+    except ProbeError as error:
+        known = live.suppliers()
+        if not known:  # the topic kernels has failed, and said why
+            return Result(name, "skipped", f"no kernel could be called: {error.headline}")
+        supplier = known.get(kernel, platform)
+        return Result(
+            name,
+            "failed",
+            f"the {kernel} of '{supplier}' gave no numbers: {error.headline} {error.why}".rstrip(),
+            _fix(supplier),
+        )
+    difference, tolerance, supplier = answer["difference"], answer["tolerance"], answer["supplier"]
+    off = f"{difference:.2g} of the largest value off (tolerance {tolerance:g})"
+    detail = f"{answer['detail']}: {off}, {kernel} of '{supplier}'"
+    if answer["mask_from"]:
+        detail += f", mask of '{answer['mask_from']}'"
+    # Not "> tolerance": NaN is wrong too.
+    if answer["wrong"] or not difference <= tolerance:
+        return Result(name, "failed", detail, _fix(supplier))
+    return Result(name, "passed", detail)
+
+
+def _fix(supplier: str) -> str:
+    if supplier == NeutralDefaults.name:
+        return (
+            "torch itself computes wrongly on this device: install a torch that was built for it, or try another device"
+        )
+    return f"do not train with it: update or leave out what supplies it ('{supplier}'), and report it to its authors"
+
+
+def examine_memory(subject: Subject, live: Live) -> Iterator[Result]:
+    """Give the parts of each process, and the verdict on each kind of device."""
+    if subject.run is None:
+        yield Result(
+            "memory.total", "skipped", "no CONFIG was given" if subject.misread is None else "CONFIG is not valid"
+        )
+        return
+    device, unknown = device_memory(subject, live)
+    try:
+        plan = make_plan(subject.run, device)
+    except AnytronError as error:
+        yield of_error("memory.training", error, "warning")
+        return
+    for engine in plan.silent:
+        yield Result("memory.rollout", "skipped", f"the engine {engine} gives no estimate")
+    for one in plan.devices:
+        for share in one.shares:
+            for part in share.parts:
+                yield Result(f"memory.{share.slug}.{part.name}", "passed", str(part))
+        yield _verdict(one, unknown)
+
+
+def device_memory(subject: Subject, live: Live) -> tuple[DeviceMemory, str]:
+    """Ask what the smallest device has; and why that is not known, if it is not."""
+    if subject.session is None:
+        return DeviceMemory(None, accelerator=True), "no platform is active"
+    accelerator = subject.session.platform.accelerator
+    try:
+        seen = live.ask("devices")
+    except ProbeError as error:
+        return DeviceMemory(None, accelerator), error.what
+    if not seen["devices"]:
+        return DeviceMemory(None, accelerator), "no device is seen"
+    return DeviceMemory(min(device["total"] for device in seen["devices"]), accelerator), ""
+
+
+def _verdict(device: DevicePlan, unknown: str) -> Result:
+    name, needs = f"memory.{device.name}", f"{device.crowd} need about {readable(device.needed)} at their fullest"
+    if device.total is None:
+        return Result(name, "skipped", f"{needs}; what a device has is not known: {unknown}")
+    detail = f"{needs}; {device.place} has {readable(device.total)}"
+    fix = "anytron plan CONFIG says which settings make it smaller, and by how much"
+    if not device.fits:
+        return Result(name, "failed", f"{detail}: it does not fit", fix)
+    if device.tight:
+        return Result(name, "warning", f"{detail}: less than a tenth is left", fix)
+    return Result(name, "passed", detail)

@@ -11,20 +11,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from anytron.proof.checks import Check, Watcher, make
-from anytron.proof.doctor import (
-    compatibility,
-    configuration,
-    devices,
-    duplicates,
-    environment,
-    executors,
-    kernels,
-    memory,
-    numbers,
-    patches,
-    plugins,
-    versions,
-)
+from anytron.proof.doctor import devices, modules, packages, session
 from anytron.proof.doctor.live import Live
 from anytron.proof.doctor.subject import look
 
@@ -39,21 +26,21 @@ if TYPE_CHECKING:
 GROUP = "anytron.doctor"
 """Entry points, named as their topics: functions from a :class:`~anytron.proof.doctor.subject.Subject` to results."""
 TOPICS = (
-    Check("versions.all", versions.examine),
-    Check("duplicates.all", duplicates.examine),
-    Check("compatibility.all", compatibility.examine),
-    Check("plugins.all", plugins.examine),
-    Check("platform.all", plugins.examine_platform),
-    Check("environment.all", environment.examine),
-    Check("patches.all", patches.examine),
-    Check("configuration.all", configuration.examine),
+    Check("versions.all", modules.examine_versions),
+    Check("duplicates.all", packages.examine_duplicates),
+    Check("compatibility.all", packages.examine_compatibility),
+    Check("plugins.all", session.examine_plugins),
+    Check("platform.all", session.examine_platform),
+    Check("environment.all", session.examine_environment),
+    Check("patches.all", session.examine_patches),
+    Check("configuration.all", session.examine_configuration),
 )
 LIVE_TOPICS = (
-    Check("devices.all", devices.examine),
-    Check("executors.all", executors.examine),
-    Check("kernels.all", kernels.examine),
-    Check("numbers.all", numbers.examine),
-    Check("memory.all", memory.examine),
+    Check("devices.all", devices.examine_devices),
+    Check("executors.all", devices.examine_executors),
+    Check("kernels.all", devices.examine_kernels),
+    Check("numbers.all", devices.examine_numbers),
+    Check("memory.all", devices.examine_memory),
 )
 """Those that ask a process with the device."""
 

@@ -1,18 +1,157 @@
-"""What is asked of a device, one function for each question. They run in a process of their own."""
+"""x"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from anytron.base.components import EXECUTORS, load_component
-from anytron.kernels.contract import KernelName, KernelSpec, LogProbSpec
-from anytron.proof.doctor.attention import probe_attention
-from anytron.proof.doctor.log_probs import probe_log_probs
+from anytron.base.traits import AttentionHeads
+from anytron.device.platform import LayoutRequest, layout_constraints_of
+from anytron.kernels.contract import AttentionCall, KernelName, KernelSpec, LogProbSpec
+from anytron.kernels.oracles.attention import LENGTHS, TOLERANCE, described, drawn_operands, largest_difference
+from anytron.kernels.oracles.formulas import reference_log_probs
+from anytron.kernels.oracles.masks import defined_pairs, influence
+from anytron.sequences import scopes
+from anytron.sequences.layout import LayoutConstraints, ModelInputs
+from anytron.sequences.masks import MaskKind, MaskRequest, Polarity, scope_of
+from anytron.sequences.planning import plan_layout
 from anytron.workers.executor.protocol import ExaminedExecutor
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anytron.kernels.contract import AttentionKernel
+    from anytron.kernels.oracles.masks import Attend
     from anytron.proof.doctor.bench import Bench
+    from anytron.sequences.layout import Format, SequenceLayout
+    from anytron.sequences.masks import AttnMask
+
+
+GAPS = LayoutConstraints(align=4)
+"""Padding between sequences, so that real and padded offsets differ."""
+
+
+def probe_attention(bench: Bench, sequence_format: Format, *, windowed: bool = False) -> dict[str, Any]:
+    """Compute on the device, as a layer of the model does: one with a sliding window, or one without.
+
+    Returns:
+        ``difference`` and ``tolerance``, ``wrong`` (pairs of tokens that are let through or hidden wrongly, counted),
+        ``detail``, ``supplier`` of the kernel and ``mask_from``.
+    """
+    hooks, spec, device = bench.session.hooks, bench.attention(windowed=windowed), bench.runtime.current_device()
+    wanted = LayoutRequest(sequence_format, bench.traits, bench.sizes)
+    constraints = layout_constraints_of(bench.session.platform, wanted).merge(GAPS)
+    layout = plan_layout(LENGTHS, format=sequence_format, constraints=constraints).to(device)
+    accepted = {MaskKind.NONE} if sequence_format == "thd" else {MaskKind.NONE, MaskKind.FULL_4D}
+    request = MaskRequest(sequence_format, bench.traits, bench.sizes, frozenset(accepted))
+    built = hooks.build_attn_mask(request)
+    tokens = torch.zeros(layout.num_tokens, dtype=torch.int64, device=device)
+    inputs = ModelInputs(
+        layout=layout,
+        input_ids=layout.pack(tokens),
+        position_ids=layout.position_ids,
+        labels=layout.next_tokens(tokens),
+        extra={},
+    )
+    inputs = hooks.preprocess_sequences(inputs)
+    request = MaskRequest(sequence_format, bench.traits, bench.sizes, frozenset(accepted), inputs.layout)
+    mask = hooks.build_attn_mask(request, built)
+    kernel = hooks.attention_kernel(spec)
+    sinks = torch.linspace(-1, 2, spec.num_heads).to(device, bench.dtype).requires_grad_() if spec.sinks else None
+    operands = drawn_operands(AttentionHeads(spec.num_heads, spec.num_kv_heads, spec.qk_dim, spec.v_dim), bench.dtype)
+    with scopes.enter(scopes.combine(inputs.scope, scope_of(mask))):
+        attend = _attend(kernel, replace(_call(mask, layout), sinks=sinks), layout)
+        found = influence(attend, operands, layout, device)
+        difference = largest_difference(attend, operands, layout, scale=spec.scale, traits=spec.traits, sinks=sinks)
+    bench.runtime.synchronize()
+    wrong = found ^ defined_pairs(LENGTHS, spec.traits)
+    layer = f"{spec.num_heads}/{spec.num_kv_heads} heads of {spec.qk_dim}/{spec.v_dim}, {bench.dtype}"
+    layer += f", a window of {spec.traits.window[0] + 1} tokens" if spec.traits.window else ""
+    return {
+        "difference": difference,
+        "tolerance": TOLERANCE[bench.dtype],
+        "wrong": len(wrong),
+        "detail": f"{sequence_format} '{mask.kernel_mode}' {described(wrong)}, {layer}{', sinks' * spec.sinks}",
+        "supplier": hooks.suppliers()["attention_kernel"],
+        "mask_from": mask.plugin,
+    }
+
+
+def _call(mask: AttnMask, layout: SequenceLayout) -> AttentionCall:
+    if layout.format == "bshd":
+        tensor = mask.read_as(Polarity.MASKED)
+        return AttentionCall("bshd", mask.kernel_mode, mask=tensor, mode_from=mask.plugin)
+    real, padded, longest = layout.cu_seqlens, layout.cu_seqlens_padded, layout.max_seqlen
+    return AttentionCall("thd", mask.kernel_mode, real, real, padded, padded, longest, longest, mode_from=mask.plugin)
+
+
+def _attend(kernel: AttentionKernel, call: AttentionCall, layout: SequenceLayout) -> Attend:
+    """The kernel on operands as they lie in the layout: ``[R, C, H, D]`` -> ``[R, C, H, Dv]``."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if layout.format == "bshd":
+            return kernel(query, key, value, call)
+        return kernel(query[0], key[0], value[0], call)[None]
+
+    return attend
+
+
+TOKENS, HIDDEN, VOCABULARY, FILLED_UP = 37, 64, 1500, 1536
+"""The last rows of the output layer are no tokens."""
+TEMPERATURE = 0.7
+IGNORED_EVERY = 5
+LOG_PROB_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+"""Of values and gradients, as a part of the largest one."""
+
+
+def probe_log_probs(bench: Bench) -> dict[str, Any]:
+    """Compute on the device; the answer is as that of :func:`anytron.proof.doctor.probes.probe_attention`."""
+    device, hooks = bench.runtime.current_device(), bench.session.hooks
+    # More than one tile: 16 tokens' logits at a time, or 1024 entries of each.
+    kernel = hooks.log_prob_kernel(LogProbSpec(VOCABULARY, 1, 16, bench.runtime.device_type, bench.dtype))
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(TOKENS, HIDDEN, generator=generator).to(bench.dtype)
+    weight = (torch.randn(FILLED_UP, HIDDEN, generator=generator) * 0.3).to(bench.dtype)
+    labels = torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
+    labels[::IGNORED_EVERY] = -100
+    exact = [operand.double().requires_grad_() for operand in (hidden, weight)]
+    wanted = reference_log_probs(exact[0], exact[1], labels, entries=VOCABULARY, temperature=TEMPERATURE)
+    leaves = [operand.to(device).requires_grad_() for operand in (hidden, weight)]
+    found = kernel(leaves[0], leaves[1], labels.to(device), TEMPERATURE, None)
+    difference = _difference([*wanted, *_gradients(wanted, exact)], [*found, *_gradients(found, leaves)])
+    bench.runtime.synchronize()
+    return {
+        "difference": difference,
+        "tolerance": LOG_PROB_TOLERANCE.get(bench.dtype, 0.05),
+        "wrong": 0,
+        "detail": f"{TOKENS} tokens, vocabulary of {VOCABULARY}, temperature {TEMPERATURE}, {bench.dtype}",
+        "supplier": hooks.suppliers()["log_prob_kernel"],
+        "mask_from": "",
+    }
+
+
+def _gradients(outputs: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor | None]:
+    """Gradients of something that weighs tokens differently, and both outputs."""
+    log_probs, entropy = outputs
+    if not log_probs.requires_grad or not entropy.requires_grad:
+        return [None] * len(leaves)
+    weights = torch.linspace(0.5, 1.5, len(log_probs), dtype=log_probs.dtype, device=log_probs.device)
+    return list(torch.autograd.grad((weights * (log_probs + 0.3 * entropy)).sum(), leaves, allow_unused=True))
+
+
+def _difference(wanted: list[Any], found: list[Any]) -> float:
+    largest = 0.0
+    for want, value in zip(wanted, found, strict=True):
+        if value is None or not bool(value.isfinite().all()):
+            return float("inf")
+        gap = (value.detach().cpu().double() - want.detach()).abs().max() / want.detach().abs().max()
+        largest = max(largest, float(gap))
+    return largest
+
 
 MOST_DEVICES = 16
 

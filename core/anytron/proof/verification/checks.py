@@ -12,33 +12,38 @@ from anytron.base.components import TRAINING_ENGINES
 from anytron.base.errors import AnytronError
 from anytron.config.running import ParallelSection
 from anytron.proof.checks import Check, Inapplicable, Report, make
-from anytron.proof.verification.adapters import check_adapters, without_dropout
-from anytron.proof.verification.comparisons import compare_logits, compare_observations, compare_token_outputs, largest
+from anytron.proof.verification.comparisons import (
+    compare_logits,
+    compare_observations,
+    compare_token_outputs,
+    largest,
+    measured,
+    tolerance,
+)
 from anytron.proof.verification.critic import check_value_gradients, check_values, with_drawn_head
 from anytron.proof.verification.empty_shares import check_empty_shares
-from anytron.proof.verification.engines import Engines
-from anytron.proof.verification.gradient_differences import compare_recomputed
-from anytron.proof.verification.gradients import check_gradients, own_gradients
-from anytron.proof.verification.observation import (
+from anytron.proof.verification.engines import (
+    MAX_NEW_TOKENS,
     WHOLE_LOGITS,
+    Engines,
     Forward,
     Observation,
+    Trajectories,
     first_sequences,
     observe,
     observe_forward,
+    sample_trajectories,
 )
+from anytron.proof.verification.gradients import check_gradients, compare_recomputed, own_gradients
 from anytron.proof.verification.optimizer import check_optimizer, with_visible_update
 from anytron.proof.verification.prediction import check_prediction, trains_modules
-from anytron.proof.verification.report import measured
 from anytron.proof.verification.reward_model import check_scores
 from anytron.proof.verification.teacher import check_teacher
-from anytron.proof.verification.tolerances import tolerance
-from anytron.proof.verification.trajectories import MAX_NEW_TOKENS, Trajectories, sample_trajectories
-from anytron.proof.verification.weights import compare_weights, stored_weights
+from anytron.proof.verification.weights import check_adapters, compare_weights, stored_weights, without_dropout
 from anytron.run.preflight.capabilities import compares_weights, shows_gradients
 from anytron.run.preflight.limits import NotPossible, adapted
 from anytron.run.preflight.prepare import prepare
-from anytron.run.trainer.initial_model import model_directory, write_random_model
+from anytron.run.trainer.models import model_directory, write_random_model
 from anytron.run.trainer.workers import TrainingWorkers
 from anytron.workers.executor.protocol import GroupSpec
 

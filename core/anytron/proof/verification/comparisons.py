@@ -1,20 +1,52 @@
-"""Compare what an engine computes with what another one does: whole logits, values of tokens, and what layouts give."""
+"""x"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from anytron.base.results import Result
-from anytron.proof.verification.report import measured, used
-from anytron.proof.verification.tolerances import FACTORS, tolerance
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from anytron.proof.verification.observation import Observation
+    from anytron.base.results import Status
+    from anytron.proof.verification.engines import Observation
     from anytron.sequences.batch import RaggedBatch, TokenOutputs
+
+
+def measured(check: str, difference: float, tolerance: float, detail: str) -> Result:
+    """Make the result of a check that measured a difference; NaN fails."""
+    status: Status = "passed" if difference <= tolerance else "failed"
+    return Result(check, status, detail, difference=difference, tolerance=tolerance)
+
+
+def joined(results: Sequence[Result]) -> Result:
+    """Make one result of those of several models, the critic's last: the worst, with what all of them say."""
+    if len(results) == 1:
+        return results[0]
+    worst = max(results, key=lambda one: (one.status == "failed", used(one.difference, one.tolerance)))
+    policy, critic = (one.detail for one in results)
+    return replace(worst, detail=f"{policy}; the critic: {critic}")
+
+
+def used(difference: float | None, tolerance: float | None) -> float:
+    """Say which part of its tolerance a difference takes; NaN is more than any number."""
+    part = (difference or 0.0) / (tolerance or 1.0)
+    return math.inf if math.isnan(part) else part
+
+
+FACTORS = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 1.6e-2, "float16": 2e-3}
+"""By the name of a dtype, as in ``model.dtype``."""
+
+
+def tolerance(dtype: str, values: Tensor) -> float:
+    """Return the largest difference allowed between two computations of ``values`` in ``dtype``."""
+    scale = float(values.abs().max()) if values.numel() else 1.0
+    return FACTORS[dtype] * max(1.0, scale)
 
 
 def compare_logits(check: str, dtype: str, expected: Tensor, found: Tensor) -> Result:

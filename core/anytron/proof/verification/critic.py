@@ -14,15 +14,12 @@ import torch
 
 from anytron.base.errors import ResourceError
 from anytron.base.results import of_error
-from anytron.proof.verification.comparisons import largest
-from anytron.proof.verification.gradient_differences import compare_gradients
-from anytron.proof.verification.gradients import computed_gradients
+from anytron.proof.verification.comparisons import largest, measured, tolerance
+from anytron.proof.verification.engines import VALUE_LOSS, first_mini_batch, off_value, plan_of
+from anytron.proof.verification.gradients import compare_gradients, computed_gradients
 from anytron.proof.verification.hugging_face import computed_by_transformers, load_model, published
-from anytron.proof.verification.observation import VALUE_LOSS, first_mini_batch, off_value, plan_of
-from anytron.proof.verification.report import measured
-from anytron.proof.verification.tolerances import tolerance
 from anytron.proof.verification.weights import compare_weights, stored_weights
-from anytron.run.trainer.initial_model import model_directory
+from anytron.run.trainer.models import model_directory
 from anytron.sequences.batch import TokenOutputs
 from anytron.task.data.pretrained import read_hf_config
 from anytron.workers.engines.training_engine import VALUE_HEAD, VALUE_HEAD_FILE
@@ -72,7 +69,7 @@ class ExpectedCritic:
     Attributes:
         batch: As given, with what the critic's loss reads.
         values: float32 ``[T]``.
-        gradients: float32, of :data:`~anytron.proof.verification.observation.VALUE_LOSS`, by the weights' names in
+        gradients: float32, of :data:`~anytron.proof.verification.engines.VALUE_LOSS`, by the weights' names in
             files.
     """
 

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from anytron.proof.verification.comparisons import largest
-from anytron.proof.verification.gradient_differences import compare_gradients
-from anytron.proof.verification.gradients import computed_gradients
+from anytron.proof.verification.comparisons import largest, measured, tolerance
+from anytron.proof.verification.engines import VALUE_LOSS, off_value, plan_of
+from anytron.proof.verification.gradients import compare_gradients, computed_gradients
 from anytron.proof.verification.hugging_face import LOSS, off_policy
-from anytron.proof.verification.observation import VALUE_LOSS, off_value, plan_of
-from anytron.proof.verification.report import measured
-from anytron.proof.verification.tolerances import tolerance
 from anytron.run.preflight.capabilities import shows_gradients
 from anytron.sequences.batch import RaggedBatch
 

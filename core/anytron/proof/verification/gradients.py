@@ -1,34 +1,239 @@
-"""Compare the gradient of each parameter with that of Hugging Face's model, which computes in the driver."""
+"""x"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from anytron.base.errors import ResourceError
-from anytron.base.results import of_error
-from anytron.proof.verification.gradient_differences import adapter_gradients, compare_gradients, may_be_frozen
+from anytron.base.results import Result, of_error
+from anytron.proof.verification.comparisons import FACTORS, measured
+from anytron.proof.verification.engines import first_mini_batch, gradient_temperature, plan_of
 from anytron.proof.verification.hugging_face import LOSS, expected_gradients, off_policy
-from anytron.proof.verification.observation import first_mini_batch, gradient_temperature, plan_of
-from anytron.proof.verification.tied import tied_copies
-from anytron.run.trainer.initial_model import model_directory
+from anytron.proof.verification.weights import tied_copies
+from anytron.run.trainer.models import model_directory
+from anytron.workers.engines.training_engine import VALUE_HEAD
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from anytron.algorithms.contract import LossFunction
-    from anytron.base.results import Result
-    from anytron.config.schema import RunConfig
+    from anytron.config.schema import ModelPart, RunConfig
     from anytron.run.trainer.updates import UpdatePlan
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.sequences.batch import RaggedBatch
     from anytron.workers.engines.training_engine import Additions, UpdatedModel
     from anytron.workers.weights.transfer import WeightManifest
+
+
+SMALL = 1e-3
+"""Gradients smaller than this part of the largest entry of all are compared as if they were as large: they may be what
+rounding leaves of a sum that is 0, as those of key biases are."""
+ROUNDING = 1e-5
+"""The same for the question whether there is any gradient at all."""
+SHOWN = 3
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)")
+_IN_A_LAYER = ("mlp", "post_attention_layernorm", "o_proj", "out_proj", "self_attn", "linear_attn", "input_layernorm")
+"""From a layer's output to its input."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a gradient is from the expected one.
+
+    Attributes:
+        name: The parameter's.
+        relative: The largest difference of entries, in relation to the largest entry that is expected; 1 if there is
+            no gradient.
+        words: What is wrong with it, if it is wrong.
+        absent: There is no gradient.
+    """
+
+    name: str
+    relative: float
+    words: str
+    absent: bool = False
+
+
+def compare_gradients(
+    check: str,
+    found: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    *,
+    dtype: str,
+    skipped: Mapping[str, int],
+    what: str,
+    whose: str = "Hugging Face's",
+) -> Result:
+    """Compare gradients.
+
+    Args:
+        check: Name of the check.
+        found: float32, the training engine's by name.
+        expected: float32, of every parameter that must have one.
+        dtype: Element type that the engine computes in.
+        skipped: How many tensors are not compared, by reason.
+        what: What the gradients belong to, for people.
+        whose: Who computed ``expected``, for people.
+    """
+    limit = 10 * FACTORS[dtype]  # gradients add up the differences of the forward pass
+    size = max((_largest(tensor) for tensor in expected.values()), default=0.0)
+    if not expected or size == 0.0:
+        return Result(check, "failed", f"there is nothing to compare: {whose} gradients are 0{_counted(skipped)}")
+    differences = [_difference(name, found.get(name), tensor, size, whose) for name, tensor in expected.items()]
+    worst = sorted(differences, key=lambda one: -one.relative)
+    wrong = [one for one in worst if not one.relative <= limit]
+    if not wrong:
+        detail = f"{len(expected)} {what}, the worst is {worst[0].name}{_counted(skipped)}"
+        return measured(check, worst[0].relative, limit, detail)
+    named = ", ".join(f"{one.name} by {one.relative:.2g}" for one in wrong[:SHOWN])
+    detail = f"{len(wrong)} of {len(expected)} {what} differ, {named}; {_where_to_look(wrong, expected)}"
+    return measured(check, worst[0].relative, limit, f"{detail}{_counted(skipped)}")
+
+
+def compare_recomputed(check: str, dtype: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Result:
+    """Compare gradients of recomputed activations with those of kept ones; see :func:`compare_gradients`."""
+    result = compare_gradients(
+        check, found, expected, dtype=dtype, skipped={}, what="gradients", whose="kept activations'"
+    )
+    if result.status == "passed":
+        return result
+    why = (
+        "a kernel computes something else the second time, or get_rng_state and set_rng_state of the runtime do "
+        "not bring dropout back"
+    )
+    return replace(result, detail=f"{why}; {result.detail}")
+
+
+def may_be_frozen(name: str, parts: Sequence[ModelPart]) -> bool:
+    """Whether ``model.freeze`` may be why a weight has no gradient."""
+    if "visual." in name:
+        return "vision_tower" in parts or "aligner" in parts
+    return "language_model" in parts
+
+
+def adapter_gradients(
+    adapters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], scaling: float
+) -> dict[str, Tensor]:
+    """Compute the gradients of adapters from those of the weights that they are merged into: ``W + scaling * B A``.
+
+    Args:
+        adapters: ``A`` ``[rank, in]`` and ``B`` ``[out, rank]`` of each layer, by PEFT's names. Layers of one module
+            that have the same ``A`` share it: its gradient is the sum of theirs.
+        gradients: float32 ``[out, in]``, by the weights' names in files.
+        scaling: Factor of an adapter's output.
+
+    Returns:
+        float32, by PEFT's names; without those of layers whose weight is not among ``gradients``.
+    """
+    expected: dict[str, Tensor] = {}
+    sharing: dict[str, list[str]] = {}
+    for name, first in adapters.items():
+        layer, matched, _ = name.rpartition(".lora_A.")
+        gradient = gradients.get(_weight_of(layer, gradients)) if matched else None
+        if gradient is None:
+            continue
+        other = f"{layer}.lora_B.weight"
+        expected[other] = scaling * gradient @ first.float().t()
+        expected[name] = scaling * adapters[other].float().t() @ gradient
+        parent = layer.rpartition(".")[0]
+        alike = next((one for one in sharing.get(parent, []) if torch.equal(adapters[one], first)), None)
+        if alike is None:
+            sharing.setdefault(parent, []).append(name)
+        else:
+            expected[name] = expected[alike].add_(expected[name])
+    return expected
+
+
+def adapted_weights(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
+    """Merge adapters into a model: ``W + scaling * B A``, and every other weight as it is.
+
+    Args:
+        weights: float32, by the names in files.
+        adapters: As for :func:`adapter_gradients`.
+        scaling: Factor of an adapter's output.
+    """
+    merged = dict(weights)
+    for name, first in adapters.items():
+        layer, matched, _ = name.rpartition(".lora_A.")
+        if matched:
+            weight = _weight_of(layer, weights)
+            merged[weight] = weights[weight] + scaling * adapters[f"{layer}.lora_B.weight"].float() @ first.float()
+    return merged
+
+
+def _weight_of(layer: str, weights: Mapping[str, Tensor]) -> str:
+    """Name the weight of an adapted layer; files of some vision-language models have an older form of the names."""
+    name = f"{layer.removeprefix('base_model.model.')}.weight"
+    return name if name in weights else name.replace("model.language_model.layers.", "model.layers.")
+
+
+def _difference(name: str, found: Tensor | None, expected: Tensor, size: float, whose: str) -> Difference:
+    largest = _largest(expected)
+    if found is None:
+        return Difference(name, 1.0, "is missing", absent=True)
+    if found.shape != expected.shape:
+        return Difference(name, math.inf, f"has shape {tuple(found.shape)}, not {tuple(expected.shape)}")
+    if not bool(found.isfinite().all()):
+        return Difference(name, math.inf, "is not finite")
+    if largest > ROUNDING * size and _largest(found) <= ROUNDING * largest:
+        return Difference(name, 1.0, "is zero", absent=True)
+    relative = _largest(found - expected) / max(largest, SMALL * size)
+    wide = expected.double()
+    times = float((found.double() * wide).sum() / wide.square().sum()) if largest > 0.0 else math.nan
+    parallel = _largest(found - times * expected) <= 0.1 * _largest(found - expected)
+    words = f"is {times:.3g} times {whose}" if parallel else f"is off by {relative:.2g}"
+    return Difference(name, relative, words)
+
+
+def _where_to_look(wrong: Sequence[Difference], expected: Mapping[str, Tensor]) -> str:
+    if len(wrong) == len(expected) and all(one.absent for one in wrong):
+        return "no gradient reaches any parameter: look at postprocess_output and the log_prob kernel's backward pass"
+    untied = any(name.startswith("lm_head.") or name == VALUE_HEAD for name in expected)
+    first = min(wrong, key=lambda one: _distance(one.name, untied=untied))
+    return (
+        f"on the way back from the loss the first is {first.name}, which {first.words}: "
+        f"look at {_computed_by(first.name, untied=untied)}"
+    )
+
+
+def _computed_by(name: str, *, untied: bool) -> str:
+    if name == VALUE_HEAD:
+        return "postprocess_output, through which values go like log-probs"
+    if name.startswith("lm_head.") or ("embed_tokens" in name and not untied):
+        return "the log_prob kernel's backward pass, for the weight and for the entropy"
+    if _LAYER.search(name) is None and "norm" in name:
+        return "the log_prob kernel's backward pass for the hidden states, and at rms_norm's"
+    return "the backward passes of the kernel that computes with it and of the one after it"
+
+
+def _distance(name: str, *, untied: bool) -> tuple[int, int, int, str]:
+    """Order parameters from the loss to the input, as far as their names tell."""
+    layer = _LAYER.search(name)
+    if "visual." in name:
+        return 4, 0, 0, name
+    if layer is not None:
+        place = next((index for index, part in enumerate(_IN_A_LAYER) if part in layer[2]), len(_IN_A_LAYER))
+        return 2, -int(layer[1]), place, name
+    if "embed_tokens" in name:
+        return (3 if untied else 0), 0, 0, name
+    return (0 if name.startswith("lm_head.") or name == VALUE_HEAD else 1), 0, 0, name
+
+
+def _counted(skipped: Mapping[str, int]) -> str:
+    parts = [f"{count} not compared: {reason}" for reason, count in skipped.items() if count]
+    return "".join(f"; {part}" for part in parts)
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.proof.verification.comparisons import largest
+from anytron.proof.verification.comparisons import FACTORS, joined, largest, measured
+from anytron.proof.verification.engines import VALUE_LOSS, off_value, plan_of
 from anytron.proof.verification.gradients import computed_gradients, own_batch
 from anytron.proof.verification.hugging_face import LOSS
-from anytron.proof.verification.observation import VALUE_LOSS, off_value, plan_of
-from anytron.proof.verification.report import joined, measured
-from anytron.proof.verification.tolerances import FACTORS
 from anytron.proof.verification.weights import stored_weights
 
 if TYPE_CHECKING:

@@ -17,13 +17,12 @@ from anytron.base.errors import ResourceError
 from anytron.base.results import Result, of_error
 from anytron.config.algorithm import AlgorithmSection
 from anytron.config.options import chosen_engines
-from anytron.proof.verification.gradient_differences import compare_gradients
-from anytron.proof.verification.gradients import computed_gradients, frozen_weights, own_batch
+from anytron.proof.verification.comparisons import FACTORS
+from anytron.proof.verification.engines import gradient_temperature, plan_of
+from anytron.proof.verification.gradients import compare_gradients, computed_gradients, frozen_weights, own_batch
 from anytron.proof.verification.hugging_face import LOSS, computed_by_transformers, load_model, published
-from anytron.proof.verification.observation import gradient_temperature, plan_of
-from anytron.proof.verification.tolerances import FACTORS
 from anytron.proof.verification.weights import stored_weights
-from anytron.run.trainer.initial_model import model_directory
+from anytron.run.trainer.models import model_directory
 from anytron.task.data.pretrained import read_hf_config
 
 if TYPE_CHECKING:

@@ -9,10 +9,8 @@ import torch
 
 from anytron.base.errors import ResourceError
 from anytron.base.results import of_error
-from anytron.proof.verification.comparisons import largest
+from anytron.proof.verification.comparisons import largest, measured, tolerance
 from anytron.proof.verification.hugging_face import computed_by_transformers, load_model
-from anytron.proof.verification.report import measured
-from anytron.proof.verification.tolerances import tolerance
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.base.results import Result
-from anytron.proof.verification.comparisons import compare_observations, compare_token_outputs, largest
+from anytron.proof.verification.comparisons import compare_observations, compare_token_outputs, largest, measured
+from anytron.proof.verification.engines import Observation
 from anytron.proof.verification.hugging_face import computed_by_transformers, expected_logits
-from anytron.proof.verification.observation import Observation
-from anytron.proof.verification.report import measured
 from anytron.sequences.batch import RaggedBatch, TokenOutputs
 from anytron.task.data.pretrained import read_hf_config
 

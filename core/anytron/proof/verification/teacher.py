@@ -11,8 +11,8 @@ import torch
 from anytron.base.errors import ResourceError
 from anytron.base.results import of_error
 from anytron.proof.verification.comparisons import compare_token_outputs
+from anytron.proof.verification.engines import first_sequences, plan_of, temperatures
 from anytron.proof.verification.hugging_face import computed_by_transformers, expected_logits
-from anytron.proof.verification.observation import first_sequences, plan_of, temperatures
 
 if TYPE_CHECKING:
     from anytron.base.results import Result

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anytron.record.tracking.claim import ClaimedDirectory
     from anytron.record.tracking.record import Change
     from anytron.task.data.beginning import Beginning
-    from anytron.task.environments.outcome import Outcome
+    from anytron.task.environments.protocol import Outcome
     from anytron.task.rewards.sample import Sample
     from anytron.task.rewards.scoring import RewardScores
 

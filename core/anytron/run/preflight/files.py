@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from anytron.config.data import OPTION_PATHS
 from anytron.config.diagnostics import Diagnostic
+from anytron.config.imports import missing
 from anytron.record.tracking.claim import overwritten
 from anytron.run.preflight.capabilities import generates_in_training, saves_checkpoints, why_a_file
 
@@ -19,30 +20,25 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
 
 
-def validation_references(config: RunConfig) -> dict[str, str]:
-    """Return the sources and reward functions of all sets, by the keys that name them."""
-    found: dict[str, str] = {}
-    for index, one in enumerate([] if config.validation is None else config.validation.sets):
-        sources = one.data.keyed_sources(f"validation.sets.{index}.data")
-        found |= {f"{key}.source": source.source for key, source in sources.items()}
-        for place, reward in enumerate(one.rewards):
-            found[f"validation.sets.{index}.rewards.{place}.function"] = reward.function
-    return found
-
-
-def validation_files(config: RunConfig) -> dict[str, str]:
-    """Return the files of prompts of all sets, by the keys that name them."""
-    sets = [] if config.validation is None else config.validation.sets
-    return {
-        f"{key}.options.path": path
-        for index, one in enumerate(sets)
-        for key, source in one.data.keyed_sources(f"validation.sets.{index}.data").items()
-        if isinstance(path := source.options.get("path"), str)
-    }
-
-
 STATE_FACTOR = {"bfloat16": 7, "float32": 3}
 """Size of a checkpoint against that of the weights: Adam's two moments and, with bfloat16, float32 weights besides."""
+
+
+def reference_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find files, directories and functions that the configuration names and that do not exist."""
+    named = _references(config)
+    for key, reference in (("model.tokenizer", config.model.tokenizer), ("model.processor", config.model.processor)):
+        if reference is not None and ":" in reference:
+            named[key] = reference
+        elif reference is not None and not Path(reference).is_dir():
+            yield Diagnostic(
+                "error",
+                key,
+                f"there is no directory {reference}",
+                "give a local directory, relative to the YAML file, or 'file.py:function'",
+            )
+    for key, reference in named.items():
+        yield from missing(reference, key)
 
 
 def output_diagnostics(config: RunConfig, file: Path) -> Iterator[Diagnostic]:
@@ -86,19 +82,46 @@ def _needed(config: RunConfig, file: Path) -> dict[str, Path]:
         "critic.path": None if critic is None else critic.path,
         "teacher.path": None if config.teacher is None else config.teacher.path,
         "reward_model.path": None if config.reward_model is None else config.reward_model.path,
-        "environment.path": None if config.environment is None else config.environment.path,
-        "algorithm.advantage": config.algorithm.advantage,
-        "algorithm.loss": config.algorithm.loss,
     }
     for key, one in config.data.keyed_sources().items():
-        named[f"{key}.source"] = one.source
         named |= {f"{key}.options.{option}": one.options.get(option) for option in OPTION_PATHS}
-    named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
-    named |= validation_references(config) | validation_files(config)
+    named |= _references(config) | validation_files(config)
     named |= {f"tracking.sinks.{index}.sink": one.sink for index, one in enumerate(config.tracking.sinks)}
     paths = {key: Path(value.rpartition(":")[0] or value) for key, value in named.items() if isinstance(value, str)}
     # Registered names and modules are no absolute paths; files and directories are (anytron.config.anchor).
     return {"the configuration": file} | {key: path for key, path in paths.items() if path.is_absolute()}
+
+
+def _references(config: RunConfig) -> dict[str, str]:
+    """The sources, functions and environments that a run names, by key: registered names, modules or files."""
+    named = {f"{key}.source": one.source for key, one in config.data.keyed_sources().items()}
+    named |= {"algorithm.advantage": config.algorithm.advantage, "algorithm.loss": config.algorithm.loss}
+    named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
+    if config.environment is not None:
+        named["environment.path"] = config.environment.path
+    return named | validation_references(config)
+
+
+def validation_references(config: RunConfig) -> dict[str, str]:
+    """Return the sources and reward functions of all sets, by the keys that name them."""
+    found: dict[str, str] = {}
+    for index, one in enumerate([] if config.validation is None else config.validation.sets):
+        sources = one.data.keyed_sources(f"validation.sets.{index}.data")
+        found |= {f"{key}.source": source.source for key, source in sources.items()}
+        for place, reward in enumerate(one.rewards):
+            found[f"validation.sets.{index}.rewards.{place}.function"] = reward.function
+    return found
+
+
+def validation_files(config: RunConfig) -> dict[str, str]:
+    """Return the files of prompts of all sets, by the keys that name them."""
+    sets = [] if config.validation is None else config.validation.sets
+    return {
+        f"{key}.options.path": path
+        for index, one in enumerate(sets)
+        for key, source in one.data.keyed_sources(f"validation.sets.{index}.data").items()
+        if isinstance(path := source.options.get("path"), str)
+    }
 
 
 def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.task.data.thoughts import opened
-from anytron.task.rewards.called import RIGHT_ANSWER
+from anytron.task.rewards.answer import RIGHT_ANSWER
 from anytron.task.rewards.registered import REWARDS, made
 from anytron.task.rewards.sample import Sample
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from anytron.device.loading import Session
     from anytron.device.platform import Platform
 
-
 VALUES: Mapping[Feature, tuple[str, Any]] = MappingProxyType(
     {
         Feature.THD: ("engine.sequence_format", "thd"),
@@ -62,6 +61,48 @@ def limit_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnos
     for feature, key in asked:
         if feature in messages:
             yield Diagnostic("error", key, messages[feature], "change it, or use another platform")
+
+
+def declared_limits(platform: Platform, hooks: Hooks) -> dict[Feature, str]:
+    """Collect the platform's reasons, by the features that it declares not to have.
+
+    The hook ``configure`` is asked with a small configuration for each feature that is a matter of the configuration:
+    an error at its key, or an edit that sets another value, is a declaration.
+    """
+    found = limits_of(platform)
+    for feature, (key, value) in {**VALUES, **{feature: (key, 2) for feature, key in SIZES.items()}}.items():
+        if feature not in found and (reason := _refusal(hooks, key, value)):
+            found[feature] = reason
+    return found
+
+
+def adapted(wanted: RunConfig, session: Session, key: str, value: Callable[[RunConfig], object]) -> RunConfig:
+    """Apply the plugins' edits.
+
+    Args:
+        wanted: The configuration.
+        session: The plugins and the active platform.
+        key: What the configuration is about: a key, or a section; empty = several.
+        value: What of it must stay as it is.
+
+    Raises:
+        NotPossible: A plugin finds an error, edits change the value, or the platform declares not to do what is asked.
+    """
+    try:
+        config, edits, _ = session.hooks.configure(wanted)
+        refuse(limit_diagnostics(config, session.platform))
+    except ConfigError as error:
+        raise NotPossible(error.why or error.what) from error
+    if value(config) != value(wanted):
+        concerned = [(plugin, edit) for plugin, edit in edits if not key or f"{edit.key}.".startswith(f"{key}.")]
+        raise NotPossible(
+            "; ".join(f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in concerned)
+        )
+    return config
+
+
+class NotPossible(Exception):  # noqa: N818 - what happened
+    """The platform or a plugin refuses it, or edits change what it is about; the message says who and why."""
 
 
 def _asked_by_configuration(config: RunConfig) -> dict[Feature, str]:
@@ -118,19 +159,6 @@ def asked_by_model(config: RunConfig) -> dict[Feature, str]:
     return dict.fromkeys(asked, key)
 
 
-def declared_limits(platform: Platform, hooks: Hooks) -> dict[Feature, str]:
-    """Collect the platform's reasons, by the features that it declares not to have.
-
-    The hook ``configure`` is asked with a small configuration for each feature that is a matter of the configuration:
-    an error at its key, or an edit that sets another value, is a declaration.
-    """
-    found = limits_of(platform)
-    for feature, (key, value) in {**VALUES, **{feature: (key, 2) for feature, key in SIZES.items()}}.items():
-        if feature not in found and (reason := _refusal(hooks, key, value)):
-            found[feature] = reason
-    return found
-
-
 def _refusal(hooks: Hooks, key: str, value: Any) -> str:
     section, _, name = key.partition(".")
     asked = {section: {name: value}}
@@ -144,32 +172,3 @@ def _refusal(hooks: Hooks, key: str, value: Any) -> str:
         if edit.key == key and edit.value != value:
             return edit.reason
     return next((one.message for one in diagnostics if one.severity == "error" and one.key == key), "")
-
-
-class NotPossible(Exception):  # noqa: N818 - what happened
-    """The platform or a plugin refuses it, or edits change what it is about; the message says who and why."""
-
-
-def adapted(wanted: RunConfig, session: Session, key: str, value: Callable[[RunConfig], object]) -> RunConfig:
-    """Apply the plugins' edits.
-
-    Args:
-        wanted: The configuration.
-        session: The plugins and the active platform.
-        key: What the configuration is about: a key, or a section; empty = several.
-        value: What of it must stay as it is.
-
-    Raises:
-        NotPossible: A plugin finds an error, edits change the value, or the platform declares not to do what is asked.
-    """
-    try:
-        config, edits, _ = session.hooks.configure(wanted)
-        refuse(limit_diagnostics(config, session.platform))
-    except ConfigError as error:
-        raise NotPossible(error.why or error.what) from error
-    if value(config) != value(wanted):
-        concerned = [(plugin, edit) for plugin, edit in edits if not key or f"{edit.key}.".startswith(f"{key}.")]
-        raise NotPossible(
-            "; ".join(f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in concerned)
-        )
-    return config

@@ -13,20 +13,16 @@ from anytron.base.files import exhausted
 from anytron.base.installing import installable
 from anytron.base.version import __version__
 from anytron.config.diagnostics import Diagnostic
-from anytron.config.imports import missing
 from anytron.run.preflight.capabilities import weight_diagnostics
-from anytron.run.preflight.files import validation_references
+from anytron.run.preflight.settings import sequence_parallel_diagnostics
 from anytron.task.data.model_files import faults
 from anytron.task.data.pretrained import directory_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.config.algorithm import AlgorithmSection
-    from anytron.config.running import ParallelSection
     from anytron.config.schema import ModelSection, RunConfig
     from anytron.device.platform import Platform, Probe
-
 
 _ASK = "import sys; sys.path[:] = filter(None, sys.path); import anytron; print(anytron.__version__)"
 """As a worker starts: nothing is imported from the current directory."""
@@ -67,20 +63,16 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
         probe: What it found.
 
     Yields:
-        Errors: components that nothing offers, impossible sizes, more ranks than devices, a model directory
-        without config or weights, files and modules that do not exist, memory that cannot be shared, an interpreter
-        without this version of Anytron. Warnings: more ranks than processors, a KL estimator whose gradient is not that
-        of the divergence, GSPO with another average than its paper's.
+        Errors: components that nothing offers, more ranks than devices, a model directory without config or weights,
+        memory that cannot be shared, an interpreter without this version of Anytron. Warning: more ranks than
+        processors.
     """
     yield from _components(config)
-    yield from _sizes(config)
     yield from _devices(config, platform, probe)
     yield from _model(config.model)
     yield from _critic(config)
     yield from _teacher(config)
     yield from _reward_model(config)
-    yield from _references(config)
-    yield from _profile(config)
     yield from weight_diagnostics(config)
     if config.rollout.python is not None and runs_here(config):
         yield from interpreter_diagnostics("rollout.python", config.rollout.python)
@@ -97,105 +89,6 @@ def _components(config: RunConfig) -> Iterator[Diagnostic]:
             (load_component if group == EXECUTORS else find_component)(group, name, key)
         except ConfigError as error:  # noqa: PERF203 - collected with the others
             yield Diagnostic("error", key, f"{error.what.removesuffix('.')}; {error.why}", error.fix)
-
-
-def _sizes(config: RunConfig) -> Iterator[Diagnostic]:
-    prompts, replicas = config.data.prompts_per_step, config.parallel.data_parallel_size
-    updates = config.algorithm.mini_batches
-    if updates > prompts:
-        yield Diagnostic(
-            "error",
-            "algorithm.mini_batches",
-            f"{updates} mini-batches of only {prompts} prompts, and the samples of a prompt stay together",
-            f"at most {prompts}, or raise data.prompts_per_step",
-        )
-    elif (smallest := prompts // updates * config.group_size) < replicas:
-        others = " or rollout.samples_per_prompt, or lower algorithm.mini_batches"
-        yield Diagnostic(
-            "error",
-            "parallel.data_parallel_size",
-            f"a mini-batch has {smallest} sequences for {replicas} data-parallel replicas",
-            f"raise data.prompts_per_step{'' if config.supervised else others}",
-        )
-    if config.algorithm.needs_groups and config.rollout.samples_per_prompt == 1:
-        yield Diagnostic(
-            "error",
-            "rollout.samples_per_prompt",
-            f"{config.algorithm.advantage if config.algorithm.compares_a_group else 'algorithm.dynamic_sampling'} "
-            "compares the responses to one prompt with each other: with one, nothing is learnt",
-            "set it to 2 or more; 8 to 16 is usual",
-        )
-    yield from _aggregation(config.algorithm)
-    yield from _penalty(config.algorithm)
-    yield from _correction(config)
-    yield from _sequence_parallel(config.parallel, "parallel.")
-    if config.rollout.min_new_tokens > config.rollout.max_new_tokens:
-        yield Diagnostic(
-            "error",
-            "rollout.min_new_tokens",
-            f"{config.rollout.min_new_tokens} is more than rollout.max_new_tokens, {config.rollout.max_new_tokens}",
-        )
-    optimizers = {"optimizer": config.optimizer}
-    if config.critic is not None:
-        optimizers["critic.optimizer"] = config.critic.optimizer
-    for key, optimizer in optimizers.items():
-        if optimizer.min_lr > optimizer.lr:
-            yield Diagnostic("error", f"{key}.min_lr", f"{optimizer.min_lr:g} is more than {key}.lr, {optimizer.lr:g}")
-
-
-def _sequence_parallel(parallel: ParallelSection, inside: str) -> Iterator[Diagnostic]:
-    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
-        yield Diagnostic(
-            "error",
-            f"{inside}sequence_parallel",
-            f"there are no ranks to split activations over: {inside}tensor_model_parallel_size is 1",
-            "leave it out: the default follows the tensor-parallel size",
-        )
-
-
-def _aggregation(algorithm: AlgorithmSection) -> Iterator[Diagnostic]:
-    if algorithm.loss in ("gspo", "gspo_token") and algorithm.aggregation != "sequence-mean":
-        yield Diagnostic(
-            "warning",
-            "algorithm.aggregation",
-            f"{algorithm.loss} is a mean over responses (https://arxiv.org/abs/2507.18071, equations 5 and 13); with "
-            f"{algorithm.aggregation} a response counts by its length",
-            "algorithm.aggregation=sequence-mean",
-        )
-
-
-def _penalty(algorithm: AlgorithmSection) -> Iterator[Diagnostic]:
-    if algorithm.kl_coefficient == 0.0:
-        return
-    if algorithm.kl_placement == "loss" and algorithm.kl_estimator == "k1":
-        yield Diagnostic(
-            "warning",
-            "algorithm.kl_estimator",
-            "as a part of the loss, k1 has a gradient that is 0 in expectation: it holds the policy to nothing",
-            "k3 or k2, or algorithm.kl_placement=reward",
-        )
-    if algorithm.kl_placement == "reward" and algorithm.kl_estimator != "k1":
-        yield Diagnostic(
-            "warning",
-            "algorithm.kl_estimator",
-            f"as a part of the reward, {algorithm.kl_estimator} has a policy gradient that is not the divergence's",
-            "k1, or algorithm.kl_placement=loss",
-        )
-
-
-def _correction(config: RunConfig) -> Iterator[Diagnostic]:
-    rollout, correction = config.rollout, config.corrected_algorithm.importance_correction
-    left_out = [f"rollout.top_p={rollout.top_p:g}"] * (rollout.top_p < 1.0)
-    left_out += [f"rollout.top_k={rollout.top_k}"] * (rollout.top_k > 0)
-    if left_out and correction not in ("auto", "none"):
-        yield Diagnostic(
-            "warning",
-            "algorithm.importance_correction",
-            f"{correction} compares log-probs before top-p and top-k, so that it does not see which tokens "
-            f"{' and '.join(left_out)} left out: a token of the newest weights weighs 1, though it was "
-            "drawn more often",
-            "rollout.top_p=1 and rollout.top_k=0, where rollout and training have the same distribution",
-        )
 
 
 def _model(model: ModelSection) -> Iterator[Diagnostic]:
@@ -242,7 +135,7 @@ def _reward_model(config: RunConfig) -> Iterator[Diagnostic]:
     if ranks > hosts:
         message = f"{ranks} ranks would share the devices of {hosts} training rank{'s' if hosts > 1 else ''}, one each"
         yield Diagnostic("error", key, message, "lower one of its sizes, or raise one of section parallel")
-    yield from _sequence_parallel(section.parallel, f"{key}.")
+    yield from sequence_parallel_diagnostics(section.parallel, f"{key}.")
 
 
 def _with_tokenizer(key: str, directory: Path, fix: str) -> Iterator[Diagnostic]:
@@ -251,21 +144,6 @@ def _with_tokenizer(key: str, directory: Path, fix: str) -> Iterator[Diagnostic]
     if directory.is_dir() and not any(directory.glob("tokenizer*")):
         message = f"{directory} has no tokenizer, so that nobody knows which tokens its numbers are"
         yield Diagnostic("error", key, message, "copy the files of its tokenizer there")
-
-
-def _profile(config: RunConfig) -> Iterator[Diagnostic]:
-    profile, ranks = config.trainer.profile, config.parallel.world_size
-    if profile is None:
-        return
-    for key, values, first, last, what in (
-        ("steps", profile.steps, 1, config.trainer.total_steps, "trainer.total_steps"),
-        ("ranks", profile.ranks, 0, ranks - 1, "training ranks"),
-    ):
-        name = f"trainer.profile.{key}"
-        if wrong := [value for value in values if not first <= value <= last]:
-            yield Diagnostic("error", name, f"{wrong[0]} is not from {first} to {last}, the last of {what}")
-        if len(set(values)) < len(values):
-            yield Diagnostic("error", name, f"{values} names one twice", "name each once")
 
 
 def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:
@@ -305,24 +183,3 @@ def runs_here(config: RunConfig) -> bool:
         return bool(load_component(EXECUTORS, config.executor.kind, "executor.kind").on_this_machine)
     except ConfigError:
         return True  # it is not installed, or fails to import: _components reports both
-
-
-def _references(config: RunConfig) -> Iterator[Diagnostic]:
-    named = {f"{key}.source": one.source for key, one in config.data.keyed_sources().items()}
-    named |= {"algorithm.advantage": config.algorithm.advantage, "algorithm.loss": config.algorithm.loss}
-    named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
-    named |= validation_references(config)
-    if config.environment is not None:
-        named["environment.path"] = config.environment.path
-    for key, reference in (("model.tokenizer", config.model.tokenizer), ("model.processor", config.model.processor)):
-        if reference is not None and ":" in reference:
-            named[key] = reference
-        elif reference is not None and not Path(reference).is_dir():
-            yield Diagnostic(
-                "error",
-                key,
-                f"there is no directory {reference}",
-                "give a local directory, relative to the YAML file, or 'file.py:function'",
-            )
-    for key, reference in named.items():
-        yield from missing(reference, key)

@@ -15,10 +15,10 @@ from anytron.device.loading.options import options_of_variable
 from anytron.device.platform import decisions_of
 from anytron.record.sinks.loading import sink_diagnostics
 from anytron.run.preflight.capabilities import platform_diagnostics, rollout_diagnostics, training_diagnostics
-from anytron.run.preflight.files import output_diagnostics
+from anytron.run.preflight.files import output_diagnostics, reference_diagnostics
 from anytron.run.preflight.limits import limit_diagnostics
 from anytron.run.preflight.machine import machine_diagnostics
-from anytron.run.preflight.settings import reward_diagnostics, supervised_diagnostics
+from anytron.run.preflight.settings import reward_diagnostics, setting_diagnostics, supervised_diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +106,9 @@ def _opened(config: RunConfig, places: Places, session: Session, path: Path) -> 
         remarks.append(f"hidden, because it belongs to another device: {', '.join(session.hidden)}")
     remarks += [f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in edits]
     places = replace(places, by_key={**places.by_key, **{edit.key: f"plugin '{plugin}'" for plugin, edit in edits}})
+    found += setting_diagnostics(config)
     found += machine_diagnostics(config, session.platform, session.probe)
+    found += reference_diagnostics(config)
     found += output_diagnostics(config, path)
     found += sink_diagnostics(config)
     found += engine_option_diagnostics(config)  # plugins may have set some

@@ -1,4 +1,4 @@
-"""Load what the driver needs of a run, and check it against the model, before a worker starts."""
+"""Load the prompts of a run and of its validation, and check them against the model, before a worker starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anytron.task.data.pretrained import (
     read_tokenizer,
 )
 from anytron.task.data.vision import VisionProcessor, load_vision
-from anytron.task.environments.loading import check_environment
+from anytron.task.environments.pool import check_environment
 from anytron.task.rewards.scoring import RewardSum
 from anytron.workers.engines.rollout_engine import SamplingParams
 
@@ -34,52 +34,8 @@ if TYPE_CHECKING:
     from anytron.config.scoring import ValidationSetSection
     from anytron.task.data.prompts import TokenizedPrompt
 
-
 SHOWN = 3
 """Tokens that an error names."""
-
-
-def check_vocabulary(asked: TeacherSection | RewardModelSection, tokenizer: Any) -> None:
-    """Compare a model's tokenizer with the policy's, token by token.
-
-    It scores the numbers that the policy writes. Tokens that it has besides do no harm: the policy never writes them.
-
-    Args:
-        asked: The section of the model.
-        tokenizer: The policy's, a ``transformers.PreTrainedTokenizerBase``.
-
-    Raises:
-        ConfigError: A token of the policy has another number in the model's tokenizer, or none.
-    """
-    teaches = isinstance(asked, TeacherSection)
-    key = "teacher.path" if teaches else "reward_model.path"
-    own, theirs = tokenizer.get_vocab(), read_tokenizer(Path(asked.path), key).get_vocab()
-    differing = sorted((number, token) for token, number in own.items() if theirs.get(token) != number)
-    if not differing:
-        return
-    shown = (f"{token!r} is {number}, and {theirs.get(token, 'nothing')}" for number, token in differing[:SHOWN])
-    raise ConfigError(
-        "The teacher has another vocabulary than the policy."
-        if teaches
-        else "The reward model has another vocabulary than the policy.",
-        where=f"{key} = {asked.path}",
-        why=f"{len(differing)} of the policy's {len(own)} tokens have another number, or none: {'; '.join(shown)}",
-        fix="give a teacher of the same family, whose tokenizer is the policy's; to learn from another one, have it "
-        "write responses and train on these"
-        if teaches
-        else "give a reward model of the same family, whose tokenizer is the policy's: responses are not tokenized "
-        "again; one of another family can be asked by a reward function of your own",
-    )
-
-
-def context_length_of(asked: TeacherSection | RewardModelSection) -> int | None:
-    """Tokens that a model can see; None = unlimited.
-
-    Raises:
-        ConfigError: Its directory has no usable config.
-    """
-    length: int | None = getattr(read_hf_config(Path(asked.path)).get_text_config(), "max_position_embeddings", None)
-    return length
 
 
 @dataclass(frozen=True)
@@ -150,6 +106,41 @@ def prepare_prompts(config: RunConfig) -> PreparedPrompts:
     return _prompts(config, None if config.supervised else config.rollout.max_new_tokens)
 
 
+def prepare(config: RunConfig) -> PreparedRun:
+    """Load what responses are generated to, and how they are rewarded, and check it against the model.
+
+    Raises:
+        ConfigError: Something named in the configuration is missing or impossible.
+        DataError: Prompts are not usable.
+    """
+    load_advantage(config.algorithm)
+    policy_loss_function(config.algorithm)
+    rewards = RewardSum.from_config(config.rewards)
+    if config.environment is not None:
+        check_environment(config.environment)
+    prompts = _prompts(config, config.rollout.max_new_tokens)
+    rewards.check([] if config.data.on_bad_answer == "drop" else prompts.sampler.tables)  # looked at as they were read
+    tokenizer, vision, vocab_size = prompts.tokenizer, prompts.vision, prompts.vocab_size
+    ends = end_token_ids(config.model, tokenizer, vocab_size)
+    padding = padding_token_id(config.model, tokenizer, ends, vocab_size)
+    if vision is not None:
+        vision.check_padding(padding)
+    return PreparedRun(
+        **vars(prompts),
+        rewards=rewards,
+        sampling=SamplingParams(
+            max_new_tokens=config.rollout.max_new_tokens,
+            min_new_tokens=config.rollout.min_new_tokens,
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            top_k=config.rollout.top_k,
+            stop=tuple(config.rollout.stop),
+            end_token_ids=ends,
+            pad_token_id=padding,
+        ),
+    )
+
+
 def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
     sections = {"teacher.path": config.teacher, "reward_model.path": config.reward_model}
     examine(config.model, {key: Path(asked.path) for key, asked in sections.items() if asked is not None})
@@ -192,39 +183,47 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
     return PreparedPrompts(tokenizer, vision, sampler, context_length, vocab_size, beginning, template, remarks=remarks)
 
 
-def prepare(config: RunConfig) -> PreparedRun:
-    """Load what responses are generated to, and how they are rewarded, and check it against the model.
+def check_vocabulary(asked: TeacherSection | RewardModelSection, tokenizer: Any) -> None:
+    """Compare a model's tokenizer with the policy's, token by token.
+
+    It scores the numbers that the policy writes. Tokens that it has besides do no harm: the policy never writes them.
+
+    Args:
+        asked: The section of the model.
+        tokenizer: The policy's, a ``transformers.PreTrainedTokenizerBase``.
 
     Raises:
-        ConfigError: Something named in the configuration is missing or impossible.
-        DataError: Prompts are not usable.
+        ConfigError: A token of the policy has another number in the model's tokenizer, or none.
     """
-    load_advantage(config.algorithm)
-    policy_loss_function(config.algorithm)
-    rewards = RewardSum.from_config(config.rewards)
-    if config.environment is not None:
-        check_environment(config.environment)
-    prompts = _prompts(config, config.rollout.max_new_tokens)
-    rewards.check([] if config.data.on_bad_answer == "drop" else prompts.sampler.tables)  # looked at as they were read
-    tokenizer, vision, vocab_size = prompts.tokenizer, prompts.vision, prompts.vocab_size
-    ends = end_token_ids(config.model, tokenizer, vocab_size)
-    padding = padding_token_id(config.model, tokenizer, ends, vocab_size)
-    if vision is not None:
-        vision.check_padding(padding)
-    return PreparedRun(
-        **vars(prompts),
-        rewards=rewards,
-        sampling=SamplingParams(
-            max_new_tokens=config.rollout.max_new_tokens,
-            min_new_tokens=config.rollout.min_new_tokens,
-            temperature=config.rollout.temperature,
-            top_p=config.rollout.top_p,
-            top_k=config.rollout.top_k,
-            stop=tuple(config.rollout.stop),
-            end_token_ids=ends,
-            pad_token_id=padding,
-        ),
+    teaches = isinstance(asked, TeacherSection)
+    key = "teacher.path" if teaches else "reward_model.path"
+    own, theirs = tokenizer.get_vocab(), read_tokenizer(Path(asked.path), key).get_vocab()
+    differing = sorted((number, token) for token, number in own.items() if theirs.get(token) != number)
+    if not differing:
+        return
+    shown = (f"{token!r} is {number}, and {theirs.get(token, 'nothing')}" for number, token in differing[:SHOWN])
+    raise ConfigError(
+        "The teacher has another vocabulary than the policy."
+        if teaches
+        else "The reward model has another vocabulary than the policy.",
+        where=f"{key} = {asked.path}",
+        why=f"{len(differing)} of the policy's {len(own)} tokens have another number, or none: {'; '.join(shown)}",
+        fix="give a teacher of the same family, whose tokenizer is the policy's; to learn from another one, have it "
+        "write responses and train on these"
+        if teaches
+        else "give a reward model of the same family, whose tokenizer is the policy's: responses are not tokenized "
+        "again; one of another family can be asked by a reward function of your own",
     )
+
+
+def context_length_of(asked: TeacherSection | RewardModelSection) -> int | None:
+    """Tokens that a model can see; None = unlimited.
+
+    Raises:
+        ConfigError: Its directory has no usable config.
+    """
+    length: int | None = getattr(read_hf_config(Path(asked.path)).get_text_config(), "max_position_embeddings", None)
+    return length
 
 
 @dataclass(frozen=True)

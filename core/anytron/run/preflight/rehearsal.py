@@ -4,7 +4,8 @@ Two questions are asked of each prompt: can its reward be earned, and is it not 
 written in the forms that models use, and each goes through the reward; the best of them must score more than an empty
 response, the word ``None``, the right answer of another prompt, and the prompt itself.
 
-Rewards that are dear or need a model are left out: ``judge``, ``reward_model`` and ``environment``.
+Rewards that are dear or need a model are left out: ``judge``, ``reward_model`` and ``environment``. A run does it in
+seconds, says what it found in one line, and refuses what is certain.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from anytron.task.data.prompts import TokenizedPrompt
     from anytron.task.rewards.scoring import RewardWorkers
 
-
 AT_ONCE = 64
 """Prompts whose responses are scored in one call."""
 TIMED = 4
@@ -50,6 +50,102 @@ BEGIN_S, GIVE_UP_S = 4.0, 6.0
 with the call of :func:`rehearse`: a reward whose making takes long has less time; ``math`` needs a second or two."""
 NOT_TRIED = frozenset({"judge", "reward_model", "environment"})
 """Rewards that ask a model or an environment."""
+TRAINING = "training"
+
+
+def require_earnable(
+    config: RunConfig,
+    prepared: PreparedRun,
+    examined: Sequence[ValidationSet],
+    running: RewardWorkers,
+    logs: Path,
+    progress: Progress,
+) -> None:
+    """Try the rewards of training and of validation on some prompts, and say in one line what was found.
+
+    Args:
+        config: The run.
+        prepared: What training needs of it.
+        examined: Its validation sets.
+        running: The processes that score training's responses.
+        logs: Where the processes of the user's functions write what they print, as long as they are tried.
+        progress: Prints the line.
+
+    Raises:
+        DataError: A function fails for every right answer that was tried, or cannot be called.
+    """
+    subjects = {TRAINING: prepared, **{one.section.title: one.prepared for one in examined}}
+    with TrialProcesses(logs, config.executor.start_timeout_s, running) as processes:
+        done = rehearse(subjects, processes, brief=True, has_environment=config.environment is not None)
+    for subject, one in done.items():
+        for refusal in filter(None, (trial.refusal() for trial in one.trials)):
+            if subject == TRAINING:
+                raise refusal
+            with within(subject):
+                raise refusal
+    late = [f"{where}: {trial.name} gave no answer in time" for where, trial in _trials(done) if not trial.tried]
+    troubles = [
+        f"{where}: {found.what.rstrip('.')} ({found.count}, prompt {found.rows[0][0]})"
+        for where, one in done.items()
+        for found in one.found.findings
+    ]
+    tried = [f"{where}: {trial.name} ({trial.tried})" for where, trial in _trials(done) if trial.tried]
+    if troubles:
+        progress.warn(f"rehearsal: {'; '.join([*troubles, *late])}. anytron data check says more")
+    elif tried or late:
+        good = [f"can be earned, and not for nothing (prompts tried): {', '.join(tried)}"] if tried else []
+        progress.note(f"rehearsal: {'; '.join([*good, *late])}")
+
+
+def rehearse(
+    subjects: Mapping[str, PreparedRun],
+    processes: TrialProcesses,
+    *,
+    brief: bool = False,
+    has_environment: bool = False,
+    tell: Callable[[str, int, int], None] = lambda *_: None,
+) -> dict[str, Rehearsed]:
+    """Look at prompts, and try rewards on them, those of different rewards at the same time.
+
+    Args:
+        subjects: The run, and the run with the prompts and rewards of each validation set, by name.
+        processes: Where rewards are tried. The same reward is tried on several subjects in the same processes.
+        brief: Some prompts, and some seconds; otherwise all, and as long as it takes.
+        has_environment: Responses have turns, which a function of the user may want to see.
+        tell: Called with a reward, how many prompts it has been tried on, and how many there are.
+
+    Raises:
+        DataError: A reward that is a class cannot say what a right answer is.
+    """
+    now = monotonic()
+    begin_until, until = (now + BEGIN_S, now + GIVE_UP_S) if brief else (math.inf, math.inf)
+    done: dict[str, Rehearsed] = {}
+    groups: list[tuple[RewardPool, list[Trial]]] = []
+    for subject, prepared in subjects.items():
+        with within(subject):
+            done[subject] = one = Rehearsed(_looked_at(prepared, ROWS if brief else None), [])
+            for index, (name, section) in enumerate(prepared.rewards.sections.items()):
+                own = section.function not in REWARDS
+                rows, at_once = (OWN_ROWS if own else ROWS, OWN_ROWS if own else TIMED) if brief else (None, AT_ONCE)
+                prompts, told = Evenly(prepared.sampler.tables, rows), partial(tell, name)
+                why = _left_out(section, has_environment=has_environment)
+                trial = None if why else Trial(name, section, prompts, prepared, one.found, at_once, begin_until, told)
+                if trial is None or not len(trial):
+                    one.found.left_out[name] = why or no_answer(section)
+                    continue
+                one.trials.append(trial)
+                pool = processes.pool(subject, f"rewards[{index}]", name, section)
+                sharing = next((trials for other, trials in groups if other is pool), None)
+                if sharing is None:
+                    groups.append((pool, sharing := []))
+                sharing.append(trial)
+    side_by_side([(pool, _in_turn(trials, pool)) for pool, trials in groups], until)
+    for one in done.values():
+        for trial in one.trials:
+            if not trial.tried and trial.error is None:
+                one.found.left_out[trial.name] = f"it gave no answer within {GIVE_UP_S:g} s"
+            trial.finish()
+    return done
 
 
 class Evenly(Sequence["TokenizedPrompt"]):
@@ -120,57 +216,6 @@ class Rehearsed:
     trials: list[Trial]
 
 
-def rehearse(
-    subjects: Mapping[str, PreparedRun],
-    processes: TrialProcesses,
-    *,
-    brief: bool = False,
-    has_environment: bool = False,
-    tell: Callable[[str, int, int], None] = lambda *_: None,
-) -> dict[str, Rehearsed]:
-    """Look at prompts, and try rewards on them, those of different rewards at the same time.
-
-    Args:
-        subjects: The run, and the run with the prompts and rewards of each validation set, by name.
-        processes: Where rewards are tried. The same reward is tried on several subjects in the same processes.
-        brief: Some prompts, and some seconds; otherwise all, and as long as it takes.
-        has_environment: Responses have turns, which a function of the user may want to see.
-        tell: Called with a reward, how many prompts it has been tried on, and how many there are.
-
-    Raises:
-        DataError: A reward that is a class cannot say what a right answer is.
-    """
-    now = monotonic()
-    begin_until, until = (now + BEGIN_S, now + GIVE_UP_S) if brief else (math.inf, math.inf)
-    done: dict[str, Rehearsed] = {}
-    groups: list[tuple[RewardPool, list[Trial]]] = []
-    for subject, prepared in subjects.items():
-        with within(subject):
-            done[subject] = one = Rehearsed(_looked_at(prepared, ROWS if brief else None), [])
-            for index, (name, section) in enumerate(prepared.rewards.sections.items()):
-                own = section.function not in REWARDS
-                rows, at_once = (OWN_ROWS if own else ROWS, OWN_ROWS if own else TIMED) if brief else (None, AT_ONCE)
-                prompts, told = Evenly(prepared.sampler.tables, rows), partial(tell, name)
-                why = _left_out(section, has_environment=has_environment)
-                trial = None if why else Trial(name, section, prompts, prepared, one.found, at_once, begin_until, told)
-                if trial is None or not len(trial):
-                    one.found.left_out[name] = why or no_answer(section)
-                    continue
-                one.trials.append(trial)
-                pool = processes.pool(subject, f"rewards[{index}]", name, section)
-                sharing = next((trials for other, trials in groups if other is pool), None)
-                if sharing is None:
-                    groups.append((pool, sharing := []))
-                sharing.append(trial)
-    side_by_side([(pool, _in_turn(trials, pool)) for pool, trials in groups], until)
-    for one in done.values():
-        for trial in one.trials:
-            if not trial.tried and trial.error is None:
-                one.found.left_out[trial.name] = f"it gave no answer within {GIVE_UP_S:g} s"
-            trial.finish()
-    return done
-
-
 def _in_turn(trials: Sequence[Trial], pool: RewardPool) -> Generator[None, None, None]:
     for trial in trials:
         yield from trial.run(pool)
@@ -215,53 +260,6 @@ def examine_prompts(prompts: Iterable[TokenizedPrompt], prepared: PreparedRun) -
         if last in ends:
             ended.add(prompt.id, prompt.text[-40:])
     yield from (one for one in (twice, ended) if one.count)
-
-
-TRAINING = "training"
-
-
-def require_earnable(
-    config: RunConfig,
-    prepared: PreparedRun,
-    examined: Sequence[ValidationSet],
-    running: RewardWorkers,
-    logs: Path,
-    progress: Progress,
-) -> None:
-    """Try the rewards of training and of validation on some prompts, and say in one line what was found.
-
-    Args:
-        config: The run.
-        prepared: What training needs of it.
-        examined: Its validation sets.
-        running: The processes that score training's responses.
-        logs: Where the processes of the user's functions write what they print, as long as they are tried.
-        progress: Prints the line.
-
-    Raises:
-        DataError: A function fails for every right answer that was tried, or cannot be called.
-    """
-    subjects = {TRAINING: prepared, **{one.section.title: one.prepared for one in examined}}
-    with TrialProcesses(logs, config.executor.start_timeout_s, running) as processes:
-        done = rehearse(subjects, processes, brief=True, has_environment=config.environment is not None)
-    for subject, one in done.items():
-        for refusal in filter(None, (trial.refusal() for trial in one.trials)):
-            if subject == TRAINING:
-                raise refusal
-            with within(subject):
-                raise refusal
-    late = [f"{where}: {trial.name} gave no answer in time" for where, trial in _trials(done) if not trial.tried]
-    troubles = [
-        f"{where}: {found.what.rstrip('.')} ({found.count}, prompt {found.rows[0][0]})"
-        for where, one in done.items()
-        for found in one.found.findings
-    ]
-    tried = [f"{where}: {trial.name} ({trial.tried})" for where, trial in _trials(done) if trial.tried]
-    if troubles:
-        progress.warn(f"rehearsal: {'; '.join([*troubles, *late])}. anytron data check says more")
-    elif tried or late:
-        good = [f"can be earned, and not for nothing (prompts tried): {', '.join(tried)}"] if tried else []
-        progress.note(f"rehearsal: {'; '.join([*good, *late])}")
 
 
 def _trials(done: Mapping[str, Rehearsed]) -> Iterator[tuple[str, Trial]]:

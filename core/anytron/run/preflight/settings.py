@@ -1,4 +1,4 @@
-"""Check settings of a run against each other."""
+"""Check the settings of a run against each other, wherever it runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,142 @@ from anytron.task.rewards.registered import REWARDS
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from anytron.config.algorithm import AlgorithmSection
+    from anytron.config.running import ParallelSection
     from anytron.config.schema import RunConfig
-
 
 WITH = "algorithm.name=sft"
 OF_ALGORITHM = ("name", "aggregation", "length_constant")
 """Keys of section ``algorithm`` that mean something here."""
 OF_A_SET = ("name", "data")
 """Keys of a validation set that mean something here."""
+
+
+def setting_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find settings that contradict each other, and those that hardly do what was meant.
+
+    Yields:
+        Errors: impossible sizes, steps and ranks to profile that the run does not have. Warnings: a KL estimator whose
+        gradient is not that of the divergence, GSPO with another average than its paper's, an importance correction
+        that does not see top-p and top-k.
+    """
+    yield from _profile(config)
+    yield from _batches(config)
+    yield from _aggregation(config.algorithm)
+    yield from _penalty(config.algorithm)
+    yield from _correction(config)
+    yield from sequence_parallel_diagnostics(config.parallel, "parallel.")
+    if config.rollout.min_new_tokens > config.rollout.max_new_tokens:
+        yield Diagnostic(
+            "error",
+            "rollout.min_new_tokens",
+            f"{config.rollout.min_new_tokens} is more than rollout.max_new_tokens, {config.rollout.max_new_tokens}",
+        )
+    optimizers = {"optimizer": config.optimizer}
+    if config.critic is not None:
+        optimizers["critic.optimizer"] = config.critic.optimizer
+    for key, optimizer in optimizers.items():
+        if optimizer.min_lr > optimizer.lr:
+            yield Diagnostic("error", f"{key}.min_lr", f"{optimizer.min_lr:g} is more than {key}.lr, {optimizer.lr:g}")
+
+
+def _batches(config: RunConfig) -> Iterator[Diagnostic]:
+    prompts, replicas = config.data.prompts_per_step, config.parallel.data_parallel_size
+    updates = config.algorithm.mini_batches
+    if updates > prompts:
+        yield Diagnostic(
+            "error",
+            "algorithm.mini_batches",
+            f"{updates} mini-batches of only {prompts} prompts, and the samples of a prompt stay together",
+            f"at most {prompts}, or raise data.prompts_per_step",
+        )
+    elif (smallest := prompts // updates * config.group_size) < replicas:
+        others = " or rollout.samples_per_prompt, or lower algorithm.mini_batches"
+        yield Diagnostic(
+            "error",
+            "parallel.data_parallel_size",
+            f"a mini-batch has {smallest} sequences for {replicas} data-parallel replicas",
+            f"raise data.prompts_per_step{'' if config.supervised else others}",
+        )
+    if config.algorithm.needs_groups and config.rollout.samples_per_prompt == 1:
+        yield Diagnostic(
+            "error",
+            "rollout.samples_per_prompt",
+            f"{config.algorithm.advantage if config.algorithm.compares_a_group else 'algorithm.dynamic_sampling'} "
+            "compares the responses to one prompt with each other: with one, nothing is learnt",
+            "set it to 2 or more; 8 to 16 is usual",
+        )
+
+
+def sequence_parallel_diagnostics(parallel: ParallelSection, inside: str) -> Iterator[Diagnostic]:
+    """Find sequence parallelism without tensor parallelism; ``inside`` is what stands before the section's keys."""
+    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
+        yield Diagnostic(
+            "error",
+            f"{inside}sequence_parallel",
+            f"there are no ranks to split activations over: {inside}tensor_model_parallel_size is 1",
+            "leave it out: the default follows the tensor-parallel size",
+        )
+
+
+def _aggregation(algorithm: AlgorithmSection) -> Iterator[Diagnostic]:
+    if algorithm.loss in ("gspo", "gspo_token") and algorithm.aggregation != "sequence-mean":
+        yield Diagnostic(
+            "warning",
+            "algorithm.aggregation",
+            f"{algorithm.loss} is a mean over responses (https://arxiv.org/abs/2507.18071, equations 5 and 13); with "
+            f"{algorithm.aggregation} a response counts by its length",
+            "algorithm.aggregation=sequence-mean",
+        )
+
+
+def _penalty(algorithm: AlgorithmSection) -> Iterator[Diagnostic]:
+    if algorithm.kl_coefficient == 0.0:
+        return
+    if algorithm.kl_placement == "loss" and algorithm.kl_estimator == "k1":
+        yield Diagnostic(
+            "warning",
+            "algorithm.kl_estimator",
+            "as a part of the loss, k1 has a gradient that is 0 in expectation: it holds the policy to nothing",
+            "k3 or k2, or algorithm.kl_placement=reward",
+        )
+    if algorithm.kl_placement == "reward" and algorithm.kl_estimator != "k1":
+        yield Diagnostic(
+            "warning",
+            "algorithm.kl_estimator",
+            f"as a part of the reward, {algorithm.kl_estimator} has a policy gradient that is not the divergence's",
+            "k1, or algorithm.kl_placement=loss",
+        )
+
+
+def _correction(config: RunConfig) -> Iterator[Diagnostic]:
+    rollout, correction = config.rollout, config.corrected_algorithm.importance_correction
+    left_out = [f"rollout.top_p={rollout.top_p:g}"] * (rollout.top_p < 1.0)
+    left_out += [f"rollout.top_k={rollout.top_k}"] * (rollout.top_k > 0)
+    if left_out and correction not in ("auto", "none"):
+        yield Diagnostic(
+            "warning",
+            "algorithm.importance_correction",
+            f"{correction} compares log-probs before top-p and top-k, so that it does not see which tokens "
+            f"{' and '.join(left_out)} left out: a token of the newest weights weighs 1, though it was "
+            "drawn more often",
+            "rollout.top_p=1 and rollout.top_k=0, where rollout and training have the same distribution",
+        )
+
+
+def _profile(config: RunConfig) -> Iterator[Diagnostic]:
+    profile, ranks = config.trainer.profile, config.parallel.world_size
+    if profile is None:
+        return
+    for key, values, first, last, what in (
+        ("steps", profile.steps, 1, config.trainer.total_steps, "trainer.total_steps"),
+        ("ranks", profile.ranks, 0, ranks - 1, "training ranks"),
+    ):
+        name = f"trainer.profile.{key}"
+        if wrong := [value for value in values if not first <= value <= last]:
+            yield Diagnostic("error", name, f"{wrong[0]} is not from {first} to {last}, the last of {what}")
+        if len(set(values)) < len(values):
+            yield Diagnostic("error", name, f"{values} names one twice", "name each once")
 
 
 def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:

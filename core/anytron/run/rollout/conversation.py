@@ -12,7 +12,7 @@ from anytron.config.plain import is_writable
 from anytron.task.data.processor_time import processor_time
 from anytron.task.data.prompts import TEMPLATE_SECONDS
 from anytron.task.environments import Task, Turn
-from anytron.task.environments.outcome import Outcome
+from anytron.task.environments.protocol import Outcome
 from anytron.task.isolation.failure import Failure
 from anytron.workers.engines.rollout_engine import PromptInputs, Response
 
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.task.data.prompts import TokenizedPrompt
-    from anytron.task.environments import Message, Observation
+    from anytron.task.environments import Observation
+    from anytron.task.environments.protocol import Message
     from anytron.workers.engines.rollout_engine import SamplingParams, StopReason
+
+TURN = "anytron stands for a turn"
+"""In the place of the model's turns, whose tokens are known: the template is only asked for what follows them."""
 
 
 @dataclass
@@ -125,10 +129,6 @@ class Conversation:
         """
         known = self.routing
         self.routing = told if known is None or told is None else torch.cat([known, told[len(known) :]])
-
-
-TURN = "anytron stands for a turn"
-"""In the place of the model's turns, whose tokens are known: the template is only asked for what follows them."""
 
 
 def observation_tokens(

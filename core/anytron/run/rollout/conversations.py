@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from anytron.workers.engines.rollout_engine import Response, SamplingParams
     from anytron.workers.executor.protocol import Host, Pending, WorkerGroup
 
-
 POLL_S = 1.0
 """How long to wait where only one side is at work."""
 GLANCE_S = 0.01
@@ -228,20 +227,6 @@ def turns_of(
     return Conversations(pool, prepared, environments, config.environment)
 
 
-def _check_hope(failed: Sequence[Conversation], limit: int) -> None:
-    """End the run if so many conversations have failed."""
-    if len(failed) < limit:
-        return
-    failure = failed[0].failure
-    assert failure is not None, "these have failed"
-    raise DataError(
-        failure.what,
-        where=f"environment, prompt {failed[0].prompt.id} (for every sample so far)",
-        why=failure.why,
-        fix=failure.fix,
-    )
-
-
 class AttendedGroup:
     """A :class:`~anytron.workers.executor.protocol.WorkerGroup` whose calls leave replicas and environments no pause.
 
@@ -297,3 +282,17 @@ class AttendedGroup:
     def _wait(self, call: Pending) -> list[Any]:
         self._turns.attend(call)
         return list(call.result())
+
+
+def _check_hope(failed: Sequence[Conversation], limit: int) -> None:
+    """End the run if so many conversations have failed."""
+    if len(failed) < limit:
+        return
+    failure = failed[0].failure
+    assert failure is not None, "these have failed"
+    raise DataError(
+        failure.what,
+        where=f"environment, prompt {failed[0].prompt.id} (for every sample so far)",
+        why=failure.why,
+        fix=failure.fix,
+    )

@@ -1,4 +1,4 @@
-"""Warn of numbers that say that a run learns nothing, or the wrong thing, although nothing fails.
+"""Warn when a run learns nothing, or the wrong thing, although nothing fails; and count the steps that it skips.
 
 Looked at are how far rollout and training disagree about tokens, the norm of each model's gradient, and how many groups
 of a step have signal. That an update gives NaN is another matter (:mod:`anytron.run.trainer.non_finite`).
@@ -24,109 +24,14 @@ if TYPE_CHECKING:
     from anytron.run.trainer.experience import Experience
     from anytron.sequences.batch import RaggedBatch
 
-
 IN_A_ROW = "reward/steps_without_signal"
 """Steps in a row, up to this one, that had no token to train on."""
-
-
-class SkippedSteps:
-    """Counts steps without signal.
-
-    Args:
-        config: The run.
-        metrics: Those of the step before the first one, from which a resumed run goes on counting; empty without one.
-    """
-
-    def __init__(self, config: RunConfig, metrics: Mapping[str, float]) -> None:
-        self._config, self._in_a_row = config, int(metrics.get(IN_A_ROW, 0))
-
-    def look(self, step: int, experience: Experience) -> dict[str, float]:
-        """Count a step, as a metric.
-
-        Args:
-            step: Counted from 1.
-            experience: The step's.
-
-        Raises:
-            DataError: It has no token to train on, and neither had those before it, as many as there may be.
-        """
-        self._in_a_row = 0 if experience.teaches else self._in_a_row + 1
-        limit = self._config.algorithm.max_steps_without_signal
-        if self._in_a_row >= limit:
-            raise DataError(
-                "There is nothing to train on." if limit == 1 else f"{limit} steps in a row had nothing to train on.",
-                where=f"step {step}",
-                why=f"algorithm.max_steps_without_signal is {limit}; {_why(experience, self._config)}",
-                fix=f"{_remedies(experience, self._config)}, and continue with resume=auto; or skip more such steps: "
-                f"algorithm.max_steps_without_signal={10 * limit}",
-            )
-        return {IN_A_ROW: self._in_a_row}
-
-    def outcome(self, *, policy: bool, critic: bool) -> dict[str, float]:
-        """Give what the updates of a skipped step report: that all of them were left out.
-
-        Args:
-            policy: The policy would have been updated.
-            critic: The critic would have been.
-        """
-        left_out = float(self._config.algorithm.epochs * self._config.algorithm.mini_batches)
-        models = {"update/skipped": policy, "critic/update/skipped": critic}
-        return {name: left_out for name, updated in models.items() if updated}
-
-
-def _why(step: Experience, config: RunConfig) -> str:
-    """Say why no sample of a step is trained on."""
-    algorithm, rewards = config.algorithm, step.rewards.total[~step.rewards.total.isnan()]
-    parts = {
-        "had a reward or an environment that failed": len(step.samples) - len(rewards),
-        "were truncated and masked": _truncated(step) if algorithm.overlong_masking else 0,
-        "were empty": sum(not sample.own_tokens for sample in step.samples),
-    }
-    said = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
-    why = f"of {len(step.samples)} responses in the last one {said or 'none failed'}"
-    if algorithm.dynamic_sampling and len(rewards):
-        why += f"; within each group the others have the same reward, {rewards.min():g} to {rewards.max():g}"
-    return why
-
-
-def _remedies(step: Experience, config: RunConfig) -> str:
-    """Say what a run that goes on from its last checkpoint may change."""
-    algorithm = config.algorithm
-    remedies: list[str] = []
-    if algorithm.overlong_masking and _truncated(step):
-        remedies += ["raise rollout.max_new_tokens", "set algorithm.overlong_masking=false"]
-    if algorithm.dynamic_sampling:
-        remedies += [
-            "raise rollout.samples_per_prompt or algorithm.dynamic_sampling_rounds",
-            "set algorithm.dynamic_sampling=false",
-        ]
-    if not all(sample.own_tokens for sample in step.samples):
-        remedies.append("check rollout.stop and the model's end token, or set rollout.min_new_tokens=1")
-    learnt = "if these are the highest rewards, the task is learnt; otherwise " if algorithm.dynamic_sampling else ""
-    return learnt + (", or ".join(remedies) or "correct the functions that fail (samples.jsonl has the step's samples)")
-
-
-def _truncated(step: Experience) -> int:
-    return sum(not sample.finished for sample in step.samples)
-
-
 DISAGREEMENT = 0.1
 """Nats from which they disagree: rounding stays far below it, in bfloat16 as well."""
 STEPS_BETWEEN = 100
 """A warning is repeated after so many steps at the earliest."""
-
 _ROUNDING = 1e-4
 """Relative error of metrics that are sums of many tokens, at most."""
-
-
-@dataclass
-class _Sightings:
-    """One kind of suspicious number: what to do, how many steps had it, how many of them were told of at which step."""
-
-    advice: str
-    steps: int = 0
-    told: int = 0
-    told_at: int = 0
 
 
 class Alarms:
@@ -234,6 +139,16 @@ class Alarms:
         self._run.log(f"warning: {text}")
 
 
+@dataclass
+class _Sightings:
+    """One kind of suspicious number: what to do, how many steps had it, how many of them were told of at which step."""
+
+    advice: str
+    steps: int = 0
+    told: int = 0
+    told_at: int = 0
+
+
 def policy_has_to_learn(batch: RaggedBatch, metrics: Mapping[str, float], config: RunConfig) -> bool:
     """Say whether the policy's loss has a gradient, as far as its parts tell.
 
@@ -256,3 +171,84 @@ def policy_has_to_learn(batch: RaggedBatch, metrics: Mapping[str, float], config
 def critic_has_to_learn(metrics: Mapping[str, float]) -> bool:
     """Say whether the critic's loss has a gradient: some value is neither its return nor at its limit."""
     return metrics["critic/loss"] != 0.0 and metrics["critic/clip_fraction"] < 1.0 - _ROUNDING
+
+
+class SkippedSteps:
+    """Counts steps without a token to train on: each is skipped, and too many in a row end the run.
+
+    Args:
+        config: The run.
+        metrics: Those of the step before the first one, from which a resumed run goes on counting; empty without one.
+    """
+
+    def __init__(self, config: RunConfig, metrics: Mapping[str, float]) -> None:
+        self._config, self._in_a_row = config, int(metrics.get(IN_A_ROW, 0))
+
+    def look(self, step: int, experience: Experience) -> dict[str, float]:
+        """Count a step, as a metric.
+
+        Args:
+            step: Counted from 1.
+            experience: The step's.
+
+        Raises:
+            DataError: It has no token to train on, and neither had those before it, as many as there may be.
+        """
+        self._in_a_row = 0 if experience.teaches else self._in_a_row + 1
+        limit = self._config.algorithm.max_steps_without_signal
+        if self._in_a_row >= limit:
+            raise DataError(
+                "There is nothing to train on." if limit == 1 else f"{limit} steps in a row had nothing to train on.",
+                where=f"step {step}",
+                why=f"algorithm.max_steps_without_signal is {limit}; {_why(experience, self._config)}",
+                fix=f"{_remedies(experience, self._config)}, and continue with resume=auto; or skip more such steps: "
+                f"algorithm.max_steps_without_signal={10 * limit}",
+            )
+        return {IN_A_ROW: self._in_a_row}
+
+    def outcome(self, *, policy: bool, critic: bool) -> dict[str, float]:
+        """Give what the updates of a skipped step report: that all of them were left out.
+
+        Args:
+            policy: The policy would have been updated.
+            critic: The critic would have been.
+        """
+        left_out = float(self._config.algorithm.epochs * self._config.algorithm.mini_batches)
+        models = {"update/skipped": policy, "critic/update/skipped": critic}
+        return {name: left_out for name, updated in models.items() if updated}
+
+
+def _why(step: Experience, config: RunConfig) -> str:
+    """Say why no sample of a step is trained on."""
+    algorithm, rewards = config.algorithm, step.rewards.total[~step.rewards.total.isnan()]
+    parts = {
+        "had a reward or an environment that failed": len(step.samples) - len(rewards),
+        "were truncated and masked": _truncated(step) if algorithm.overlong_masking else 0,
+        "were empty": sum(not sample.own_tokens for sample in step.samples),
+    }
+    said = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
+    why = f"of {len(step.samples)} responses in the last one {said or 'none failed'}"
+    if algorithm.dynamic_sampling and len(rewards):
+        why += f"; within each group the others have the same reward, {rewards.min():g} to {rewards.max():g}"
+    return why
+
+
+def _remedies(step: Experience, config: RunConfig) -> str:
+    """Say what a run that goes on from its last checkpoint may change."""
+    algorithm = config.algorithm
+    remedies: list[str] = []
+    if algorithm.overlong_masking and _truncated(step):
+        remedies += ["raise rollout.max_new_tokens", "set algorithm.overlong_masking=false"]
+    if algorithm.dynamic_sampling:
+        remedies += [
+            "raise rollout.samples_per_prompt or algorithm.dynamic_sampling_rounds",
+            "set algorithm.dynamic_sampling=false",
+        ]
+    if not all(sample.own_tokens for sample in step.samples):
+        remedies.append("check rollout.stop and the model's end token, or set rollout.min_new_tokens=1")
+    learnt = "if these are the highest rewards, the task is learnt; otherwise " if algorithm.dynamic_sampling else ""
+    return learnt + (", or ".join(remedies) or "correct the functions that fail (samples.jsonl has the step's samples)")
+
+
+def _truncated(step: Experience) -> int:
+    return sum(not sample.finished for sample in step.samples)

@@ -18,7 +18,7 @@ from anytron.record.checkpoint.state import DriverState, SourceState
 from anytron.record.validation.standing import is_better
 from anytron.run.preflight.capabilities import can_save_checkpoints, saves_checkpoints
 from anytron.run.trainer.interruptions import StopRequested, StopSignals
-from anytron.run.trainer.trained_models import MODEL
+from anytron.run.trainer.models import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

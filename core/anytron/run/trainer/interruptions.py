@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from anytron.base.errors import AnytronError
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
 
 class Restarts:
     """Decides whether a run goes on after a loss, and records it.
@@ -90,9 +92,6 @@ class Restarts:
         advice = f"it was loss number {self._in_a_row} without a finished step in between: see {self._file}"
         fix = [error.fix, *([advice] if self._limit else [])]
         raise WorkerError(error.what, where=error.where, why=error.why, fix="; ".join(filter(None, fix))) from None
-
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class StopRequested(BaseException):

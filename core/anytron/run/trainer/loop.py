@@ -23,16 +23,16 @@ from anytron.run.rollout.prefetch import RolloutPrefetch
 from anytron.run.trainer.alarms import SkippedSteps
 from anytron.run.trainer.experience import ExperienceMaker
 from anytron.run.trainer.frame import Attempt, RunFrame, RunSummary
-from anytron.run.trainer.initial_model import write_random_model
 from anytron.run.trainer.interruptions import Restarts
 from anytron.run.trainer.metrics import check_agreement, step_metrics
+from anytron.run.trainer.models import write_random_model
 from anytron.run.trainer.non_finite import GuardedUpdates
 from anytron.run.trainer.supervised import fine_tune
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.run.trainer.validation import Validation
 from anytron.run.trainer.weight_transfer import WeightsInPlace, WeightTransfer
 from anytron.run.trainer.workers import start_workers
-from anytron.task.environments.loading import start_environments
+from anytron.task.environments.pool import start_environments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from anytron.task.rewards.sample import Sample
     from anytron.workers.engines.flops import ModelFlops
 
-
 AGREEMENT = "rollout/log_prob_abs_diff"
 """How far rollout and training log-probs of a token are apart, on average, in nats."""
 

@@ -16,8 +16,7 @@ from anytron.record.checkpoint.resume import choose_start
 from anytron.record.tracking.claim import ClaimedDirectory
 from anytron.record.tracking.record import RunRecord
 from anytron.run.preflight.prepare import prepare, prepare_held_out, prepare_prompts, prepare_validation
-from anytron.run.trainer.initial_model import model_directory
-from anytron.run.trainer.trained_models import ADAPTER, MODEL
+from anytron.run.trainer.models import ADAPTER, MODEL, model_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

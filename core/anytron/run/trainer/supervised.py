@@ -9,8 +9,8 @@ from anytron.algorithms.losses import SupervisedLoss
 from anytron.base.seeds import derive_seed
 from anytron.run.trainer.experience import assemble_examples
 from anytron.run.trainer.frame import RunFrame
-from anytron.run.trainer.initial_model import write_random_model
 from anytron.run.trainer.metrics import supervised_metrics
+from anytron.run.trainer.models import write_random_model
 from anytron.run.trainer.non_finite import GuardedUpdates
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.run.trainer.workers import start_training
@@ -21,40 +21,6 @@ if TYPE_CHECKING:
     from anytron.run.preflight.prepare import HeldOutSet, PreparedPrompts
     from anytron.run.trainer.frame import Attempt, RunSummary
     from anytron.run.trainer.workers import TrainingWorkers
-
-
-@dataclass(frozen=True)
-class HeldOutLoss:
-    """Has the training engine score examples, without gradients.
-
-    Attributes:
-        sets: Of examples; empty for a run without validation.
-        trainer: Scores them.
-        updates: How batches are divided.
-        at_one_time: Examples of a batch.
-    """
-
-    sets: Sequence[HeldOutSet]
-    trainer: TrainingWorkers
-    updates: UpdatePlan
-    at_one_time: int
-
-    def __call__(self, step: int) -> dict[str, float]:
-        """Measure the loss of each set with the weights that the engine has, whatever the step."""
-        del step
-        return {one.section.loss_metric: self._loss(one) for one in self.sets}
-
-    def _loss(self, one: HeldOutSet) -> float:
-        """Average the negative log-probs of a set's response tokens, in float64 over batches: nats per token."""
-        sampler = one.prepared.sampler
-        sampler.seek([(0, 0)] * len(sampler.tables))
-        total, tokens = 0.0, 0
-        for begin in range(0, len(sampler), self.at_one_time):
-            batch = assemble_examples(one.prepared.draw(min(self.at_one_time, len(sampler) - begin)))
-            log_probs = self.trainer.score(batch, self.updates, "policy")
-            total -= log_probs[batch.response_mask].double().sum().item()
-            tokens += int(batch.response_mask.sum())
-        return total / tokens
 
 
 def fine_tune(attempt: Attempt, prepared: PreparedPrompts, examined: list[HeldOutSet]) -> RunSummary:
@@ -89,3 +55,37 @@ def fine_tune(attempt: Attempt, prepared: PreparedPrompts, examined: list[HeldOu
             frame.record(step, metrics | trainer.peak_memory())
         frame.finish()
     return frame.summary()
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """Measures the loss of examples from which nothing is learnt: the training engine scores them.
+
+    Attributes:
+        sets: Of examples; empty for a run without validation.
+        trainer: Scores them.
+        updates: How batches are divided.
+        at_one_time: Examples of a batch.
+    """
+
+    sets: Sequence[HeldOutSet]
+    trainer: TrainingWorkers
+    updates: UpdatePlan
+    at_one_time: int
+
+    def __call__(self, step: int) -> dict[str, float]:
+        """Measure the loss of each set with the weights that the engine has, whatever the step."""
+        del step
+        return {one.section.loss_metric: self._loss(one) for one in self.sets}
+
+    def _loss(self, one: HeldOutSet) -> float:
+        """Average the negative log-probs of a set's response tokens, in float64 over batches: nats per token."""
+        sampler = one.prepared.sampler
+        sampler.seek([(0, 0)] * len(sampler.tables))
+        total, tokens = 0.0, 0
+        for begin in range(0, len(sampler), self.at_one_time):
+            batch = assemble_examples(one.prepared.draw(min(self.at_one_time, len(sampler) - begin)))
+            log_probs = self.trainer.score(batch, self.updates, "policy")
+            total -= log_probs[batch.response_mask].double().sum().item()
+            tokens += int(batch.response_mask.sum())
+        return total / tokens

@@ -11,6 +11,7 @@ another process, by the calls that they have had, and must answer them as they d
 from __future__ import annotations
 
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from time import monotonic
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from anytron.task.environments.calls import Call, Reply
+from anytron.config.imports import resolve
+from anytron.task.environments.protocol import ENVIRONMENT_PATH
+from anytron.task.environments.worker import Call, Reply
 from anytron.task.isolation.failure import Failure
 from anytron.task.isolation.process import Gone, IsolatedProcess, ProcessSettings
 
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.config.generation import EnvironmentSection
+    from anytron.config.schema import RunConfig
     from anytron.task.environments.protocol import Observation, Task, Turn
+
 
 MOST_CALLS = 64
 """In one message: the process holds the arguments of them all, data of prompts among them."""
@@ -230,3 +235,19 @@ def _said(reply: Reply) -> tuple[object, ...] | None:
     """What the model has read of an answer, or would have."""
     found = reply.observation
     return None if found is None else (found.text, found.messages, found.tokens, found.done)
+
+
+def check_environment(section: EnvironmentSection) -> None:
+    """Check that the class is one of environments, and can be made with its options.
+
+    Raises:
+        ConfigError: It does not exist, lacks a method, or does not take its options.
+    """
+    resolve(section.path, ENVIRONMENT_PATH, options=section.options)
+
+
+def start_environments(config: RunConfig, logs: Path) -> AbstractContextManager[EnvironmentPool | None]:
+    """Start the processes of a run's environments, without waiting for them; None for a run without."""
+    if config.environment is None:
+        return nullcontext()
+    return EnvironmentPool(config.environment, logs, config.executor.start_timeout_s)

@@ -1,4 +1,4 @@
-"""What an environment is, sees and says."""
+"""What an environment is, sees and says, and how it is called."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from anytron.base.functions import Called, Kind, has
+
+if TYPE_CHECKING:
+    from anytron.task.isolation.failure import Failure
+
 
 Message = Mapping[str, Any]
 """``role`` and ``content``, and what else the chat template reads."""
@@ -136,3 +142,37 @@ def _is_finite(value: object) -> bool:
 
 def _are(values: object, kind: type) -> bool:
     return isinstance(values, Sequence) and not isinstance(values, str) and all(isinstance(one, kind) for one in values)
+
+
+MADE = Called(
+    "An environment's class",
+    given="the entries of environment.options are its keyword arguments",
+    gives="an object with methods reset and step",
+)
+RESET = Called("An environment's method reset", ("task",), f"task is a Task, and {has(Task)}", method="reset")
+STEP = Called(
+    "An environment's method step",
+    ("turn",),
+    f"turn is a Turn, and {has(Turn)}; answer any text of the model with an Observation",
+    f"an anytron.task.environments.Observation ({has(Observation)})",
+    method="step",
+)
+CLOSE = Called("An environment's method close", method="close", optional=True)
+ENVIRONMENT_PATH = Kind("environment.path", MADE, (RESET, STEP, CLOSE), options=True)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an environment made of a response.
+
+    Attributes:
+        turns: What the model wrote in each turn, decoded without special tokens; at least one.
+        reward: The environment's rewards, added up.
+        metrics: Its numbers, each added up.
+        failure: Why the environment could not be used to the end, and the sample is dropped; None if it could.
+    """
+
+    turns: tuple[str, ...]
+    reward: float
+    metrics: Mapping[str, float]
+    failure: Failure | None = None

@@ -5,15 +5,141 @@ Importing this module imports no torch; the environments may.
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from anytron.task.environments.called import ENVIRONMENT_PATH
-from anytron.task.environments.calls import answer
+from anytron.task.environments.protocol import CLOSE, ENVIRONMENT_PATH, MADE, RESET, STEP, Observation, Task, Turn
+from anytron.task.isolation.failure import Failure, read
 from anytron.task.isolation.worker import calls, enter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from anytron.base.functions import Called
     from anytron.task.environments.protocol import Environment
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an environment's method.
+
+    Attributes:
+        number: Of the conversation.
+        method: Which; ``reset`` makes the environment, ``close`` forgets it.
+        argument: A :class:`Task` for ``reset``, a :class:`Turn` for ``step``.
+    """
+
+    number: int
+    method: Literal["reset", "step", "close"]
+    argument: Task | Turn | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a call came to.
+
+    Attributes:
+        observation: What the environment says; None except from ``step``.
+        failure: Why the conversation is over; None if it is not.
+    """
+
+    observation: Observation | None = None
+    failure: Failure | None = None
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], call: Call) -> Reply:
+        """Read what :func:`answer` gave, in a process that runs a user's code: it may be anything.
+
+        Raises:
+            ValueError: It is no answer to this call.
+        """
+        if "failure" in record:
+            return cls(failure=read(Failure, record["failure"]))
+        if call.method != "step":
+            return cls()
+        try:
+            return cls(Observation.from_json(record["observation"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def answer(call: Call, environments: dict[int, Environment], make: Callable[[], Environment]) -> dict[str, Any]:
+    """Make a call. Whatever the environment does is an answer, ``exit()`` too.
+
+    Args:
+        call: The call to answer.
+        environments: Those of this process by their conversations' numbers; changed.
+        make: Makes another one.
+
+    Returns:
+        ``observation`` (None except from ``step``), or the ``failure`` that ends the conversation.
+    """
+    try:
+        if call.method == "reset":
+            environments[call.number] = _made(make)
+        return {"observation": _called(environments, call)}
+    except _Failed as failed:
+        environments.pop(call.number, None)
+        if call.method == "close":
+            print(failed.failure.why, flush=True)  # in this process's log: it costs nothing, and no conversation
+        return {"failure": asdict(failed.failure)}
+
+
+class _Failed(Exception):  # noqa: N818 - it carries what went wrong, and is none itself
+    """An environment gave no usable answer."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+def _made(make: Callable[[], Environment]) -> Environment:
+    made: Environment = _ran(MADE, make)
+    for method in (RESET, STEP):
+        if not callable(getattr(made, method.method, None)):
+            raise _Failed(Failure(*MADE.unusable(make, f"a {type(made).__name__}, without {method.signature}")))
+    return made
+
+
+def _called(environments: dict[int, Environment], call: Call) -> dict[str, Any] | None:
+    made = environments.pop(call.number, None) if call.method == "close" else environments.get(call.number)
+    if made is None and call.method == "step":  # its reset, of the same message, has failed
+        raise _Failed(Failure("An environment is gone.", "an earlier call failed"))
+    called = {"reset": RESET, "step": STEP, "close": CLOSE}[call.method]
+    method = getattr(made, call.method, None)
+    if method is None:  # close, which an environment may lack
+        return None
+    found = _ran(called, method, *([] if called is CLOSE else [call.argument]))
+    if called is STEP:
+        return _plain(found, method)
+    if called is RESET and found is not None:
+        why = f"{type(found).__name__}, but the model reads the prompt first, so reset() must return None"
+        raise _Failed(Failure(*RESET.unusable(method, why)))
+    return None
+
+
+def _plain(found: object, method: object) -> dict[str, Any]:
+    if not isinstance(found, Observation):
+        raise _Failed(Failure(*STEP.unusable(method, f"{type(found).__name__}, not an Observation")))
+    try:
+        record = found.as_json()
+        json.dumps(record["messages"])
+    except Exception as error:  # what stands in messages is the user's
+        why = f"an Observation that cannot be written as JSON: {type(error).__name__}: {error}"
+        raise _Failed(Failure(*STEP.unusable(method, why))) from error
+    return record
+
+
+def _ran(called: Called, function: Callable[..., Any], *given: object) -> Any:
+    try:
+        found = function(*given)
+    except BaseException as error:  # `exit()` too
+        raise _Failed(Failure.raised(error, called, function, "environment")) from error
+    if fault := called.returned_async(function, found):
+        raise _Failed(Failure(*fault))
+    return found
 
 
 def main(channel: int, lifeline: int) -> None:

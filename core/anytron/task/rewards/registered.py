@@ -11,7 +11,7 @@ from anytron.base.errors import ConfigError, DataError
 from anytron.config.imports import resolve
 from anytron.config.scoring import REWARD_MODEL
 from anytron.config.section import Section
-from anytron.task.rewards.called import MADE, REWARDS_FUNCTION
+from anytron.task.rewards.answer import MADE, REWARDS_FUNCTION
 from anytron.task.rewards.code import Code
 from anytron.task.rewards.judge import Judge
 from anytron.task.rewards.math import Math
@@ -20,7 +20,7 @@ from anytron.task.rewards.reasoning_gym import ReasoningGym
 from anytron.task.rewards.reference import Contains, ExactMatch
 
 if TYPE_CHECKING:
-    from anytron.task.environments.outcome import Outcome
+    from anytron.task.environments.protocol import Outcome
     from anytron.task.rewards.sample import Sample
 
 RewardFunction = Callable[..., Sequence[float | Exception]]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from anytron.task.data.images import ImagePatches
     from anytron.task.data.vision import Picture
-    from anytron.task.environments.outcome import Outcome
+    from anytron.task.environments.protocol import Outcome
     from anytron.task.isolation.failure import Failure
 
 

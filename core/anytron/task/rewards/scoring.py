@@ -20,8 +20,7 @@ from anytron.config.diagnostics import refuse
 from anytron.config.imports import resolve
 from anytron.config.options import model_diagnostics
 from anytron.config.scoring import REWARD_MODEL
-from anytron.task.rewards.answer import LARGEST
-from anytron.task.rewards.called import CHECK_MACHINE, CHECK_PROMPT, REWARDS_FUNCTION
+from anytron.task.rewards.answer import CHECK_MACHINE, CHECK_PROMPT, LARGEST, REWARDS_FUNCTION
 from anytron.task.rewards.judged import judged
 from anytron.task.rewards.pool import RewardPool, Scored
 from anytron.task.rewards.registered import REWARDS, made

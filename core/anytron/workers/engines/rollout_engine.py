@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.task.data.images import ImagePatches
-    from anytron.task.environments.outcome import Outcome
+    from anytron.task.environments.protocol import Outcome
     from anytron.workers.engines.device_memory import MemoryUse
     from anytron.workers.weights.transfer import WeightOrigin
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from anytron.proof.doctor import memory
+from anytron.proof.doctor import devices
 from anytron.proof.doctor.subject import look
 from anytron.task.data.pretrained import model_class
 from anytron_ascend.mindspeed_llm.arguments import FAMILIES, WITH_EXPERTS
@@ -30,7 +30,7 @@ def estimated(monkeypatch, request, tiny_family):
     def examine(family, *overrides):
         asked = ["engine.name=mindspeed_llm", f"model.path={tiny_family(family)}", "model.config=null", *overrides]
         subject = look(request.config.rootpath / "examples/grpo_sort.yaml", asked)
-        return {entry.name.removeprefix(RANK): entry for entry in memory.examine(subject, Device())}
+        return {entry.name.removeprefix(RANK): entry for entry in devices.examine(subject, Device())}
 
     return examine
 

@@ -53,7 +53,7 @@ processors. Each takes 16 bytes per token."""
 
 
 class TritonTiles:
-    """As :class:`anytron.kernels.log_prob_tiles.TileArithmetic`.
+    """As :class:`anytron.kernels.log_prob.TileArithmetic`.
 
     Args:
         blocks: Sizes for 16-bit operands on Ampere and later, which fit the 100 kB of shared memory that the smallest

@@ -18,8 +18,8 @@ class DeltaNetWitness:
 
     @hookimpl
     def fused_kernel(self, name):
-        from anytron.kernels.causal_convolution import causal_conv1d
         from anytron.kernels.contract import KernelName
+        from anytron.kernels.fused import causal_conv1d
 
         if name is not KernelName.CAUSAL_CONV1D:
             return None

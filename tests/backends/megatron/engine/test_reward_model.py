@@ -114,7 +114,7 @@ def test_without_a_padding_token_the_last_one_is_read(ranks, tiny_model, tiny_fa
 
 def test_a_score_that_is_read_elsewhere_is_noticed(ranks, tiny_model, judge, recorded, write_extension):
     write_extension(
-        "anytron_megatron.training.reward_head:scored_places",
+        "anytron_megatron.training.heads:scored_places",
         "lambda original: lambda batch, padding: original(batch, padding) - 1",
     )
     workers, _ = ranks.reward_model(tiny_model, **asked(judge("qwen3")))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
+from anytron_megatron.models.configuration import COMPLETED, completed
 from anytron_megatron.models.families import FAMILIES
-from anytron_megatron.models.published import COMPLETED, completed
 
 SOURCE = Path(importlib.util.find_spec("mcore_bridge").submodule_search_locations[0])
 ROTARY = {"rope_scaling", "hf_rope_scaling", "rope_parameters"}

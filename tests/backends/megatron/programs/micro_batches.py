@@ -23,8 +23,8 @@ from anytron.sequences.batch import RaggedBatch
 from anytron.sequences.layout import ContextShard, LayoutConstraints
 from anytron.sequences.masks import MaskKind
 from anytron.task.data.images import ImagePatches
+from anytron_megatron.training.heads import TokenScoreHead
 from anytron_megatron.training.micro_batch import BatchPreparer
-from anytron_megatron.training.token_score_head import TokenScoreHead
 from anytron_megatron.training.vision import VisionInputs
 
 LENGTHS = [5, 2, 7]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from anytron.base.errors import AnytronError
-from anytron.run.trainer.initial_model import model_directory
+from anytron.run.trainer.models import model_directory
 from anytron_vllm.adapter import AdapterDirectory
 from tests.backends.vllm.programs.families import FAMILIES, PROMPTS
 from tests.vllm_models import QWEN3, answers, largest_difference, log_probs, requests, run_config, send, vllm_engine

@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from anytron.proof.doctor import compatibility
+from anytron.proof.doctor import packages
 from tests.core.proof.doctor.conftest import by_name
 
 
 def examined(subject):
-    return by_name(compatibility.examine(subject))
+    return by_name(packages.examine(subject))
 
 
 def test_this_environment_is_in_order(subject):

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from anytron.base.components import Component
-from anytron.proof.doctor import duplicates, versions
+from anytron.proof.doctor import modules, packages
 from anytron.proof.doctor.modules import copies, origin
 from tests.core.proof.doctor.conftest import by_name
 
@@ -13,24 +13,24 @@ from tests.core.proof.doctor.conftest import by_name
 @pytest.fixture
 def lib(monkeypatch):
     """A library of every run, for a test: ``acme-lib`` with the module ``acmelib.core`` in a namespace."""
-    monkeypatch.setattr(versions, "OF_EVERY_RUN", (Component("acme-lib", "acmelib.core"),))
+    monkeypatch.setattr(modules, "OF_EVERY_RUN", (Component("acme-lib", "acmelib.core"),))
 
 
 def examined(subject):
-    return by_name(entry for entry in duplicates.examine(subject) if "acme" in entry.name)
+    return by_name(entry for entry in packages.examine(subject) if "acme" in entry.name)
 
 
 def test_one_installation_is_in_order(subject, site, lib):
     site.module("acmelib.core")
     site.distribution("acme-lib", "1.0")
     assert examined(subject) == {}
-    (entry,) = (one for one in versions.examine(subject) if one.name == "versions.acme-lib")
+    (entry,) = (one for one in modules.examine(subject) if one.name == "versions.acme-lib")
     assert (entry.status, entry.detail) == ("passed", f"1.0, loaded from {site.path}/acmelib/core/__init__.py")
 
 
 def test_an_anytron_whose_commit_nobody_knows_is_named(subject, site):
     site.distribution("anytron", "0.1.dev0")
-    (entry,) = (one for one in versions.examine(subject) if one.name == "versions.anytron")
+    (entry,) = (one for one in modules.examine(subject) if one.name == "versions.anytron")
     assert entry.detail.startswith(
         "0.1.dev0, of an unknown commit (it was built from a tree without git), loaded from "
     )
@@ -95,7 +95,7 @@ def test_another_checkout_before_an_editable_one_is_a_warning(subject, make_site
 
 def test_megatron_from_elsewhere_is_named(subject, site):
     file = site.module("megatron.core")
-    found = by_name(duplicates.examine(subject))["duplicates.megatron.core"]
+    found = by_name(packages.examine(subject))["duplicates.megatron.core"]
     assert found.status == "failed"
     assert str(file) in found.detail
     assert "megatron-core" in found.detail

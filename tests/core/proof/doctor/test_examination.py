@@ -37,7 +37,7 @@ def test_every_topic_may_crash(monkeypatch, table):
 
 
 def test_other_distributions_add_topics(monkeypatch):
-    named = {"platforms": "anytron.proof.doctor.plugins:examine_platform", "gone": "no_such_module:examine"}
+    named = {"platforms": "anytron.proof.doctor.session:examine_platform", "gone": "no_such_module:examine"}
     added = [EntryPoint(name, value, examination.GROUP) for name, value in named.items()]
     for name in ("TOPICS", "LIVE_TOPICS"):
         monkeypatch.setattr(examination, name, ())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anytron.proof.doctor import memory
+from anytron.proof.doctor import devices
 from anytron.proof.doctor.live import ProbeError
 from anytron.proof.doctor.subject import look
 
@@ -29,7 +29,7 @@ def verdict(monkeypatch, request):
 
     def examine(total, *overrides):
         subject = look(request.config.rootpath / EXAMPLE, overrides)
-        return {entry.name: entry for entry in memory.examine(subject, Device(total))}
+        return {entry.name: entry for entry in devices.examine(subject, Device(total))}
 
     return examine
 

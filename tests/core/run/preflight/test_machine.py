@@ -9,7 +9,9 @@ from anytron.config.anchor import anchor
 from anytron.config.diagnostics import refuse
 from anytron.config.schema import RunConfig
 from anytron.device.platform import Availability, Platform, Probe
+from anytron.run.preflight.files import reference_diagnostics
 from anytron.run.preflight.machine import machine_diagnostics
+from anytron.run.preflight.settings import setting_diagnostics
 from anytron.workers.executor.local import LocalExecutor
 
 
@@ -56,7 +58,11 @@ def check(tmp_path):
             for name, keys in sections.items()
         }
         config = anchor(RunConfig.model_validate(values), tmp_path)
-        found = list(machine_diagnostics(config, platform, platform.probe()))
+        found = [
+            *setting_diagnostics(config),
+            *machine_diagnostics(config, platform, platform.probe()),
+            *reference_diagnostics(config),
+        ]
         refuse(found)
         return [str(one) for one in found]
 

@@ -22,8 +22,8 @@ from anytron.device.layer import Layer
 from anytron.device.patches import Ledger
 from anytron.record.checkpoint.manifest import FileRecord
 from anytron.run.trainer import checkpointing
-from anytron.run.trainer.initial_model import model_directory
 from anytron.run.trainer.loop import train
+from anytron.run.trainer.models import model_directory
 from anytron.sequences.batch import TokenOutputs
 from anytron.workers.engines.context import EngineContext
 from anytron.workers.engines.rollout_engine import Response

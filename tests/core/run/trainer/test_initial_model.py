@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from anytron.base.errors import ConfigError
 from anytron.config.imports import resolve
-from anytron.run.trainer.initial_model import model_directory, write_random_model
+from anytron.run.trainer.models import model_directory, write_random_model
 from anytron.task.data.pretrained import TOKENIZER, model_class
 from anytron_conformance.tiny_models import CONFIGS
 

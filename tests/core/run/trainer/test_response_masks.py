@@ -16,7 +16,7 @@ from anytron.run.trainer.metrics import step_metrics
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.sequences.batch import TokenOutputs
 from anytron.task.data.prompts import TokenizedPrompt
-from anytron.task.environments.outcome import Outcome
+from anytron.task.environments.protocol import Outcome
 from anytron.task.isolation.failure import Failure
 from anytron.task.rewards.registered import REWARDS
 from anytron.task.rewards.scoring import RewardScores

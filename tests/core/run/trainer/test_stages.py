@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from anytron.base.errors import ConfigError, DataError
 from anytron.config.schema import RunConfig
-from anytron.run.trainer.initial_model import INITIAL_MODEL
+from anytron.run.trainer.models import INITIAL_MODEL
 from anytron.run.trainer.stages import continued, remaining_stages
 from tests.core.run.trainer.disturbed_runs import comparable, lines, raise_at
 from tests.core.run.trainer.test_supervised import DATA, EXAMPLES, SFT

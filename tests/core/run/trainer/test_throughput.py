@@ -8,7 +8,7 @@ from anytron.base.components import EngineInfo
 from anytron.base.errors import ConfigError
 from anytron.config.schema import RunConfig
 from anytron.record.tracking.progress import Clock
-from anytron.run.trainer import metrics as metrics_module
+from anytron.run.trainer import metrics as step_metrics
 from anytron.run.trainer.metrics import Throughput
 from anytron.workers.engines.flops import AttentionLayers, ModelFlops
 
@@ -29,7 +29,7 @@ def of(monkeypatch, facts, *, flops="count", **sections):
     info = EngineInfo("nothing:Nothing")
     counting = {"count": count, "count_not": count_not, "": None}[flops]
     monkeypatch.setattr(EngineInfo, "load_flops", lambda self: counting)
-    monkeypatch.setattr(metrics_module, "engine_info", lambda *_: info)
+    monkeypatch.setattr(step_metrics, "engine_info", lambda *_: info)
     values = {
         "model": {"config": {"model_type": "qwen3"}, "tokenizer": "t"},
         "data": {"source": "jsonl"},

@@ -14,8 +14,7 @@ import pytest
 from anytron.base.errors import ConfigError, DataError
 from anytron.config.generation import EnvironmentSection
 from anytron.task.environments import Observation, Task, Turn
-from anytron.task.environments.loading import check_environment
-from anytron.task.environments.pool import MOST_CALLS, EnvironmentPool
+from anytron.task.environments.pool import MOST_CALLS, EnvironmentPool, check_environment
 from anytron.task.isolation.failure import Failure
 from anytron.task.isolation.process import IsolatedProcess
 from tests.core.task.environments.faulty import SLOW_S

@@ -13,8 +13,8 @@ from anytron.base.functions import traced
 from anytron.config.generation import EnvironmentSection
 from anytron.config.scoring import RewardSection
 from anytron.task.environments import Observation, Task, Turn
-from anytron.task.environments.calls import Call, Reply
 from anytron.task.environments.pool import EnvironmentPool
+from anytron.task.environments.worker import Call, Reply
 from anytron.task.isolation.failure import Failure
 from anytron.task.rewards.answer import LARGEST, Answer
 from anytron.task.rewards.answer import Failure as RewardFailure

@@ -15,7 +15,7 @@ import pytest
 
 from anytron.base.errors import DataError
 from anytron.config.scoring import RewardSection
-from anytron.task.environments.outcome import Outcome
+from anytron.task.environments.protocol import Outcome
 from anytron.task.isolation.failure import Failure
 from anytron.task.isolation.process import IsolatedProcess
 from anytron.task.rewards import Sample, pool

@@ -1,15 +1,14 @@
-"""Optional fields of published configurations that mcore-bridge reads as if every file had them.
-
-What transformers takes is taken: :func:`completed` fills in what transformers computes without the field. Imports no
-Megatron.
-"""
+"""Complete a published configuration, and refuse a number format that the device lacks, before a model is built."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from anytron.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
 
 COMPLETED = frozenset({"rope_type", "factor", "mscale", "mscale_all_dim"})
 """Rotary fields that mcore-bridge reads by subscript, and :func:`completed` fills in where a file lacks them."""
@@ -35,3 +34,31 @@ def completed(converted: Mapping[str, Any]) -> dict[str, Any]:
         stretched = converted["max_position_embeddings"] / first
         whole = {"factor": stretched, "mscale": 0.0, "mscale_all_dim": 0.0, **whole}
     return {**converted, "rope_scaling": whole}
+
+
+class _Quantisation(Protocol):
+    fp8: str | None
+    fp4: str | None
+
+
+def refuse_missing_quantisation(config: _Quantisation) -> None:
+    """Ask Transformer Engine, the real or the portable one, whether it has the configured number format.
+
+    Without this check Megatron would fail in the first forward pass, after trajectories have been generated.
+
+    Raises:
+        ConfigError: FP8 or FP4 is configured and Transformer Engine lacks FP8, which FP4 needs as well.
+    """
+    asked = [name for name in ("fp8", "fp4") if getattr(config, name)]
+    if not asked:
+        return
+    from transformer_engine.pytorch.fp8 import check_fp8_support
+
+    supported, reason = check_fp8_support()
+    if not supported:
+        raise ConfigError(
+            "This device cannot train in this number format.",
+            where=", ".join(f"engine.options.transformer.{name}={getattr(config, name)}" for name in asked),
+            why=reason,
+            fix="set it to null and train in bfloat16 or float32",
+        )

@@ -1,4 +1,7 @@
-"""Replace the output layer: log-prob and entropy per token, never whole logits."""
+"""What stands in the place of a model's output layer: scores of tokens, or of sequences, and never whole logits.
+
+Only comparisons with another computation ask for whole logits.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,24 @@ from megatron.core.tensor_parallel.mappings import (
     gather_from_sequence_parallel_region,
     gather_from_tensor_model_parallel_region,
 )
+from torch import nn
 
 from anytron.base.errors import EngineError
 from anytron.sequences.batch import TokenOutputs
+from anytron_megatron.training.schedule import forward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from megatron.core.tensor_parallel import ColumnParallelLinear
     from torch import Tensor
 
+    from anytron.base.traits import ParallelSizes
     from anytron.kernels.contract import LogProbKernel
+    from anytron.sequences.batch import RaggedBatch
     from anytron.sequences.scopes import ScopeFactory
-    from anytron_megatron.training.micro_batch import PreparedBatch
+    from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch
+    from anytron_megatron.training.schedule import ModelChunk
 
 
 class TokenScoreHead:
@@ -161,3 +169,78 @@ class TokenScoreHead:
         else:
             whole = copy_to_tensor_model_parallel_region(hidden)
         return whole
+
+
+class RewardHead:
+    """Evaluate a model's output layer of one row, ``score`` in Hugging Face's files, in float32.
+
+    In bfloat16 a score of 20 would be rounded to a multiple of 1/8, and the scores of a group are close to each other.
+
+    Args:
+        layer: The output layer, the same on all tensor-parallel ranks; keeps its weight ``[1, H]`` and its place.
+        padding: The padding token of the model's config; None = it has none.
+    """
+
+    def __init__(self, layer: Any, padding: int | None) -> None:
+        self._layer, self._padding = layer, padding
+        layer.forward = self.forward
+
+    def forward(self, hidden: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
+        """Give a score of each position, float32 ``[S, B, 1]``, and the bias that the layer does not have.
+
+        ``hidden`` comes behind the final norm: ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism, where
+        mcore-bridge's model gathers the scores (``mcore_bridge/model/gpt_model.py``, ``_postprocess``).
+        """
+        del weight, unused
+        return nn.functional.linear(hidden.float(), self._layer.weight.float()), None
+
+    def scope(self, prepared: PreparedBatch) -> None:
+        """Scores depend on nothing but hidden states: a micro-batch needs no scope here."""
+
+    def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
+        """Choose of answers, float32 ``[T, 1]``, each made at its token, those that stand for sequences."""
+        places = scored_places(prepared.batch, self._padding).to(answers.device, non_blocking=True)
+        return TokenOutputs(scores=answers.squeeze(-1).index_select(0, places))
+
+
+def scored_places(batch: RaggedBatch, padding: int | None) -> Tensor:
+    """Find the token of each sequence at which its score is read, as transformers does: int64 ``[B]``, flat indices.
+
+    It is the last one that is not the padding token, which may be what ends a response; if there is no other, the first
+    (``transformers/modeling_layers.py``, ``GenericForSequenceClassification``).
+    """
+    ends = torch.cumsum(batch.lengths, 0)
+    if padding is None:
+        return ends - 1
+    index = torch.arange(batch.num_tokens)
+    starts = ends - batch.lengths
+    sequence = torch.repeat_interleave(torch.arange(batch.num_sequences), batch.lengths)
+    candidates = torch.where(batch.tokens != padding, index, starts[sequence])
+    return starts.scatter_reduce(0, sequence, candidates, "amax")
+
+
+def whole_logits(
+    chunks: Sequence[ModelChunk],
+    micro_batch: RaggedBatch,
+    preparer: BatchPreparer,
+    *,
+    vocab_size: int,
+    sizes: ParallelSizes,
+) -> Tensor | None:
+    """Compute a micro-batch's whole logits; each rank gathers all of them. A collective.
+
+    The micro-batch is the same on every rank of a data-parallel replica; ``vocab_size`` is without padding.
+
+    Returns:
+        float32 ``[T, V]``, on the host, row t after token t; None except on the last pipeline stage.
+    """
+    # Interleaved schedules take multiples of the pipeline's size only.
+    repeats = sizes.pipeline if sizes.virtual_pipeline > 1 else 1
+    with contextlib.ExitStack() as stack:
+        for chunk in chunks:
+            if isinstance(chunk.head, TokenScoreHead):
+                stack.enter_context(chunk.head.answering_logits())
+        outputs = forward(chunks, [micro_batch] * repeats, preparer)
+    if not outputs or outputs[0].logits is None:
+        return None
+    return outputs[0].logits[:, :vocab_size].float()

@@ -1,3 +1,0 @@
-"""The name under which the engine, its plugin and its patches are known."""
-
-ENGINE = "megatron"
