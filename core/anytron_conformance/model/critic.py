@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.device.limits import Feature
-from anytron.proof.verification.critic import expected_critic, write_critic
 from anytron.proof.verification.engines import VALUE_LOSS, plan_of
+from anytron.proof.verification.roles import expected_critic, write_critic
 from anytron.proof.verification.weights import stored_weights
 from anytron_conformance.model.observed import Observer, recorded_of
 from anytron_conformance.model.parts import SHOWN, gradients_shown, hold_gradients, hold_values

@@ -20,7 +20,6 @@ from anytron.proof.verification.comparisons import (
     measured,
     tolerance,
 )
-from anytron.proof.verification.critic import check_value_gradients, check_values, with_drawn_head
 from anytron.proof.verification.empty_shares import check_empty_shares
 from anytron.proof.verification.engines import (
     MAX_NEW_TOKENS,
@@ -37,8 +36,13 @@ from anytron.proof.verification.engines import (
 from anytron.proof.verification.gradients import check_gradients, compare_recomputed, own_gradients
 from anytron.proof.verification.optimizer import check_optimizer, with_visible_update
 from anytron.proof.verification.prediction import check_prediction, trains_modules
-from anytron.proof.verification.reward_model import check_scores
-from anytron.proof.verification.teacher import check_teacher
+from anytron.proof.verification.roles import (
+    check_scores,
+    check_teacher,
+    check_value_gradients,
+    check_values,
+    with_drawn_head,
+)
 from anytron.proof.verification.weights import check_adapters, compare_weights, stored_weights, without_dropout
 from anytron.run.preflight.capabilities import compares_weights, shows_gradients
 from anytron.run.preflight.limits import NotPossible, adapted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anytron.proof.verification.critic import check_value_gradients, check_values, write_critic
+from anytron.proof.verification.roles import check_value_gradients, check_values, write_critic
 
 TP2, PP2, DP2 = ({f"{name}_parallel_size": 2} for name in ("tensor_model", "pipeline_model", "data"))
 CASES = {

@@ -1,7 +1,4 @@
-"""Compare the critic with transformers: what it exports, its values, and the gradient of each of its parameters.
-
-A new value head is 0, and so is each value and each gradient of the trunk: a drawn head stands in its place.
-"""
+"""x"""
 
 from __future__ import annotations
 
@@ -14,10 +11,17 @@ import torch
 
 from anytron.base.errors import ResourceError
 from anytron.base.results import of_error
-from anytron.proof.verification.comparisons import largest, measured, tolerance
-from anytron.proof.verification.engines import VALUE_LOSS, first_mini_batch, off_value, plan_of
+from anytron.proof.verification.comparisons import compare_token_outputs, largest, measured, tolerance
+from anytron.proof.verification.engines import (
+    VALUE_LOSS,
+    first_mini_batch,
+    first_sequences,
+    off_value,
+    plan_of,
+    temperatures,
+)
 from anytron.proof.verification.gradients import compare_gradients, computed_gradients
-from anytron.proof.verification.hugging_face import computed_by_transformers, load_model, published
+from anytron.proof.verification.hugging_face import computed_by_transformers, expected_logits, load_model, published
 from anytron.proof.verification.weights import compare_weights, stored_weights
 from anytron.run.trainer.models import model_directory
 from anytron.sequences.batch import TokenOutputs
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 
     from anytron.base.results import Result
     from anytron.config.schema import RunConfig
+    from anytron.run.trainer.reward_model import RewardModelRanks
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.sequences.batch import RaggedBatch
 
@@ -160,3 +165,70 @@ def check_value_gradients(check: str, config: RunConfig, trainer: TrainingWorker
     return compare_gradients(
         check, found, expected.gradients, dtype=config.model.dtype, skipped=reasons, what="parameters"
     )
+
+
+def check_teacher(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
+    """Let the training ranks and transformers score the first sequences with the teacher.
+
+    Args:
+        check: Name of the check.
+        config: The run, with its ``teacher``.
+        trainer: Its training ranks.
+        batch: Sampled responses, of the policy's: those that a run asks its teacher about.
+
+    Raises:
+        EngineError: transformers cannot compute the teacher.
+    """
+    assert config.teacher is not None
+    directory, first = Path(config.teacher.path), first_sequences(batch)
+    try:
+        with computed_by_transformers(directory):
+            logits = expected_logits(directory, getattr(torch, config.model.dtype), first)
+    except ResourceError as error:
+        return of_error(check, error, "skipped")
+    plan = plan_of(trainer, config)
+    found = {
+        temperature: trainer.token_outputs(replace(first, temperature=temperature), plan, "teacher")
+        for temperature in temperatures(config)
+    }
+    return compare_token_outputs(check, config.model.dtype, logits, first, found)
+
+
+def expected_scores(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> Tensor:
+    """Compute scores with ``AutoModelForSequenceClassification``, sequence by sequence: float32 ``[B]``.
+
+    Args:
+        directory: The reward model's.
+        dtype: What the weights are rounded to before anything is computed with them, in float32.
+        batch: B sequences.
+
+    Raises:
+        ResourceError: The host has not enough memory.
+        EngineError: transformers cannot compute it.
+    """
+    with computed_by_transformers(directory), torch.no_grad():
+        model = load_model(directory, None, dtype, scores=True)
+        sequences = batch.tokens.split(batch.lengths.tolist())
+        return torch.cat([model(tokens[None], use_cache=False).logits[:, 0] for tokens in sequences])
+
+
+def check_scores(check: str, config: RunConfig, ranks: RewardModelRanks, batch: RaggedBatch) -> Result:
+    """Let the ranks of the reward model and transformers score responses.
+
+    Args:
+        check: Name of the check.
+        config: The run, with its ``reward_model``.
+        ranks: The reward model's.
+        batch: Sampled responses, of the policy's: those that a run has scored.
+
+    Raises:
+        EngineError: transformers cannot compute the reward model.
+    """
+    assert config.reward_model is not None
+    try:
+        right = expected_scores(Path(config.reward_model.path), getattr(torch, config.model.dtype), batch)
+    except ResourceError as error:
+        return of_error(check, error, "skipped")
+    found = ranks.scores(batch)
+    detail = f"{len(right)} sequences, scores from {float(right.min()):.3g} to {float(right.max()):.3g}"
+    return measured(check, largest(found - right), tolerance(config.model.dtype, right), detail)
