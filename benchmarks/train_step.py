@@ -259,7 +259,7 @@ def main():
     from anytron.device.hooks.types import ProcessInfo
     from anytron.device.layer import open_layer
     from anytron.device.loading import open_session
-    from anytron.workers.executor.environment import loopback_interface, loopback_variables
+    from anytron.workers.executor.base import loopback_interface, loopback_variables
 
     parser = argument_parser(__doc__)
     parser.add_argument("--size", choices=SHAPES, help="default: tiny on a processor, else 0.6b")

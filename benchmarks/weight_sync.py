@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from anytron.workers.weights.carriers import BUCKETS
+from anytron.workers.weights.buckets import BUCKETS
 from anytron.workers.weights.memory import SharedMemory
 from anytron.workers.weights.network import LOOPBACK, NetworkMeeting, NetworkReader
 from anytron.workers.weights.stream import BUCKET_BYTES, StreamOrigin, WeightStream

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anytron.workers.executor.address import Stores
-from anytron.workers.executor.environment import interface_of, loopback_interface
+from anytron.workers.executor.base import interface_of, loopback_interface
 from anytron.workers.executor.process import WorkerProcess, answered, end_all
 from anytron.workers.executor.protocol import Host
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from anytron.workers.executor.bootstrap import Bootstrap
-    from anytron.workers.executor.channel import Message
-    from anytron.workers.executor.standing import Standing
+    from anytron.workers.executor.channel import Bootstrap, Message
+    from anytron.workers.executor.heartbeat import Standing
 
 POLL_S = 1.0
 """How often a silent worker is looked for, and an ended one whose channel a child of it keeps open."""

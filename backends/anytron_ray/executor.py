@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 from anytron.base.components import find_component
 from anytron.base.errors import ConfigError, WorkerError
 from anytron.base.results import Result
-from anytron.workers.executor.base import BaseExecutor
-from anytron.workers.executor.environment import loopback_variables, ranks_beside, with_devices, worker_environment
+from anytron.workers.executor.base import (
+    BaseExecutor,
+    loopback_variables,
+    ranks_beside,
+    with_devices,
+    worker_environment,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.device.loading import Session
     from anytron.device.platform import Platform
-    from anytron.workers.executor.bootstrap import Bootstrap
+    from anytron.workers.executor.channel import Bootstrap
     from anytron.workers.executor.protocol import GroupSpec
     from anytron_ray.agent import Place
     from anytron_ray.cluster import Agents
@@ -61,7 +66,7 @@ class RayExecutor(BaseExecutor):
 
     An agent, an actor of Ray, starts the worker process of each rank on its machine and passes messages on. Agents
     of training ranks take one device and one processor each; others take none, go to the machine of the training
-    ranks beside which they are (:func:`~anytron.workers.executor.environment.ranks_beside`) and work with those ranks'
+    ranks beside which they are (:func:`~anytron.workers.executor.base.ranks_beside`) and work with those ranks'
     devices. Each rank of a reward model has the machine and the device of the training rank of its number. With
     ``rollout.placement=separate`` replicas take a device each like training ranks, wherever there is one.
 

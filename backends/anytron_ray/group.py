@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from anytron.config.running import ExecutorSection
     from anytron.workers.executor.channel import Message
+    from anytron.workers.executor.heartbeat import Standing
     from anytron.workers.executor.protocol import Host
-    from anytron.workers.executor.standing import Standing
     from anytron_ray.cluster import Agents
 
 ASK_S = 10.0
@@ -27,7 +27,7 @@ ASK_S = 10.0
 
 
 class RayRank:
-    """A :class:`~anytron.workers.executor.rank.Rank` whose process an agent has started, somewhere in the cluster.
+    """A :class:`~anytron.workers.executor.pending.Rank` whose process an agent has started, somewhere in the cluster.
 
     Args:
         name: For people: role and rank.

@@ -14,7 +14,7 @@ from anytron.proof.checks import Inapplicable
 from anytron.task.isolation.process import Gone, IsolatedProcess, ProcessSettings
 from anytron.task.isolation.worker import calls, enter
 from anytron.workers.executor.address import Stores
-from anytron.workers.executor.environment import loopback_interface, loopback_variables
+from anytron.workers.executor.base import loopback_interface, loopback_variables
 from anytron_conformance.rules import Broken
 from anytron_conformance.worker import open_subject
 

@@ -27,7 +27,7 @@ STARTS = {
     "backends/anytron_megatron/models/bridge.py": "a configuration is read while the engine is built",
     "backends/anytron_megatron/lora/peft_directory.py": "the adapter is read before the first step",
     "backends/anytron_rollout/routing.py": "found while the rollout engine is built",
-    "core/anytron/task/rewards/reference.py": "right answers are looked at before the first step",
+    "core/anytron/task/rewards/matching.py": "right answers are looked at before the first step",
     "core/anytron/task/rewards/judge.py": "right answers are looked at before the first step",
 }
 """Files elsewhere whose errors come up before the first step, too, and why."""

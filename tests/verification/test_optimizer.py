@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anytron.config.roles import OptimizerSection
-from anytron.proof.verification.optimizer import VISIBLE, compare_moves
+from anytron.proof.verification.updates import VISIBLE, compare_moves
 
 SECTION = OptimizerSection(**VISIBLE)
 NAMES = ("model.embed_tokens.weight", "model.layers.0.mlp.down_proj.weight", "model.norm.weight")

@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING
 
 from anytron.device.hooks.types import OWN_TRAINER
 from anytron_megatron.options import ENGINE
-from anytron_megatron.patches.catalog import (
-    classifiers,
-    delta_net,
-    device,
-    experts,
-    imports,
-    latent_attention,
-    parallel,
-    recompute,
-    rotary,
-    vision,
-)
+from anytron_megatron.patches.catalog import delta_net, device, imports, latent_attention, parallel, recompute, rotary
+from anytron_megatron.patches.catalog import models as models_module
 
 if TYPE_CHECKING:
     from anytron.device.hooks.types import PatchContext
@@ -52,8 +42,8 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         rotary.CACHED_ROTARY: bridge,
         rotary.ROTARY_KERNEL: portable and models,
         rotary.ROTARY_KERNEL_IN_LAYERS: portable and bridge,
-        vision.DEEPSTACK: bridge,
-        classifiers.SCORE_HEAD: bridge,
+        models_module.DEEPSTACK: bridge,
+        models_module.SCORE_HEAD: bridge,
         device.HOST_GENERATOR_WARNING: redirected,
         **dict.fromkeys(device.PEFT_PROBES, portable),
         delta_net.DELTA_NET_PADDING: bridge,
@@ -66,8 +56,8 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         latent_attention.MLA_VALUES: models,
         latent_attention.MLA_QUERY_NORM: models,
         latent_attention.MLA_ROTARY_KEY: bridge,
-        experts.ROUTER_PADDING: models,
-        experts.ROUTER_GEMM: models and not transformer_engine,
+        models_module.ROUTER_PADDING: models,
+        models_module.ROUTER_GEMM: models and not transformer_engine,
         parallel.PIPELINE_SENDS: True,
         **dict.fromkeys(parallel.ONE_RANK_COLLECTIVES, True),
         recompute.RECOMPUTE_SCOPES: True,

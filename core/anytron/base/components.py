@@ -26,8 +26,8 @@ TRAINING_ENGINES, ROLLOUT_ENGINES = "anytron.training_engines", "anytron.rollout
 EXECUTORS, METRIC_SINKS = "anytron.executors", "anytron.metric_sinks"
 VERIFICATIONS = "anytron.verifications"
 """By the name of a framework: the function that verifies its engine as the framework's own configuration says. It takes
-the configuration's path, overrides, a directory for logs and a :class:`anytron.proof.verification.comparisons.Watcher`, and
-gives an :class:`anytron.proof.verification.comparisons.Report`."""
+the configuration's path, overrides, a directory for logs and a :class:`anytron.proof.checks.Watcher`, and
+gives an :class:`anytron.proof.checks.Report`."""
 
 Capability = Literal[
     "critic",

@@ -1,4 +1,4 @@
-"""What a run will take of its devices, as its engines estimate it before anything starts, and which settings make it less.
+"""What a run needs of its devices, as its engines estimate it before anything starts, and settings that need less.
 
 ``anytron plan`` and ``anytron doctor`` show the results.
 """

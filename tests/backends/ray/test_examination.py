@@ -19,7 +19,7 @@ def examined(testchip, tmp_path):
         config = small_config(tmp_path / "run", None, {"kind": kind}, data_parallel_size=ranks)
         subject = replace(Subject(None, ()), run=config, session=open_session(platform="testchip"))
         with live.Live(subject) as process:
-            return by_name(devices.examine(subject, process))
+            return by_name(devices.examine_executors(subject, process))
 
     return examine
 

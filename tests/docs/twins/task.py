@@ -223,7 +223,7 @@ TASK = (
     ),
     Twin(
         "tests/core/task/rewards/test_judge.py::test_the_key_is_sent_and_nowhere_else",
-        "core/anytron/task/rewards/chat.py",
+        "core/anytron/task/rewards/judge.py",
         'why = why.replace(self._secret, "[the key]")',
         "pass",
     ),

@@ -19,7 +19,7 @@ WORKERS = (
     ),
     Twin(
         "tests/core/workers/executor/test_local.py::test_collectives_work_and_listen_on_the_loopback_interface_alone",
-        "core/anytron/workers/executor/environment.py",
+        "core/anytron/workers/executor/base.py",
         "return {} if interface is None else dict.fromkeys(names, interface)",
         "return {}",
     ),
@@ -37,19 +37,19 @@ WORKERS = (
     ),
     Twin(
         "tests/core/workers/weights/test_strangers.py::test_a_reader_does_not_take_weights_from_another_sender",
-        "core/anytron/workers/weights/secret.py",
+        "core/anytron/workers/weights/messages.py",
         "if not hmac.compare_digest(proof, _proof(secret, side, challenges)):",
         "if len(proof) != len(_proof(secret, side, challenges)):",
     ),
     Twin(
         "tests/core/workers/weights/test_strangers.py::test_a_reader_with_another_secret_is_refused_and_the_right_one_gets_its_weights",
-        "core/anytron/workers/weights/secret.py",
+        "core/anytron/workers/weights/messages.py",
         "if not hmac.compare_digest(proof, _proof(secret, side, challenges)):",
         "if len(proof) != len(_proof(secret, side, challenges)):",
     ),
     Twin(
         "tests/core/workers/weights/test_strangers.py::test_a_recorded_proof_proves_nothing_again",
-        "core/anytron/workers/weights/secret.py",
+        "core/anytron/workers/weights/messages.py",
         "self.text = secrets.token_bytes(_CHALLENGE_BYTES)",
         "self.text = bytes(_CHALLENGE_BYTES)",
     ),

@@ -1,4 +1,8 @@
-"""x"""
+"""Find packages that are there twice, and compare installed versions with every range that something asks for.
+
+The ranges stand where they always do: in the hook ``requirements`` of plugins, and in the metadata of distributions
+(``pyproject.toml``). There is no table of versions here.
+"""
 
 from __future__ import annotations
 

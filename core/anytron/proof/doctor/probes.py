@@ -1,4 +1,9 @@
-"""x"""
+"""What a device is asked, one function for each question. They run in a separate process.
+
+Attention and log-probs are computed by the platform's kernels and compared with their definition in float64. Which
+tokens attend to which is measured by influence: one key and its value are changed after the other, and the outputs that
+move see it. So no kernel mode has to be known by name.
+"""
 
 from __future__ import annotations
 
@@ -108,8 +113,8 @@ LOG_PROB_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 """Of values and gradients, as a part of the largest one."""
 
 
-def probe_log_probs(bench: Bench) -> dict[str, Any]:
-    """Compute on the device; the answer is as that of :func:`anytron.proof.doctor.probes.probe_attention`."""
+def log_probs(bench: Bench) -> dict[str, Any]:
+    """Compute log-probs and entropies on the device; the answer is as that of :func:`probe_attention`."""
     device, hooks = bench.runtime.current_device(), bench.session.hooks
     # More than one tile: 16 tokens' logits at a time, or 1024 entries of each.
     kernel = hooks.log_prob_kernel(LogProbSpec(VOCABULARY, 1, 16, bench.runtime.device_type, bench.dtype))
@@ -205,11 +210,6 @@ def attention(bench: Bench, layer: str) -> dict[str, Any]:
     """Compute attention in a layer: ``thd``, ``bshd``, or one of them and ``window``."""
     sequence_format, _, window = layer.partition(" ")
     return probe_attention(bench, "thd" if sequence_format == "thd" else "bshd", windowed=bool(window))
-
-
-def log_probs(bench: Bench) -> dict[str, Any]:
-    """Compute log-probs and entropies."""
-    return probe_log_probs(bench)
 
 
 def executor(bench: Bench, name: str) -> dict[str, Any]:

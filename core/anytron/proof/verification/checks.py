@@ -34,7 +34,6 @@ from anytron.proof.verification.engines import (
     sample_trajectories,
 )
 from anytron.proof.verification.gradients import check_gradients, compare_recomputed, own_gradients
-from anytron.proof.verification.optimizer import check_optimizer, with_visible_update
 from anytron.proof.verification.prediction import check_prediction, trains_modules
 from anytron.proof.verification.roles import (
     check_scores,
@@ -43,7 +42,8 @@ from anytron.proof.verification.roles import (
     check_values,
     with_drawn_head,
 )
-from anytron.proof.verification.weights import check_adapters, compare_weights, stored_weights, without_dropout
+from anytron.proof.verification.updates import check_adapters, check_optimizer, with_visible_update, without_dropout
+from anytron.proof.verification.weights import compare_weights, stored_weights
 from anytron.run.preflight.capabilities import compares_weights, shows_gradients
 from anytron.run.preflight.limits import NotPossible, adapted
 from anytron.run.preflight.prepare import prepare

@@ -1,4 +1,7 @@
-"""x"""
+"""The engines that the checks share, the trajectories that they compute on, and what is computed there.
+
+An engine that a check has ended is started again for the next check, unless it cannot be.
+"""
 
 from __future__ import annotations
 

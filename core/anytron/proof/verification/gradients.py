@@ -1,4 +1,7 @@
-"""x"""
+"""Compare the gradient of each parameter with that of Hugging Face's model, which computes in the driver.
+
+A gradient that differs is reported with the place where to look for the fault.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""x"""
+"""Compare the critic, the teacher and the reward model with transformers.
+
+A new value head is 0, and so is each value and each gradient of the critic's trunk: a drawn head stands in its place.
+"""
 
 from __future__ import annotations
 

@@ -11,16 +11,9 @@ from anytron.base.errors import ConfigError, within
 from anytron.config.roles import TeacherSection
 from anytron.record.checkpoint.resume import first_beginning
 from anytron.task.data.beginning import Beginning
-from anytron.task.data.examination import examine
+from anytron.task.data.examination import examined
 from anytron.task.data.mixture import Mixture, Place, load_mixture
-from anytron.task.data.pretrained import (
-    end_token_ids,
-    load_hf_config,
-    load_tokenizer,
-    padding_token_id,
-    read_hf_config,
-    read_tokenizer,
-)
+from anytron.task.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
 from anytron.task.data.vision import VisionProcessor, load_vision
 from anytron.task.environments.pool import check_environment
 from anytron.task.rewards.scoring import RewardSum
@@ -143,10 +136,12 @@ def prepare(config: RunConfig) -> PreparedRun:
 
 def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
     sections = {"teacher.path": config.teacher, "reward_model.path": config.reward_model}
-    examine(config.model, {key: Path(asked.path) for key, asked in sections.items() if asked is not None})
-    hf_config = load_hf_config(config.model)
+    asked = {key: section for key, section in sections.items() if section is not None}
+    critic = None if config.critic is None or config.critic.path is None else Path(config.critic.path)
+    with examined(config.model, {key: Path(section.path) for key, section in asked.items()}, critic) as found:
+        hf_config = load_hf_config(config.model)
+        tokenizer = load_tokenizer(config.model)
     text_config = hf_config.get_text_config()
-    tokenizer = load_tokenizer(config.model)
     earlier = first_beginning(config)
     beginning = earlier or Beginning.of(tokenizer)
     remarks: tuple[str, ...] = ()
@@ -154,10 +149,9 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
         remarks = ("the chat template is another now: the run goes on with the one that it began with",)
         tokenizer.chat_template = beginning.chat_template
     contexts = [getattr(text_config, "max_position_embeddings", None)]
-    for asked in (config.teacher, config.reward_model):
-        if asked is not None:
-            check_vocabulary(asked, tokenizer)
-            contexts.append(context_length_of(asked))
+    for key, section in asked.items():
+        check_vocabulary(section, found[key].vocabulary, tokenizer)
+        contexts.append(found[key].context_length)
     context_length = min((one for one in contexts if one is not None), default=None)
     vision = load_vision(config.model, hf_config, tokenizer)
     if vision is not None and config.environment is not None:
@@ -183,13 +177,14 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
     return PreparedPrompts(tokenizer, vision, sampler, context_length, vocab_size, beginning, template, remarks=remarks)
 
 
-def check_vocabulary(asked: TeacherSection | RewardModelSection, tokenizer: Any) -> None:
-    """Compare a model's tokenizer with the policy's, token by token.
+def check_vocabulary(asked: TeacherSection | RewardModelSection, theirs: Mapping[str, int], tokenizer: Any) -> None:
+    """Compare a model's vocabulary with the policy's, token by token.
 
     It scores the numbers that the policy writes. Tokens that it has besides do no harm: the policy never writes them.
 
     Args:
         asked: The section of the model.
+        theirs: Its tokens, with their numbers.
         tokenizer: The policy's, a ``transformers.PreTrainedTokenizerBase``.
 
     Raises:
@@ -197,7 +192,7 @@ def check_vocabulary(asked: TeacherSection | RewardModelSection, tokenizer: Any)
     """
     teaches = isinstance(asked, TeacherSection)
     key = "teacher.path" if teaches else "reward_model.path"
-    own, theirs = tokenizer.get_vocab(), read_tokenizer(Path(asked.path), key).get_vocab()
+    own = tokenizer.get_vocab()
     differing = sorted((number, token) for token, number in own.items() if theirs.get(token) != number)
     if not differing:
         return
@@ -214,16 +209,6 @@ def check_vocabulary(asked: TeacherSection | RewardModelSection, tokenizer: Any)
         else "give a reward model of the same family, whose tokenizer is the policy's: responses are not tokenized "
         "again; one of another family can be asked by a reward function of your own",
     )
-
-
-def context_length_of(asked: TeacherSection | RewardModelSection) -> int | None:
-    """Tokens that a model can see; None = unlimited.
-
-    Raises:
-        ConfigError: Its directory has no usable config.
-    """
-    length: int | None = getattr(read_hf_config(Path(asked.path)).get_text_config(), "max_position_embeddings", None)
-    return length
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from anytron.base.errors import ConfigError
 from anytron.base.files import publish_directory
 from anytron.run.trainer.workers import start_training
+from anytron.task.data.examination import examined
 from anytron.task.data.pretrained import load_tokenizer, model_class, save_generation_config, save_processor
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def export_checkpoint(
         out: The directory to write.
         beginning: What the run began with: its chat template goes with the tokenizer; None = the tokenizer's own.
     """
-    tokenizer = load_tokenizer(config.model)
+    with examined(config.model):
+        tokenizer = load_tokenizer(config.model)
     if beginning is not None:
         tokenizer.chat_template = beginning.chat_template
     write_random_model(config, tokenizer)

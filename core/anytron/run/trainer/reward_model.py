@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RewardModelRanks:
-    """The reward model, all ranks of it: an :class:`anytron.task.rewards.judged.RewardModel`.
+    """The reward model, all ranks of it: an :class:`anytron.task.rewards.scoring.RewardModel`.
 
     Attributes:
         group: The worker processes.

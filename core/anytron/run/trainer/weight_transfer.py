@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from anytron.run.rollout.replica import GiveWeights
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.workers.executor.protocol import Executor, Pending, WorkerGroup
-    from anytron.workers.weights.carriers import Meeting
+    from anytron.workers.weights.buckets import Meeting
     from anytron.workers.weights.stream import StreamedWeights
     from anytron.workers.weights.transfer import WeightDestination, WeightManifest, WeightOrigin, WeightPart
 

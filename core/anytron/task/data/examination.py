@@ -1,19 +1,23 @@
-"""Try out a model directory in a confined process, before the driver loads the same files.
+"""Try out model directories in a confined process, before the driver loads the same files.
 
 Libraries that read configs, tokenizers and processors abort, panic, or compute and allocate without end, if their files
-were made for that. So they do it there first: an error in words is all that the driver sees of it.
+were made for that. So they do it there first: an error in words is all that the driver sees of it. Directories of which
+the driver needs only a few plain values are read there and nowhere else.
 """
 
 from __future__ import annotations
 
 import sys
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError
+from anytron.task.data.model_files import CONFIG_FILE, read_config
 from anytron.task.data.pretrained import (
+    load_hf_config,
     load_image_processor,
     load_tokenizer,
     processor_files,
@@ -30,72 +34,97 @@ if TYPE_CHECKING:
 
 AT_ONCE = 4096
 """Tokens that are decoded in one call."""
+_OWN = "model"
+_FIX = "copy or download the model directory again; if it is an unchanged copy, the published files are at fault"
 
 
-def examine(model: ModelSection, asked: Mapping[str, Path]) -> None:
-    """Load config, tokenizer and image processor of a run's model, and those of others, and use their tokenizers.
+@dataclass(frozen=True)
+class AskedModel:
+    """What the driver needs of a model that is asked about the policy's tokens: a teacher, or a reward model.
 
-    Every token is decoded, and every character that tokens have is tokenised. What a function of the user's makes is
-    left out: it is a program, and trusted.
+    Attributes:
+        vocabulary: Its tokens, with their numbers.
+        context_length: Tokens that it can see; None = unlimited.
+    """
+
+    vocabulary: Mapping[str, int]
+    context_length: int | None
+
+
+@contextmanager
+def examined(
+    model: ModelSection, asked: Mapping[str, Path] | None = None, critic: Path | None = None
+) -> Iterator[dict[str, AskedModel]]:
+    """Load config, tokenizer and image processor of a model in a confined process; then the block may load them.
+
+    Meanwhile the process decodes every token, and tokenises every character that tokens have: the block ends when this
+    has gone well. What a function of the user's makes is left out: it is a program, and trusted.
 
     Args:
         model: The model.
         asked: Directories of models that are asked about the policy's tokens, by their configuration keys.
+        critic: The critic's directory, if it has one of its own; of its files those that ranks load are tried out.
+
+    Yields:
+        What ``asked`` say, by their keys.
 
     Raises:
         ConfigError: Something of it cannot be loaded or used, within the limits of a
             :class:`~anytron.task.isolation.reader.ConfinedReader`.
     """
-    own = f"{model.path or model.tokenizer} (model.path, model.tokenizer, model.processor)"
-    places = (
-        {"model": own}
-        if model.path is not None
-        or not (_made(model.tokenizer) and (model.processor is None or _made(model.processor)))
-        else {}
-    )
-    places |= {key: f"{directory} ({key})" for key, directory in asked.items()}
-    fix = "copy or download the model directory again; if it is an unchanged copy, the published files are at fault"
+    places = {key: f"{directory} ({key})" for key, directory in (asked or {}).items()}
+    if critic is not None:
+        places["critic.path"] = f"{critic} (critic.path)"
+    own = model.path is not None or not (_made(model.tokenizer) and (model.processor is None or _made(model.processor)))
 
     def service(key: str, note: Note) -> Iterator[Any]:
-        tokenizer: Any = None
-        if key != "model":
-            read_hf_config(asked[key])
-            note()
-            tokenizer = read_tokenizer(asked[key], key)
-        else:
-            if model.path is not None:
-                read_hf_config(Path(model.path))
-                note()
-            if not _made(model.tokenizer):
-                tokenizer = load_tokenizer(model)
-                note()
-            if not _made(model.processor) and (model.processor or (model.path and processor_files(Path(model.path)))):
-                load_image_processor(model)
-        if tokenizer is not None:
-            note()
-            _use(tokenizer, note)
-        return iter(())
+        if key == _OWN:
+            yield from _load_and_use(model, note)
+        elif asked and key in asked:
+            yield _facts(asked[key], key, note)
+        elif critic is not None:
+            read_hf_config(critic)
 
-    if places:
-        _import_once()
+    if places or own:
+        _import_once(model, *(asked or {}).values(), *[critic] * (critic is not None))
     reader = ConfinedReader(service)
     try:
-        for key, place in places.items():
-            list(reader.ask(key, Errand(ConfigError, "A model directory cannot be loaded.", place, fix)))
+        answers = {key: list(reader.ask(key, _errand(place))) for key, place in places.items()}
+        found = {key: _asked(answers[key], _errand(places[key])) for key in asked or {}}
+        if not own:
+            yield found
+            return
+        errand = _errand(f"{model.path or model.tokenizer} (model.path, model.tokenizer, model.processor)")
+        steps = reader.ask(_OWN, errand)
+        next(steps, None)  # it is loaded
+        yield found
+        for _ in steps:
+            pass
     finally:
         reader.close()
 
 
-def _import_once() -> None:
-    """Import what loading a model directory imports: otherwise the confined process would, and the driver once more.
+def _errand(place: str) -> Errand:
+    return Errand(ConfigError, "A model directory cannot be loaded.", place, _FIX)
 
-    Configs import the library's computation of rotary embeddings and all that belongs to it, whichever model's they
-    are: accelerate among it, and with it a vendor's package, which may print where only results are expected.
+
+def _import_once(model: ModelSection, *directories: Path) -> None:
+    """Import what loading these directories imports: otherwise the confined process would, and the driver once more.
+
+    Some classes of configs import half of the library, and accelerate with a vendor's package that prints where only
+    results are expected; most import next to nothing. So it is those that the directories name in the library's list.
     """
-    transformers = import_module("transformers")
+    own = None if _made(model.tokenizer) else model.tokenizer or model.path
+    places = {*directories, *(Path(one) for one in (model.path, own) if one is not None)}
+    types = [(model.config or {}).get("model_type")]
+    types += [read_config(place).get("model_type") for place in places if (place / CONFIG_FILE).is_file()]
+    auto = import_module("transformers").models.auto
     with redirect_stdout(sys.stderr):
-        for name in ("AutoConfig", "AutoTokenizer", "PreTrainedTokenizerFast", "LlamaConfig"):
-            getattr(transformers, name)
+        for name in ("AutoConfig", "AutoTokenizer"):
+            getattr(auto, name)
+        for one in types:
+            if one in auto.CONFIG_MAPPING:
+                auto.CONFIG_MAPPING[one]
 
 
 def _made(reference: str | None) -> bool:
@@ -103,10 +132,48 @@ def _made(reference: str | None) -> bool:
     return reference is not None and ":" in reference
 
 
-def _use(tokenizer: Any, note: Note) -> None:
-    tokens = sorted(tokenizer.get_vocab().values())
+def _facts(directory: Path, key: str, note: Note) -> dict[str, Any]:
+    """Read what the driver needs of a model that is asked about tokens."""
+    config = read_hf_config(directory)
+    note()
+    vocabulary = read_tokenizer(directory, key).get_vocab()
+    note()
+    context_length = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return {"vocabulary": vocabulary, "context_length": context_length}
+
+
+def _asked(answers: list[Any], errand: Errand) -> AskedModel:
+    """Read what the process has answered, which may be anything."""
+    match answers:
+        case [{"vocabulary": dict(vocabulary), "context_length": int() | None as length}] if all(
+            type(number) is int for number in vocabulary.values()
+        ):
+            return AskedModel(vocabulary, length)
+    raise errand.failed("the process that reads it wrote an invalid answer")
+
+
+def _load_and_use(model: ModelSection, note: Note) -> Iterator[None]:
+    """Load a model's files; say so; use its tokenizer."""
+    config = load_hf_config(model)
+    note()
+    tokenizer = None if _made(model.tokenizer) else load_tokenizer(model)
+    note()
+    if not _made(model.processor) and (model.processor or (model.path and processor_files(Path(model.path)))):
+        load_image_processor(model)
+    yield None
+    if tokenizer is not None:
+        _use(tokenizer, config.get_text_config().vocab_size, note)
+
+
+def _use(tokenizer: Any, vocab_size: int, note: Note) -> None:
+    """Decode every number below the model's vocabulary, and those of all tokens; tokenise what comes out."""
+    known = len(tokenizer)
+    if tokenizer.is_fast and vocab_size <= 2 * known:  # the library decodes nothing to what is no token
+        numbers = list(range(max(vocab_size, known)))
+    else:
+        numbers = sorted(tokenizer.get_vocab().values())
     letters: set[str] = set()
-    for begin in range(0, len(tokens), AT_ONCE):
-        letters.update(tokenizer.decode(tokens[begin : begin + AT_ONCE]))
+    for begin in range(0, len(numbers), AT_ONCE):
+        letters.update(tokenizer.decode(numbers[begin : begin + AT_ONCE]))
         note()
     tokenizer("".join(sorted(letters)))

@@ -36,8 +36,25 @@ if TYPE_CHECKING:
 
 MOST_CALLS = 64
 """In one message: the process holds the arguments of them all, data of prompts among them."""
+
 Answer = tuple[int, "Observation | Failure"]
 """A conversation's number, and what its environment says."""
+
+
+def check_environment(section: EnvironmentSection) -> None:
+    """Check that the class is one of environments, and can be made with its options.
+
+    Raises:
+        ConfigError: It does not exist, lacks a method, or does not take its options.
+    """
+    resolve(section.path, ENVIRONMENT_PATH, options=section.options)
+
+
+def start_environments(config: RunConfig, logs: Path) -> AbstractContextManager[EnvironmentPool | None]:
+    """Start the processes of a run's environments, without waiting for them; None for a run without."""
+    if config.environment is None:
+        return nullcontext()
+    return EnvironmentPool(config.environment, logs, config.executor.start_timeout_s)
 
 
 @dataclass
@@ -235,19 +252,3 @@ def _said(reply: Reply) -> tuple[object, ...] | None:
     """What the model has read of an answer, or would have."""
     found = reply.observation
     return None if found is None else (found.text, found.messages, found.tokens, found.done)
-
-
-def check_environment(section: EnvironmentSection) -> None:
-    """Check that the class is one of environments, and can be made with its options.
-
-    Raises:
-        ConfigError: It does not exist, lacks a method, or does not take its options.
-    """
-    resolve(section.path, ENVIRONMENT_PATH, options=section.options)
-
-
-def start_environments(config: RunConfig, logs: Path) -> AbstractContextManager[EnvironmentPool | None]:
-    """Start the processes of a run's environments, without waiting for them; None for a run without."""
-    if config.environment is None:
-        return nullcontext()
-    return EnvironmentPool(config.environment, logs, config.executor.start_timeout_s)

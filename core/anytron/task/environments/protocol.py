@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 """``role`` and ``content``, and what else the chat template reads."""
+
 NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
@@ -133,34 +134,6 @@ class Environment(Protocol):
         """Answer a turn of the model's."""
 
 
-def _is_finite(value: object) -> bool:
-    try:
-        return isinstance(value, Real) and math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
-        return False
-
-
-def _are(values: object, kind: type) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, str) and all(isinstance(one, kind) for one in values)
-
-
-MADE = Called(
-    "An environment's class",
-    given="the entries of environment.options are its keyword arguments",
-    gives="an object with methods reset and step",
-)
-RESET = Called("An environment's method reset", ("task",), f"task is a Task, and {has(Task)}", method="reset")
-STEP = Called(
-    "An environment's method step",
-    ("turn",),
-    f"turn is a Turn, and {has(Turn)}; answer any text of the model with an Observation",
-    f"an anytron.task.environments.Observation ({has(Observation)})",
-    method="step",
-)
-CLOSE = Called("An environment's method close", method="close", optional=True)
-ENVIRONMENT_PATH = Kind("environment.path", MADE, (RESET, STEP, CLOSE), options=True)
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What an environment made of a response.
@@ -176,3 +149,35 @@ class Outcome:
     reward: float
     metrics: Mapping[str, float]
     failure: Failure | None = None
+
+
+MADE = Called(
+    "An environment's class",
+    given="the entries of environment.options are its keyword arguments",
+    gives="an object with methods reset and step",
+)
+
+RESET = Called("An environment's method reset", ("task",), f"task is a Task, and {has(Task)}", method="reset")
+
+STEP = Called(
+    "An environment's method step",
+    ("turn",),
+    f"turn is a Turn, and {has(Turn)}; answer any text of the model with an Observation",
+    f"an anytron.task.environments.Observation ({has(Observation)})",
+    method="step",
+)
+
+CLOSE = Called("An environment's method close", method="close", optional=True)
+
+ENVIRONMENT_PATH = Kind("environment.path", MADE, (RESET, STEP, CLOSE), options=True)
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
+
+
+def _are(values: object, kind: type) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str) and all(isinstance(one, kind) for one in values)

@@ -1,4 +1,4 @@
-"""An environment process: it makes environments and calls them, for the driver, until the driver is gone.
+"""An environment process: it makes environments and answers calls with plain values, until the driver is gone.
 
 Importing this module imports no torch; the environments may.
 """

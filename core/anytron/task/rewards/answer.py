@@ -1,27 +1,26 @@
-"""Call a reward function and say what it answered, as plain numbers and texts."""
+"""How a reward function is called, and what it answers, as plain numbers and texts."""
 
 from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anytron.base.functions import Called, Kind, has, is_async
 from anytron.task.isolation.failure import Failure as IsolationFailure
 from anytron.task.isolation.failure import read
 from anytron.task.rewards.sample import Sample
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from anytron.task.rewards.registered import RewardFunction
-
-
 _SAMPLES = f"samples is a list of Sample (for sample in samples: ...), and {has(Sample)}"
 _NUMBERS = "a list with one finite number for each sample, in order"
+
+RewardFunction = Callable[..., Sequence[float | Exception]]
+"""(samples, **options) -> for each sample a finite number, or an exception that says why there is none.
+
+Or a class: made with the options, called with the samples."""
 
 REWARD = Called("A reward function", ("samples",), _SAMPLES, _NUMBERS)
 SCORE = Called("A reward's method __call__", ("samples",), _SAMPLES, _NUMBERS, method="__call__")
@@ -49,7 +48,6 @@ RIGHT_ANSWER = Called(
 )
 METHODS = (SCORE, CHECK_PROMPT, CHECK_MACHINE, RIGHT_ANSWER)
 REWARDS_FUNCTION = Kind("rewards[].function", REWARD, METHODS, MADE, options=True)
-
 
 LARGEST = 1e15
 """Of a reward, either way. Deviations of rewards, and a critic's losses, add squares of them in float32, which ends at

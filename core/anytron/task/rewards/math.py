@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from anytron.base.errors import ConfigError
+from anytron.task.rewards.matching import ReferenceReward
 from anytron.task.rewards.math_answer import WORDED, Written, last_answer, written
-from anytron.task.rewards.reference import ReferenceReward
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

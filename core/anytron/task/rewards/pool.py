@@ -27,7 +27,6 @@ HOPELESS = 16
 Call = tuple[int, ...]
 """Positions of the samples of one call."""
 
-
 Scored = tuple[list[float | None], "dict[int, Failure]"]
 """A number for each sample, None for those that the function fails for, and why it does."""
 
@@ -97,7 +96,9 @@ class RewardPool:
                 continue
             call, answer = came
             if answer.failures and self.section.on_error == "stop" and not forgiving:
-                raise self._error(answer.failures[0], call, samples)
+                first = answer.failures[0]
+                known = first.sample is not None or len(call) == 1
+                raise reward_error(self.name, first, samples[call[first.sample or 0]] if known else None)
             self._enter(call, answer, values, failures)
             if not answer.whole and len(call) > 1:
                 alone += call
@@ -115,7 +116,7 @@ class RewardPool:
                 break
         if not more and all(value is None for value in values):
             index = min(failures)
-            raise self._error(failures[index], (index,), samples, "for every sample of the step")
+            raise reward_error(self.name, failures[index], samples[index], every=True)
         return values, failures
 
     def close(self) -> None:
@@ -168,17 +169,25 @@ class RewardPool:
     def _started(self, number: int) -> RewardProcess:
         return RewardProcess(self.name, self.section, self._key, self._logs[number], self._start_timeout_s)
 
-    def _error(self, failure: Failure, call: Call, samples: Sequence[Sample], extent: str = "") -> DataError:
-        where = f"reward {self.name}"
-        if failure.sample is not None or len(call) == 1:
-            sample = samples[call[failure.sample or 0]]
-            where += f", prompt {sample.prompt_id}, response {sample.response_text[:80]!r}"
-        return DataError(
-            failure.what,
-            where=f"{where} ({extent})" if extent else where,
-            why=failure.why,
-            fix=f"{failure.fix}; the step's samples are in samples.jsonl",
-        )
+
+def reward_error(reward: str, failure: Failure, sample: Sample | None, *, every: bool = False) -> DataError:
+    """Make the error that ends a run because a reward fails.
+
+    Args:
+        reward: Its name.
+        failure: Why it does.
+        sample: For which sample; None if that is not known.
+        every: It fails for all others of the step as well.
+    """
+    where = f"reward {reward}"
+    if sample is not None:
+        where += f", prompt {sample.prompt_id}, response {sample.response_text[:80]!r}"
+    return DataError(
+        failure.what,
+        where=f"{where} (for every sample of the step)" if every else where,
+        why=failure.why,
+        fix=f"{failure.fix}; the step's samples are in samples.jsonl",
+    )
 
 
 def shares(samples: Sequence[Sample], count: int) -> list[Call]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,19 +13,14 @@ from anytron.config.section import Section
 from anytron.task.rewards.answer import MADE, REWARDS_FUNCTION
 from anytron.task.rewards.code import Code
 from anytron.task.rewards.judge import Judge
+from anytron.task.rewards.matching import Contains, ExactMatch, Format, ReasoningGym, Regex
 from anytron.task.rewards.math import Math
-from anytron.task.rewards.patterns import Format, Regex
-from anytron.task.rewards.reasoning_gym import ReasoningGym
-from anytron.task.rewards.reference import Contains, ExactMatch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from anytron.task.environments.protocol import Outcome
     from anytron.task.rewards.sample import Sample
-
-RewardFunction = Callable[..., Sequence[float | Exception]]
-"""(samples, **options) -> for each sample a finite number, or an exception that says why there is none.
-
-Or a class: made with the options, called with the samples."""
 
 
 def environment(samples: Sequence[Sample]) -> list[float]:
@@ -47,7 +41,7 @@ def _outcome(sample: Sample) -> Outcome:
 
 
 class OfModel(Section):
-    """Stand for what the reward model says: its ranks are asked (``anytron.task.rewards.judged``), and no function."""
+    """Stand for what the reward model says: its ranks are asked (``anytron.task.rewards.scoring``), and no function."""
 
 
 REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from multiprocessing.connection import wait
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from pydantic import BaseModel
@@ -20,9 +20,8 @@ from anytron.config.diagnostics import refuse
 from anytron.config.imports import resolve
 from anytron.config.options import model_diagnostics
 from anytron.config.scoring import REWARD_MODEL
-from anytron.task.rewards.answer import CHECK_MACHINE, CHECK_PROMPT, LARGEST, REWARDS_FUNCTION
-from anytron.task.rewards.judged import judged
-from anytron.task.rewards.pool import RewardPool, Scored
+from anytron.task.rewards.answer import CHECK_MACHINE, CHECK_PROMPT, LARGEST, REWARDS_FUNCTION, Failure
+from anytron.task.rewards.pool import RewardPool, Scored, reward_error
 from anytron.task.rewards.registered import REWARDS, made
 
 if TYPE_CHECKING:
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
 
     from anytron.config.scoring import RewardSection
     from anytron.task.data.prompts import TokenizedPrompt
-    from anytron.task.rewards.answer import Failure
-    from anytron.task.rewards.judged import RewardModel
     from anytron.task.rewards.sample import Sample
 
+
 T = TypeVar("T")
+
 NAMED = 6
 """Prompts that an error names; all are counted."""
 
@@ -156,6 +155,13 @@ class RewardSum:
         return RewardWorkers(self.sections, pools)
 
 
+class RewardModel(Protocol):
+    """Ranks that hold a reward model."""
+
+    def begin(self, samples: Sequence[Sample]) -> Callable[[], list[float]]:
+        """Let it read prompts and responses, and don't wait; what is returned does, and gives a number for each."""
+
+
 class RewardWorkers:
     """Reward functions in their processes, and a reward model. A context manager: leaving ends the processes.
 
@@ -232,6 +238,41 @@ class RewardWorkers:
     def __exit__(self, *exception: object) -> None:
         for pool in self.pools:
             pool.close()
+
+
+def judged(
+    sections: Mapping[str, RewardSection], scores: Sequence[float], samples: Sequence[Sample], *, more: bool
+) -> dict[str, Scored]:
+    """Take what a model says of samples for what functions say.
+
+    Args:
+        sections: Those of ``rewards`` that ask it, by name.
+        scores: A number for each sample.
+        samples: Of a step.
+        more: The step has others, among which some have a number.
+
+    Raises:
+        DataError: It has no finite number for a sample and ``on_error`` is ``stop``, or for none of them.
+    """
+    failures = {
+        index: Failure(
+            f"The reward model gives {score}.",
+            f"rewards must be finite, and within {LARGEST:g} either way: one that is not would reach every weight of "
+            "the model",
+            "see what anytron verify says of it (reward-model-scores); weights that overflow in bfloat16 need a "
+            "new run with model.dtype=float32",
+            sample=index,
+        )
+        for index, score in enumerate(scores)
+        if not (math.isfinite(score) and abs(score) <= LARGEST)
+    }
+    values = [None if index in failures else score for index, score in enumerate(scores)]
+    for name, section in sections.items():
+        hopeless = len(failures) == len(values) and not more
+        if failures and (section.on_error == "stop" or hopeless):
+            first = min(failures)
+            raise reward_error(name, failures[first], samples[first], every=hopeless)
+    return dict.fromkeys(sections, (values, failures))
 
 
 def _weighted(name: str, weight: float, values: Tensor, samples: Sequence[Sample]) -> Tensor:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from anytron.base.errors import ProcessLost, WorkerError
 from anytron.base.files import exhausted
 from anytron.workers.executor.channel import Call, Failure, Rebuild, Stop, decode, encode
-from anytron.workers.executor.pending import Awaited, PendingCall
-from anytron.workers.executor.rank import AnyRank
+from anytron.workers.executor.pending import AnyRank, Awaited, PendingCall
 from anytron.workers.executor.stall import StallWatch, names
 
 if TYPE_CHECKING:

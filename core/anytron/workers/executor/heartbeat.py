@@ -6,11 +6,23 @@ clock is CLOCK_MONOTONIC, one for all processes of a machine, which no change of
 
 from __future__ import annotations
 
+import json
+import logging
 import mmap
 import os
+import re
 import struct
+import sys
+import threading
 import time
 import zlib
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import FrameType
+
 
 BEAT_S = 1.0
 """Time between two beats."""
@@ -80,3 +92,171 @@ def shared_memory() -> int:
     descriptor = os.memfd_create("anytron-heartbeat")
     os.ftruncate(descriptor, _SIZE)
     return descriptor
+
+
+logger = logging.getLogger(__name__)
+
+FRAMES = 6
+"""Innermost frames of the main thread that are told."""
+_DUMP = re.compile(r"_dump_\w+_trace_json")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective that a rank has begun and that is not over.
+
+    Attributes:
+        library: That carries it out, as torch names it: ``gloo``, ``nccl``.
+        group: Name of the process group, the same on all of its ranks.
+        number: Which collective of this group and library it is, from 1 on.
+        call: ``all_reduce``, ``broadcast``, ...
+        shapes: Of its inputs on this rank, for people.
+    """
+
+    library: str
+    group: str
+    number: int
+    call: str
+    shapes: str
+
+    @property
+    def sequence(self) -> str:
+        """The sequence that it is counted in."""
+        return f"{self.library} {self.group}"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one rank stands.
+
+    Attributes:
+        place: A checksum of the main thread's stack; another one = the thread has moved.
+        frames: The innermost frames of that stack, the innermost first, for people.
+        groups: The ranks of each process group of this rank, by its name; empty if the thread moves.
+        descriptions: Of the groups, by name, for people.
+        begun: How many collectives this rank has begun, by :attr:`Collective.sequence`.
+        complete: Whether the recorders hold all since the start, so that a sequence without an entry has none.
+        waits: What is not over, the oldest first; without what threads beside the main one have begun.
+    """
+
+    place: int
+    frames: list[str]
+    groups: dict[str, list[int]] = field(default_factory=dict)
+    descriptions: dict[str, str] = field(default_factory=dict)
+    begun: dict[str, int] = field(default_factory=dict)
+    complete: bool = False
+    waits: list[Collective] = field(default_factory=list)
+
+    def encode(self) -> bytes:
+        """Write it as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, note: bytes) -> Standing | None:
+        """Read it; None if the note is empty."""
+        if not note:
+            return None
+        told = json.loads(note)
+        return cls(**{**told, "waits": [Collective(**one) for one in told["waits"]]})
+
+
+class StandingReporter:
+    """Writes a worker's notes, at the beats of its heart.
+
+    Args:
+        heartbeat: Holds the notes, and knows whether one is asked for.
+    """
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        self._before: int | None = None
+        self._fails = False
+
+    def beat(self) -> None:
+        """Look at the main thread if somebody asks; write the note at the second look."""
+        if self._fails or not self._heartbeat.asked:
+            return
+        try:
+            standing = main_thread()
+            before, self._before = self._before, standing.place
+            if before is None:
+                return
+            self._before = None
+            self._heartbeat.write((with_collectives(standing) if standing.place == before else standing).encode())
+        except Exception:  # the heart must beat on
+            logger.warning("this rank cannot tell where it stands", exc_info=True)
+            self._fails = True
+
+
+def main_thread() -> Standing:
+    """Look where the main thread is."""
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    place = 0
+    frames: list[str] = []
+    while frame is not None:
+        code = frame.f_code
+        place = zlib.crc32(f"{code.co_filename} {code.co_name} {frame.f_lasti}".encode(), place)
+        if len(frames) < FRAMES:
+            frames.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
+        frame = frame.f_back
+    return Standing(place, frames)
+
+
+def with_collectives(standing: Standing) -> Standing:
+    """Add what torch knows of this rank's collectives, if torch is imported and its ranks have met."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not c10d.is_initialized():
+        return standing
+    groups, descriptions = {}, {}
+    for group in list(c10d._world.pg_map):
+        ranks = c10d.get_process_group_ranks(group)
+        if len(ranks) > 1:
+            groups[group.group_name] = sorted(ranks)
+            descriptions[group.group_name] = group.group_desc
+    recorded = [json.loads(dump(True, False)).get("entries", []) for dump in _recorders()]
+    begun, waits = summary(recorded, _beside_the_main_thread())
+    complete = all(not entries or min(entry["record_id"] for entry in entries) == 0 for entries in recorded)
+    return Standing(standing.place, standing.frames, groups, descriptions, begun, complete and bool(recorded), waits)
+
+
+def summary(recorded: Iterable[Sequence[dict[str, Any]]], beside: set[str]) -> tuple[dict[str, int], list[Collective]]:
+    """Reduce what flight recorders hold.
+
+    Sends and receives are left out: they have no common number on both sides.
+
+    Args:
+        recorded: The entries of each recorder, as torch writes them.
+        beside: Ids of threads whose collectives are left out too: they come in an order of their own.
+
+    Returns:
+        The number of the last collective of each sequence, and those that are not over, the oldest first.
+    """
+    begun: dict[str, int] = {}
+    waits = []
+    for entries in recorded:
+        for entry in sorted(entries, key=lambda one: one["record_id"]):
+            if entry["is_p2p"] or entry.get("thread_id") in beside:
+                continue
+            library, _, call = entry["profiling_name"].partition(":")
+            shapes = ", ".join(map(str, entry.get("input_sizes", [])))
+            one = Collective(library, entry["process_group"][0], entry["collective_seq_id"], call, shapes)
+            begun[one.sequence] = one.number
+            if not entry["retired"] and entry["state"] != "completed":
+                waits.append(one)
+    return begun, waits
+
+
+def _recorders() -> list[Callable[[bool, bool], str]]:
+    """Find the flight recorders of this torch: functions that take whether to dump collectives, and only active."""
+    bindings = sys.modules.get("torch._C._distributed_c10d")
+    return [getattr(bindings, name) for name in dir(bindings) if _DUMP.fullmatch(name)]
+
+
+def _beside_the_main_thread() -> set[str]:
+    """Ids of Python's other threads; threads of libraries, which backward passes run in, are none of them."""
+    main = threading.main_thread()
+    return {
+        str(thread.ident)
+        for thread in threading.enumerate()
+        if thread is not main and not isinstance(thread, threading._DummyThread)
+    }

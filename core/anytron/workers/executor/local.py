@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from anytron.base.components import find_component
 from anytron.workers.executor.address import Stores
-from anytron.workers.executor.base import BaseExecutor
-from anytron.workers.executor.environment import (
+from anytron.workers.executor.base import (
+    BaseExecutor,
     loopback_interface,
     loopback_variables,
     ranks_beside,

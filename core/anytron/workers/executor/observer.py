@@ -1,18 +1,23 @@
-"""What a worker process observes of a training rank, whatever the engine: its memory, and where its time goes.
-
-The methods named in :data:`OBSERVED` are called on groups of workers like those of their engine.
-"""
+"""What a worker process sees of its device: peak memory, traces of where time goes, and why memory ran out."""
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import AnytronError, DataError, ResourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.device.runtime import DeviceRuntime
+    from anytron.config.schema import RunConfig
+    from anytron.device.hooks.types import Role
+    from anytron.device.platform import Platform
+    from anytron.device.runtime import DeviceRuntime, MemoryStats
+    from anytron.workers.executor.channel import Bootstrap
+
 
 OBSERVED = ("begin_trace", "end_trace", "peak_memory")
 """Methods that a worker answers itself."""
@@ -98,3 +103,114 @@ class RankObserver:
             file.unlink()
             return f"it had {size:,} bytes, and trainer.profile.max_mib allows {largest:,}"
         return None
+
+
+BUILDING = "start"
+"""What stands for a method while the engine is built."""
+WITH_GRADIENTS = ("update", "update_critic", "inspect_update", "export_gradients")
+"""Methods of a training engine that keep activations."""
+WITH_TOKENS = ("score", "values", "logits", *WITH_GRADIENTS)
+"""Methods of a training engine that compute a micro-batch."""
+
+
+@dataclass(frozen=True)
+class MemoryExplainer:
+    """Turn a device's out-of-memory error into one for people.
+
+    Attributes:
+        platform: The device's; asked for nothing before something was raised: an engine may leave the device alone.
+        bootstrap: The process, and the run.
+    """
+
+    platform: Platform
+    bootstrap: Bootstrap
+
+    def explain(self, error: Exception, method: str) -> ResourceError | None:
+        """Explain an error; None if it says something else.
+
+        Args:
+            error: What was raised; or a ``DataError`` of a user's function with that as its cause.
+            method: The engine's method that was called, or :data:`BUILDING`.
+        """
+        try:
+            runtime = self.platform.runtime()
+        except AnytronError:  # an engine that generates may do without the device's libraries
+            return None
+        raised = error.__cause__ or error if isinstance(error, DataError) else error
+        if not runtime.is_out_of_memory(raised):
+            return None
+        from anytron.config.schema import RunConfig  # a worker imports nothing heavy before its first message
+
+        config, role = RunConfig.model_validate(self.bootstrap.config), self.bootstrap.role
+        reads = self.bootstrap.model == "reward_model"
+        doing = "to build its engine" if method == BUILDING else f"for {method}()"
+        return ResourceError(
+            f"The device has no memory left {doing}.",
+            where=f"{self.bootstrap.name}, {runtime.device_name()}",
+            why=f"{_first_line(raised)} ({_sizes(runtime.memory_stats())})",
+            fix="; ".join(advice_for_scores(config) if reads else advice(config, role, method)),
+        )
+
+
+def advice(config: RunConfig, role: Role, method: str) -> Iterator[str]:
+    """Name the settings that lower what a call needs, the cheapest first, with their values now.
+
+    Args:
+        config: The run.
+        role: What the process does.
+        method: The engine's method that was called, or :data:`BUILDING`.
+    """
+    engine, rollout, parallel = config.engine, config.rollout, config.parallel
+    if role == "rollout":
+        yield f"lower rollout.max_batch_size (now {rollout.max_batch_size}) or rollout.max_new_tokens"
+        for name, value in rollout.options.items():
+            if "memory" in name:
+                yield f"change rollout.options.{name} (now {value}): what an engine sets aside, others lack"
+        if not engine.offload and rollout.placement == "colocated":
+            yield "engine.offload=[optimizer,gradients,reference] gives it the training ranks' memory"
+        return
+    if method in WITH_TOKENS:
+        yield f"lower engine.max_tokens_per_micro_batch (now {engine.max_tokens_per_micro_batch})"
+        yield f"lower engine.log_prob_chunk_tokens (now {engine.log_prob_chunk_tokens})"
+    if method in WITH_GRADIENTS and engine.recompute != "full":
+        yield f"engine.recompute=full (now {engine.recompute})"
+    if parallel.data_parallel_size > 1 and not engine.distributed_optimizer:
+        yield "engine.distributed_optimizer=true shares the optimizer's state between replicas"
+    if not rollout.sleep and rollout.placement == "colocated" and not config.supervised:
+        yield "rollout.sleep=true, where the rollout engine can, gives its memory back while training works"
+    if method == BUILDING and config.algorithm.kl_coefficient > 0.0 and config.model.lora is None:
+        yield "algorithm.kl_coefficient=0 builds no reference model"
+    yield (
+        "split the model over more devices: parallel.tensor_model_parallel_size "
+        f"(now {parallel.tensor_model_parallel_size}), parallel.pipeline_model_parallel_size "
+        f"(now {parallel.pipeline_model_parallel_size})"
+    )
+
+
+def advice_for_scores(config: RunConfig) -> Iterator[str]:
+    """Name the settings that lower what a reward model needs, which shares its device with training.
+
+    Args:
+        config: As its ranks have it (:attr:`anytron.config.schema.RunConfig.of_reward_model`).
+    """
+    section, tensor = config.reward_model, config.parallel.tensor_model_parallel_size
+    assert section is not None
+    yield f"lower reward_model.max_tokens_per_micro_batch (now {section.max_tokens_per_micro_batch})"
+    if not section.offload:
+        yield "reward_model.offload=true leaves the device to the others while nothing is scored"
+    yield "rollout.sleep=true and engine.offload=[optimizer,gradients] leave it more"
+    yield f"split it over more devices: reward_model.parallel.tensor_model_parallel_size (now {tensor})"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _sizes(memory: MemoryStats) -> str:
+    parts = {
+        "allocated": memory.allocated,
+        "at the peak": memory.peak_allocated,
+        "reserved": memory.reserved,
+        "in all": memory.total,
+    }
+    return ", ".join(f"{count / 2**30:.2f} GiB {name}" for name, count in parts.items())

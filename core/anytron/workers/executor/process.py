@@ -20,15 +20,13 @@ from anytron.base.errors import WorkerError
 from anytron.base.files import exhausted, open_to_append
 from anytron.task.isolation.failure import ending
 from anytron.workers.executor.channel import encode_json
-from anytron.workers.executor.heartbeat import BEAT_S, Heartbeat, shared_memory
-from anytron.workers.executor.standing import Standing
+from anytron.workers.executor.heartbeat import BEAT_S, Heartbeat, Standing, shared_memory
 from anytron.workers.executor.worker import STACK_SIGNAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from anytron.workers.executor.bootstrap import Bootstrap
-    from anytron.workers.executor.channel import Message
+    from anytron.workers.executor.channel import Bootstrap, Message
 
 LOG_TAIL_LINES = 30
 """Lines of a worker's log that an error shows."""

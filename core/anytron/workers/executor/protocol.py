@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.device.hooks.types import Role
     from anytron.device.platform import Platform
-    from anytron.workers.executor.bootstrap import Model
+    from anytron.workers.executor.channel import Model
 
 
 Answer = TypeVar("Answer", covariant=True, default=Any)  # noqa: PLC0105 - a word, as in the signatures that use it

@@ -16,13 +16,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
-from anytron.workers.executor.rank import AnyRank
+from anytron.workers.executor.pending import AnyRank
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from anytron.workers.executor.standing import Collective, Standing
+    from anytron.workers.executor.heartbeat import Collective, Standing
 
 LOOKS = 6
 """How often ranks are looked at while ``executor.stall_timeout_s`` passes."""

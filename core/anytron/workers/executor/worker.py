@@ -26,12 +26,9 @@ from anytron.base.installing import installable
 from anytron.base.terminal import make_output_visible
 from anytron.base.version import __version__
 from anytron.workers.executor.address import register
-from anytron.workers.executor.bootstrap import Bootstrap
-from anytron.workers.executor.channel import Call, Failure, Rebuild, Result, decode, encode, receive_json
-from anytron.workers.executor.heartbeat import BEAT_S, Heartbeat
-from anytron.workers.executor.observer import OBSERVED, RankObserver
-from anytron.workers.executor.out_of_memory import BUILDING, MemoryExplainer
-from anytron.workers.executor.standing import StandingReporter
+from anytron.workers.executor.channel import Bootstrap, Call, Failure, Rebuild, Result, decode, encode, receive_json
+from anytron.workers.executor.heartbeat import BEAT_S, Heartbeat, StandingReporter
+from anytron.workers.executor.observer import BUILDING, OBSERVED, MemoryExplainer, RankObserver
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import Self
 
 from anytron.base.errors import TransferError
-from anytron.workers.weights.buckets import Bucket, memory_file
-from anytron.workers.weights.carriers import BUCKETS
+from anytron.workers.weights.buckets import BUCKETS, Bucket, memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,9 +30,9 @@ FIRST_LOOK_S, LOOK_S = 0.0002, 0.005
 class SharedMemory:
     """The way of one transfer, the same for both ends and the driver.
 
-    It is a :class:`~anytron.workers.weights.carriers.SenderCarrier`, the
-    :class:`~anytron.workers.weights.carriers.ReaderCarrier` of each reader, and a
-    :class:`~anytron.workers.weights.carriers.Meeting`.
+    It is a :class:`~anytron.workers.weights.buckets.SenderCarrier`, the
+    :class:`~anytron.workers.weights.buckets.ReaderCarrier` of each reader, and a
+    :class:`~anytron.workers.weights.buckets.Meeting`.
 
     Attributes:
         path: Of the socket, which the sender makes and deletes, in a directory of this user alone.
@@ -133,7 +132,7 @@ class SharedMemory:
 
 
 class _SenderEnd:
-    """A :class:`~anytron.workers.weights.carriers.SenderEnd`."""
+    """A :class:`~anytron.workers.weights.buckets.SenderEnd`."""
 
     def __init__(
         self, way: SharedMemory, listener: socket.socket, descriptors: Sequence[int], bucket_bytes: int
@@ -163,7 +162,7 @@ class _SenderEnd:
 
 
 class _ReaderEnd:
-    """A :class:`~anytron.workers.weights.carriers.ReaderEnd`."""
+    """A :class:`~anytron.workers.weights.buckets.ReaderEnd`."""
 
     def __init__(self, connection: socket.socket, bucket_bytes: int) -> None:
         self.connection = connection

@@ -7,7 +7,7 @@
 
 Rank 0 listens at a port of its own, for as long as the transfer takes, and tells the driver which; only then readers
 are told. Each connection is authenticated in both directions with a secret that the driver makes for this transfer and
-that travels with the calls of the executor (:mod:`anytron.workers.weights.secret`).
+that travels with the calls of the executor (:mod:`anytron.workers.weights.messages`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,16 @@ from typing_extensions import Self
 
 from anytron.base.errors import TransferError
 from anytron.base.files import exhausted
-from anytron.workers.weights.buckets import Bucket, memory_file
-from anytron.workers.weights.carriers import BUCKETS
-from anytron.workers.weights.messages import receive, receive_into, send
-from anytron.workers.weights.secret import CALLER_BYTES, Challenge, new_secret, prove_to_called
+from anytron.workers.weights.buckets import BUCKETS, Bucket, memory_file
+from anytron.workers.weights.messages import (
+    CALLER_BYTES,
+    Challenge,
+    new_secret,
+    prove_to_called,
+    receive,
+    receive_into,
+    send,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +56,7 @@ _DRIVER, _READER = "anytron weights, driver", "anytron weights, reader"
 
 
 class NetworkMeeting:
-    """A :class:`~anytron.workers.weights.carriers.Meeting` of processes on several machines.
+    """A :class:`~anytron.workers.weights.buckets.Meeting` of processes on several machines.
 
     Args:
         driver: Address of this process's machine at which that of rank 0 reaches it.
@@ -98,7 +104,7 @@ class NetworkMeeting:
 
 @dataclass(frozen=True)
 class NetworkSender:
-    """A :class:`~anytron.workers.weights.carriers.SenderCarrier`.
+    """A :class:`~anytron.workers.weights.buckets.SenderCarrier`.
 
     Attributes:
         driver: Where the driver waits for rank 0.
@@ -136,7 +142,7 @@ class NetworkSender:
 
 @dataclass(frozen=True)
 class NetworkReader:
-    """A :class:`~anytron.workers.weights.carriers.ReaderCarrier`.
+    """A :class:`~anytron.workers.weights.buckets.ReaderCarrier`.
 
     Attributes:
         sender: Where rank 0 listens.
@@ -263,7 +269,7 @@ class _Caller:
 
 
 class _SenderEnd:
-    """A :class:`~anytron.workers.weights.carriers.SenderEnd`."""
+    """A :class:`~anytron.workers.weights.buckets.SenderEnd`."""
 
     def __init__(self, door: _Door, buckets: Sequence[Bucket]) -> None:
         self.buckets = buckets
@@ -309,7 +315,7 @@ class _SenderEnd:
 
 
 class _ReaderEnd:
-    """A :class:`~anytron.workers.weights.carriers.ReaderEnd`: what has not been read yet waits in the connection."""
+    """A :class:`~anytron.workers.weights.buckets.ReaderEnd`: what has not been read yet waits in the connection."""
 
     def __init__(self, connection: socket.socket, bucket: Bucket) -> None:
         self.connection = connection

@@ -6,7 +6,7 @@ between machines (:mod:`anytron.workers.weights.network`).
 
 * A reader that ends, or refuses the weights, leaves; the others get theirs.
 * A sender that ends leaves readers without the end of the weights, which is an error there.
-* A reader that does not come must be withdrawn (:class:`~anytron.workers.weights.carriers.Meeting`): the sender would
+* A reader that does not come must be withdrawn (:class:`~anytron.workers.weights.buckets.Meeting`): the sender would
   wait for it.
 """
 
@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import EngineError, TransferError
-from anytron.workers.weights.buckets import ALIGNMENT, Entry, TensorOrder, fill
-from anytron.workers.weights.carriers import BUCKETS
+from anytron.workers.weights.buckets import ALIGNMENT, BUCKETS, Entry, TensorOrder, fill
 from anytron.workers.weights.messages import receive, send
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from anytron.workers.weights.buckets import Bucket
-    from anytron.workers.weights.carriers import ReaderCarrier, ReaderEnd, SenderCarrier, SenderEnd
+    from anytron.workers.weights.buckets import Bucket, ReaderCarrier, ReaderEnd, SenderCarrier, SenderEnd
     from anytron.workers.weights.transfer import Piece, ReceivedWeights
 
 logger = logging.getLogger(__name__)

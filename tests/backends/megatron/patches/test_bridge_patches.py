@@ -241,7 +241,7 @@ def test_the_bridge_cannot_be_imported_without_the_stand_in():
             if patch.id != "megatron.triton-imports":
                 ledger.add([patch])
         ledger.apply(Phase.BEFORE_IMPORT)
-        from anytron_megatron.patches.bridge_import import import_bridge
+        from anytron_megatron.patches.imports import import_bridge
         import_bridge(context)
         """,
         expect=1,

@@ -39,8 +39,8 @@ def test_doctor_has_the_environment_that_it_shows(site, monkeypatch, run, mode):
     site.extension("chip", MODE)
     monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
     subject = look(*run)
-    shown = by_name(session.examine(subject))["environment.CHIP_MODE"].detail
+    shown = by_name(session.examine_environment(subject))["environment.CHIP_MODE"].detail
     assert shown == f"{mode} (a plugin sets it for training ranks)"
     with live.Live(subject) as process:
-        measured = by_name(devices.examine(subject, process))["kernels.log_prob_kernel"].detail
+        measured = by_name(devices.examine_kernels(subject, process))["kernels.log_prob_kernel"].detail
     assert mode in measured

@@ -29,7 +29,7 @@ def verdict(monkeypatch, request):
 
     def examine(total, *overrides):
         subject = look(request.config.rootpath / EXAMPLE, overrides)
-        return {entry.name: entry for entry in devices.examine(subject, Device(total))}
+        return {entry.name: entry for entry in devices.examine_memory(subject, Device(total))}
 
     return examine
 

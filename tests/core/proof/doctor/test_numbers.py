@@ -54,7 +54,7 @@ def examined(site, monkeypatch, **broken):
     monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
     subject = look(None, ())
     with live.Live(subject) as process:
-        return by_name([*devices.examine(subject, process), *devices.examine(subject, process)])
+        return by_name([*devices.examine_kernels(subject, process), *devices.examine_numbers(subject, process)])
 
 
 def examined_by_all(monkeypatch):
@@ -94,7 +94,7 @@ def test_a_kernel_that_says_nothing_is_named_by_its_function(site, monkeypatch):
     monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
     subject = look(None, ())
     with live.Live(subject) as process:
-        found = by_name(devices.examine(subject, process))
+        found = by_name(devices.examine_kernels(subject, process))
     assert found["kernels.swiglu"].detail == "from 'plain': plain.gate"
     assert found["kernels.rms_norm"].detail == "from 'plain': plain.Norm"
 
@@ -162,7 +162,7 @@ def test_numbers_that_the_platform_declares_not_to_have_are_not_asked_for(site, 
     monkeypatch.setenv("ANYTRON_PLATFORM", "packed")
     subject = look(None, ())
     with live.Live(subject) as process:
-        found = by_name(devices.examine(subject, process))
+        found = by_name(devices.examine_numbers(subject, process))
     assert {name: entry.status for name, entry in found.items()} == {
         "numbers.attention-thd": "passed", "numbers.attention-bshd": "skipped", "numbers.log-probs": "passed",
     }  # fmt: skip
@@ -171,7 +171,7 @@ def test_numbers_that_the_platform_declares_not_to_have_are_not_asked_for(site, 
     site.extension("rows", ROWS)
     monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
     monkeypatch.setattr(devices, "_judged", lambda name, *_: Result(name, "passed", ""))
-    found = by_name(devices.examine(look(None, ()), None))
+    found = by_name(devices.examine_numbers(look(None, ()), None))
     assert found["numbers.attention-thd"].detail == "platform 'cpu' has no thd: there are rows"
     assert found["numbers.attention-bshd"].status == "passed"
 
@@ -207,7 +207,7 @@ def test_windows_and_sinks_of_the_model_are_computed(site, tmp_path, monkeypatch
     subject = look(tmp_path / "run.yaml", ())
     assert subject.run is not None, subject.misread
     with live.Live(subject) as process:
-        found = by_name(devices.examine(subject, process))
+        found = by_name(devices.examine_numbers(subject, process))
     assert {name for name, entry in found.items() if entry.status != "passed"} == {f"numbers.{one}" for one in failing}
     assert (
         found["numbers.attention-thd-window"]
@@ -228,7 +228,7 @@ def test_devices_and_executors_are_asked_in_that_process(monkeypatch):
     monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
     subject = look(None, ())
     with live.Live(subject) as process:
-        found = by_name([*devices.examine(subject, process), *devices.examine(subject, process)])
+        found = by_name([*devices.examine_devices(subject, process), *devices.examine_executors(subject, process)])
     assert found["devices.seen"].status == "passed"
     assert "GiB" in found["devices.0"].detail
     assert found["executors.local"].detail == "this run uses it"

@@ -23,8 +23,8 @@ from anytron.task.data import pretrained
 from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.data.thoughts import decode_responses, opened
 from anytron.task.rewards import Sample
+from anytron.task.rewards.matching import Format, Regex
 from anytron.task.rewards.math import Math
-from anytron.task.rewards.patterns import Format, Regex
 from anytron.workers.engines.rollout_engine import Response
 from tests.house import ROOT
 

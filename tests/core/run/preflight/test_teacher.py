@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from anytron.base.errors import ConfigError
 from anytron.config.roles import RewardModelSection, TeacherSection
-from anytron.run.preflight.prepare import check_vocabulary, context_length_of
+from anytron.config.schema import ModelSection
+from anytron.run.preflight.prepare import check_vocabulary
+from anytron.task.data.examination import examined
 
 WORDS = ["<eos>", "a", "b", "c"]
 
@@ -32,9 +35,17 @@ def teacher(tmp_path):
     return write
 
 
+def compare(section, words):
+    """Compare a model in a directory with a policy of these words, as a run does."""
+    key = "teacher.path" if isinstance(section, TeacherSection) else "reward_model.path"
+    with examined(ModelSection(config={"model_type": "qwen3"}, tokenizer="a.py:b"), {key: Path(section.path)}) as found:
+        assert found[key].context_length == 48
+    check_vocabulary(section, found[key].vocabulary, tokenizer(words))
+
+
 @pytest.mark.parametrize("words", [WORDS, [*WORDS, "d", "<think>"]], ids=["the same", "some more"])
 def test_the_policy_s_tokens_have_the_same_numbers(teacher, words):
-    check_vocabulary(teacher(words), tokenizer(WORDS))
+    compare(teacher(words), WORDS)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +62,7 @@ def test_the_policy_s_tokens_have_the_same_numbers(teacher, words):
 )
 def test_another_vocabulary_is_refused_by_name(teacher, words, says):
     with pytest.raises(ConfigError) as caught:
-        check_vocabulary(teacher(words), tokenizer(WORDS))
+        compare(teacher(words), WORDS)
     assert says in str(caught.value)
     assert "teacher.path" in str(caught.value)
     assert "same family" in caught.value.fix
@@ -60,11 +71,6 @@ def test_another_vocabulary_is_refused_by_name(teacher, words, says):
 def test_a_reward_model_of_another_vocabulary_is_refused_as_such(teacher):
     section = RewardModelSection(path=teacher(WORDS[:3]).path)
     with pytest.raises(ConfigError, match=r"(?s)The reward model has another vocabulary.*reward_model\.path") as caught:
-        check_vocabulary(section, tokenizer(WORDS))
+        compare(section, WORDS)
     assert "responses are not tokenized again" in caught.value.fix
-    check_vocabulary(section, tokenizer(WORDS[:3]))
-    assert context_length_of(section) == 48
-
-
-def test_its_context_is_read_from_its_config(teacher):
-    assert context_length_of(teacher(WORDS)) == 48
+    compare(section, WORDS[:3])

@@ -195,7 +195,7 @@ def test_a_verifier_that_evaluates_answers_can_do_no_harm(score, tmp_path):
     mark, unconfined = tmp_path / "mark", tmp_path / "unconfined"
     program = (
         "import sys; from anytron.task.data.reasoning_gym import reasoning_gym as prompts; "
-        "from anytron.task.rewards.reasoning_gym import ReasoningGym; from anytron.task.rewards import Sample; "
+        "from anytron.task.rewards.matching import ReasoningGym; from anytron.task.rewards import Sample; "
         "(p,) = prompts('countdown', count=1); "
         "ReasoningGym()([Sample('p', '?', sys.argv[1], (1,), (1,), (0.0,), True, p.data)])"
     )

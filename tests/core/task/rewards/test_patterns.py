@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from anytron.task.rewards import Sample
-from anytron.task.rewards.patterns import Format, Regex
+from anytron.task.rewards.matching import Format, Regex
 
 
 def sample(response: str, answer: str = "42") -> Sample:

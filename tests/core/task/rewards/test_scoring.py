@@ -13,7 +13,7 @@ from anytron.config.scoring import RewardSection
 from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.rewards import Sample
 from anytron.task.rewards.answer import Answer, answer
-from anytron.task.rewards.reference import Contains, ExactMatch
+from anytron.task.rewards.matching import Contains, ExactMatch
 from anytron.task.rewards.scoring import RewardSum
 from anytron.task.rewards.worker import WatchedSamples
 

@@ -10,7 +10,7 @@ from torch.distributed import rendezvous
 
 from anytron.base.errors import WorkerError
 from anytron.workers.executor.address import SCHEME, Stores, register
-from anytron.workers.executor.environment import interface_of, loopback_interface
+from anytron.workers.executor.base import interface_of, loopback_interface
 from tests.core.workers.executor.processes import free_port, listeners
 
 OURS, ANOTHER = "127.0.0.2", "127.0.0.3"

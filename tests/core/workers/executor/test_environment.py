@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from anytron.base.errors import ConfigError
 from anytron.config.schema import default_run
 from anytron.device.loading import open_session
-from anytron.workers.executor.bootstrap import Bootstrap
-from anytron.workers.executor.environment import ranks_beside, threads_asked_for, with_devices, worker_environment
+from anytron.workers.executor.base import ranks_beside, threads_asked_for, with_devices, worker_environment
+from anytron.workers.executor.channel import Bootstrap
 
 
 @given(st.integers(1, 20), st.integers(1, 20))

@@ -5,7 +5,7 @@ import torch
 
 from anytron.base.errors import ResourceError
 from anytron.config.schema import RunConfig
-from anytron.workers.executor.out_of_memory import BUILDING, advice, advice_for_scores
+from anytron.workers.executor.observer import BUILDING, advice, advice_for_scores
 from anytron_cpu.runtime import CpuRuntime
 
 HUGE = 2**50

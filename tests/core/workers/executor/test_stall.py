@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anytron.base.errors import ProcessLost
-from anytron.workers.executor.heartbeat import FRESH_S, Heartbeat, shared_memory
+from anytron.workers.executor.heartbeat import (
+    FRESH_S,
+    Collective,
+    Heartbeat,
+    Standing,
+    StandingReporter,
+    shared_memory,
+    summary,
+)
 from anytron.workers.executor.stall import held_ranks
-from anytron.workers.executor.standing import Collective, Standing, StandingReporter, summary
 from tests.core.workers.executor.processes import wait_until_gone
 
 LEFT_EARLY = (

@@ -20,7 +20,7 @@ from anytron.workers.weights.network import LOOPBACK, NetworkMeeting
 from anytron.workers.weights.stream import WeightStream
 
 if TYPE_CHECKING:
-    from anytron.workers.weights.carriers import Meeting
+    from anytron.workers.weights.buckets import Meeting
 
 ENDS = Path(__file__).parent / "programs" / "ends.py"
 WAYS = ("shared_memory", "network")

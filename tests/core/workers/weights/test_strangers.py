@@ -13,8 +13,8 @@ import torch
 
 from anytron.base.errors import TransferError
 from anytron.workers.weights import network
+from anytron.workers.weights.messages import new_secret
 from anytron.workers.weights.network import NetworkReader
-from anytron.workers.weights.secret import new_secret
 from tests.core.workers.weights.conftest import collect
 
 

@@ -16,7 +16,7 @@ from anytron.device.loading import hooks_of
 from anytron.device.patches import Ledger, Phase
 from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
-from anytron_megatron.patches.bridge_import import PATCHED_MODULES
+from anytron_megatron.patches.imports import PATCHED_MODULES
 
 MODULES = (
     "megatron.core.transformer.multi_latent_attention",

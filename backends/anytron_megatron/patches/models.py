@@ -1,23 +1,23 @@
-"""Fix Qwen3-VL's deepstack: features of the vision tower's middle layers are added to the first text layers.
-
-mcore-bridge has three faults here. It arranges the map of image tokens sequence-major, ``[S, B]``, as Megatron's
-hidden states are, but leaves the features batch-major: with several padded rows they reach the wrong images. With
-context parallelism it numbers the tokens of the first row only. With sequence parallelism each rank has the
-gradient of its own slice, and Megatron averages over the ranks as if each had the whole gradient.
-
-Here every slot carries the number of its feature, and the numbers are sharded in the same way as the slots.
-"""
+"""Fixes of parts of models: deepstack features, routers of experts, and the head of a classifier."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from anytron.base.errors import EngineError
+from anytron.device.patches import Installed
+from anytron.sequences.masks import current_mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from anytron.device.hooks.types import PatchContext
 
 
 class _Recorder:
@@ -88,3 +88,54 @@ def _summed_gradient(features: Tensor, config: Any) -> Tensor:
     from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region
 
     return copy_to_tensor_model_parallel_region(features) if config.sequence_parallel else features
+
+
+def keep_whole(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Wrap the method that cuts a rank's part out of a tensor: fill up only what is cut."""
+
+    @functools.wraps(original)
+    def _split_tp(self: Any, hf_weight: Tensor, tp_dim: int | None, is_expert: bool, is_embedding: bool) -> Tensor:
+        return original(self, hf_weight, tp_dim, is_expert, is_embedding=is_embedding and tp_dim is not None)
+
+    return _split_tp
+
+
+def mask_padding(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``TopKRouter.forward(self, input, padding_mask=None)``.
+
+    The mask is the current micro-batch's, whatever the layers above have passed.
+    """
+
+    @functools.wraps(original)
+    def forward(self: Any, input: Tensor, padding_mask: Tensor | None = None, **more: Any) -> Any:
+        mask = current_mask()
+        if mask is not None and mask.padding_mask is not None:
+            padding_mask = _of_this_rank(mask.padding_mask, self, input)
+        return original(self, input, padding_mask, **more)
+
+    return forward
+
+
+def _of_this_rank(padding_mask: Tensor, router: Any, hidden: Tensor) -> Tensor:
+    """Arrange a mask ``[R, C]`` of this context-parallel rank as a router's input: bool ``[S, B]``, True = MASKED."""
+    mask = padding_mask.t()
+    if router.config.sequence_parallel:
+        mask = mask.chunk(router.tp_group.size())[router.tp_group.rank()]
+    if mask.shape != hidden.shape[:2]:
+        raise EngineError(
+            "The router's tokens are not the tokens of the micro-batch.",
+            where="padding mask of mixture-of-experts routing",
+            why=f"the mask is {tuple(mask.shape)}, the hidden states {tuple(hidden.shape[:2])} (sequence, batch)",
+        )
+    return mask
+
+
+MODULE = "megatron.core.transformer.moe.moe_utils"
+NAME = "te_general_gemm"
+
+
+def define_missing_gemm(_context: PatchContext) -> Installed:
+    """Define the function's name as None, as Megatron's code expects where there is no such function."""
+    module = importlib.import_module(MODULE)
+    setattr(module, NAME, None)
+    return Installed(lambda: delattr(module, NAME))

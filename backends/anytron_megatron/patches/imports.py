@@ -1,21 +1,24 @@
-"""Import mcore-bridge, and record what its import changes in other packages."""
+"""Fixes of what Megatron, mcore-bridge, transformers and peft do as they are imported, or would import."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import sys
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from anytron.base.errors import EngineError
 from anytron.device.patches import Installed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from anytron.device.hooks.types import PatchContext
+
 
 # Modules that mcore_bridge/patcher.py and tuners/patcher.py import and patch. We import them first, so that
 # their own definitions do not count as changes.
@@ -123,3 +126,61 @@ def _compare(owner: Any, before: dict[str, Any]) -> Iterator[Change]:
         filled_in = old is _ABSENT and isinstance(owner, ModuleType) and type(owner) is not ModuleType
         if callable(value) and not filled_in:
             yield Change(owner, name, old)
+
+
+# Regular expressions of how messages begin, and where megatron-core emits them: 0.16.1 unless another is named.
+WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
+    # inference/contexts/__init__.py:9
+    (r"The following imports from `dynamic_context\.py` will be removed", DeprecationWarning),
+    # transformer/custom_layers/transformer_engine.py, imported by transformer/multi_latent_attention.py:36
+    (r"The 'megatron\.core\.transformer\.custom_layers\.transformer_engine'", DeprecationWarning),
+    # models/backends.py:21, models/gpt/gpt_layer_specs.py:70
+    (r"Apex is not installed\. Falling back to Torch Norm", UserWarning),
+    # optimizer/clip_grads.py:29
+    (r"Transformer Engine and Apex are not installed\.", UserWarning),
+    # 0.17.1 and later: hyper_comm_grid.py:20
+    (r"absl\.logging is not installed\.", UserWarning),
+)
+# Loggers that report their configuration at level INFO, on every rank.
+TALKATIVE_LOGGERS = ("megatron.core.distributed.fsdp", "megatron.core.num_microbatches_calculator")
+
+
+def filter_messages(_context: PatchContext) -> Installed:
+    """Filter the warnings, and the talkative loggers below WARNING."""
+    filters_before = list(warnings.filters)
+    for message, category in WARNINGS:
+        warnings.filterwarnings("ignore", message=r"\s*" + message, category=category)
+    added = [entry for entry in warnings.filters if entry not in filters_before]
+    levels = {name: logging.getLogger(name).level for name in TALKATIVE_LOGGERS}
+    for name in TALKATIVE_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+    def undo() -> None:
+        # The end of a warnings.catch_warnings() block may have removed them already.
+        for entry in added:
+            if entry in warnings.filters:
+                warnings.filters.remove(entry)  # type: ignore[attr-defined]
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+    return Installed(undo)
+
+
+def refuse_model_code(original: Callable[..., str]) -> Callable[..., NoReturn]:
+    """Replace what finds such a file, imports the packages that it names, and copies it to where it is imported."""
+    del original
+
+    def get_cached_module_file(directory: Any, module_file: str, *_: Any, **__: Any) -> NoReturn:
+        raise EngineError(
+            "A model directory wants to run its own code.",
+            where=f"{directory}, {module_file}",
+            why="Anytron runs no code of a model directory, whatever its files say (SECURITY.md)",
+            fix="use a model whose code is in transformers",
+        )
+
+    return get_cached_module_file
+
+
+def deny_transformer_engine(_original: Callable[[], bool]) -> Callable[[], bool]:
+    """Replace a probe for Transformer Engine: answer no."""
+    return lambda: False

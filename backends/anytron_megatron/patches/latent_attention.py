@@ -1,27 +1,86 @@
-"""Pad the values of multi-latent attention in thd, for kernels that need them as wide as queries and keys.
-
-DeepSeek's heads are 192 wide for queries and keys (128 + 64 of rotary embedding) and 128 for values.
-Transformer Engine's packed kernels of several versions, and MindSpeed's TND kernel, refuse that.
-Megatron pads values itself from 0.16.2 on (Megatron-LM #3003, ``_run_core_attention``). For earlier
-versions this wraps ``MultiLatentAttention.forward``. Its body differs from version to version; all versions share
-two places, the call of the core attention and its recomputation, and only these are changed.
-"""
+"""Fixes of multi-latent attention: packed sequences, narrow values, and its queries and rotary keys."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from contextlib import ExitStack
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch.nn import functional as F  # noqa: N812 - its usual name
-
-from anytron_megatron.patches.shadow import shadowed
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
+
+
+_ABSENT = object()
+
+
+@contextmanager
+def shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of the instance inside the block, and restore it afterwards.
+
+    It bypasses ``__setattr__``, because ``torch.nn.Module``'s would register modules and parameters.
+    """
+    own = vars(owner)
+    before = own.get(name, _ABSENT)
+    own[name] = value
+    try:
+        yield
+    finally:
+        if before is _ABSENT:
+            del own[name]
+        else:
+            own[name] = before
+
+
+def drop_batch_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``get_query_key_value_tensors``: return ``[T, N, D]`` for packed sequences, not ``[T, 1, N, D]``."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def get_query_key_value_tensors(*args: Any, **kwargs: Any) -> Any:
+        packed = signature.bind(*args, **kwargs).arguments.get("packed_seq_params")
+        answer = original(*args, **kwargs)
+        if packed is None or packed.qkv_format != "thd":
+            return answer
+        return tuple(tensor.squeeze(1) for tensor in answer)
+
+    return get_query_key_value_tensors
+
+
+def rotate_without_batch_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``_apply_rotary_pos_emb_thd``: rotate ``[T, 1, N, D]`` as it does ``[T, N, D]``."""
+
+    @functools.wraps(original)
+    def _apply_rotary_pos_emb_thd(t: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if t.ndim != 4:
+            return original(t, *args, **kwargs)
+        return original(t.squeeze(1), *args, **kwargs).unsqueeze(1)
+
+    return _apply_rotary_pos_emb_thd
+
+
+def rotate_at_padded_positions(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``get_query_key_value_tensors``: pass where padded sequences start, as Megatron does from 0.14 on."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def get_query_key_value_tensors(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        packed = bound.arguments.get("packed_seq_params")
+        if packed is not None and packed.cu_seqlens_q_padded is not None:
+            bound.arguments["packed_seq_params"] = replace(
+                packed, cu_seqlens_q=packed.cu_seqlens_q_padded, cu_seqlens_kv=packed.cu_seqlens_kv_padded
+            )
+        return original(*bound.args, **bound.kwargs)
+
+    return get_query_key_value_tensors
+
 
 VALUE_WIDTH = "hidden_size_per_attention_head_v"
 """Attribute in which Transformer Engine's and MindSpeed's attention modules keep the width that values must have."""
@@ -122,5 +181,46 @@ def _keeping(attention: Any, extra: dict[str, Tensor]) -> Callable[..., Any]:
         answer = inner(hidden_states, *args, **kwargs)
         extra.update(x=hidden_states, qr=answer[3])  # query, key, value, compressed query, compressed key and value
         return answer
+
+    return get_query_key_value_tensors
+
+
+def keep_query_projection(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``QKNormConfigResolver._mla_fused_linear_or_default``.
+
+    DeepSeek's norm of queries is that of their compressed form (``q_a_layernorm``). Where ``q_lora_rank`` is None there
+    is none, and the layer specs name a projection without one; megatron-core 0.19 takes one with a norm instead.
+    """
+
+    @functools.wraps(original)
+    def _mla_fused_linear_or_default(self: Any, module_spec: Any, module_name: str) -> Any:
+        if module_name == "linear_q_proj":
+            return module_spec or self.linear_impl
+        return original(self, module_spec, module_name)
+
+    return _mla_fused_linear_or_default
+
+
+GATHER = "gather_from_sequence_parallel_region"
+"""The name under which the class's module holds the collective that it calls."""
+
+
+def share_whole_sequences(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap mcore-bridge's ``MLASelfAttention.get_query_key_value_tensors``.
+
+    All heads share one rotary key, ``[S, B, D]``. It gathers this key over the sequence with any tensor parallelism,
+    although each rank has whole sequences unless ``sequence_parallel`` is set. Then the key is passed on as it is, and
+    its gradient is summed over the ranks, as each rank has a part of the heads that it serves (Megatron-LM #6839).
+    """
+    module = sys.modules[original.__module__]
+
+    @functools.wraps(original)
+    def get_query_key_value_tensors(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.config.sequence_parallel:
+            return original(self, *args, **kwargs)
+        from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region
+
+        with shadowed(module, GATHER, copy_to_tensor_model_parallel_region):
+            return original(self, *args, **kwargs)
 
     return get_query_key_value_tensors

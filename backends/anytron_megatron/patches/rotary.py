@@ -1,4 +1,4 @@
-"""Rotate queries and keys by the platform's kernel, where Megatron would do it in torch."""
+"""Fixes of rotary embeddings: their kernel, their positions with a cache of keys, and transformers' table of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,39 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    Rotation = Callable[..., Tensor]
+
+def tell_context(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``GPTModel._preprocess``: ``_get_rotary_pos_emb``, which it calls, is told the inference context."""
+
+    @functools.wraps(original)
+    def _preprocess(self: Any, *args: Any, inference_context: Any = None, **kwargs: Any) -> Any:
+        if inference_context is None:
+            return original(self, *args, **kwargs)
+        told = functools.partial(self._get_rotary_pos_emb, inference_context=inference_context)
+        self._get_rotary_pos_emb = told
+        try:
+            return original(self, *args, inference_context=inference_context, **kwargs)
+        finally:
+            del self._get_rotary_pos_emb
+
+    return _preprocess
+
+
+def keep_table(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that changes ``ROPE_INIT_FUNCTIONS``: restore the table after each call."""
+
+    @functools.wraps(original)
+    def get_rope_inv_freq(*args: Any, **kwargs: Any) -> Any:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        before = dict(ROPE_INIT_FUNCTIONS)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            ROPE_INIT_FUNCTIONS.clear()
+            ROPE_INIT_FUNCTIONS.update(before)
+
+    return get_rope_inv_freq
 
 
 def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -74,8 +106,8 @@ def rotate_in_layers(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rotated(
-    rotate: Rotation,
-    theirs: Rotation,
+    rotate: Callable[..., Tensor],
+    theirs: Callable[..., Tensor],
     latent: bool,
     t: Tensor,
     freqs: Tensor,

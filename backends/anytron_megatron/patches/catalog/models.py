@@ -1,0 +1,64 @@
+"""Patches of parts of models: vision towers, routers of experts, and the heads of classifiers."""
+
+from __future__ import annotations
+
+from anytron.device.patches import Patch, Phase
+from anytron_megatron.patches.catalog.packages import BRIDGE, BRIDGE_VERSIONS, FIXES, MEGATRON
+
+SCORE_HEAD = Patch(
+    id="megatron.mcore-bridge-score-head",
+    target="mcore_bridge.bridge.gpt_bridge:GPTBridge._split_tp",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason=(
+        "the head of a classifier is filled up to a multiple of the tensor-parallel size as if it were a vocabulary, "
+        "though each rank has all of it: one of a single label cannot be loaded on two ranks"
+    ),
+    upstream="mcore_bridge/bridge/gpt_bridge.py, lines 171 to 179 and 199: output_layer.weight counts as an embedding",
+    remove_when="mcore-bridge loads a model of task_type='seq_cls' with num_labels=1 on two tensor-parallel ranks",
+    replacement=f"{FIXES}.score_head:keep_whole",
+)
+
+
+DEEPSTACK = Patch(
+    id="megatron.mcore-bridge-deepstack",
+    target="mcore_bridge.model.mm_gpts.qwen3_vl:Qwen3VL_Vit._get_inputs_embeds",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    requires=BRIDGE_VERSIONS,
+    reason=(
+        "with several padded rows, deepstack features reach the wrong images (and fail with context parallelism); "
+        "with sequence parallelism their gradient is divided by the tensor-parallel size"
+    ),
+    upstream="mcore_bridge/model/mm_gpts/qwen3_vl.py, _get_inputs_embeds, lines 137 to 160",
+    remove_when="the tests of these three faults pass without this patch",
+    replacement=f"{FIXES}.deepstack:number_features",
+)
+
+
+ROUTER_PADDING = Patch(
+    id="megatron.router-padding",
+    target="megatron.core.transformer.moe.router:TopKRouter.forward",
+    phase=Phase.BEFORE_BUILD,
+    package=MEGATRON,
+    requires=">=0.16",
+    reason=(
+        "auxiliary losses and expert biases count padding: mcore-bridge's forward takes no padding mask, and its "
+        "vision models drop unknown arguments (on later pipeline stages all of them)"
+    ),
+    upstream="mcore_bridge/model/gpt_model.py, forward; mcore_bridge/model/mm_gpt_model.py, line 125: kwargs = {}",
+    remove_when="mcore-bridge's models take padding_mask, as Megatron's own GPTModel.forward does",
+    replacement=f"{FIXES}.router_padding:mask_padding",
+)
+ROUTER_GEMM = Patch(
+    id="megatron.router-gemm",
+    target="megatron.core.transformer.moe.moe_utils:te_general_gemm",
+    phase=Phase.BEFORE_BUILD,
+    package=MEGATRON,
+    requires=">=0.13,<0.17",
+    reason="without Transformer Engine the router raises NameError: name 'te_general_gemm' is not defined",
+    upstream="megatron-core 0.16.1, moe_utils.py, lines 16 to 39 and 1192; 0.19 defines it as None",
+    remove_when="megatron-core before 0.17 is not supported",
+    install=f"{FIXES}.router_gating:define_missing_gemm",
+)

@@ -1,0 +1,161 @@
+"""Fixes of Gated DeltaNet: its padding, the gradients of its norms, and its kernels."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from anytron.base.errors import EngineError
+from anytron.device.patches import Installed
+from anytron.kernels.contract import KernelName, KernelSpec
+from anytron.sequences.masks import current_mask
+from anytron.sequences.planning import zigzag_order
+from anytron_megatron.models.release import delta_net_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+    from anytron.device.hooks.types import PatchContext
+
+
+def leave_out_padding(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``GatedDeltaNet.forward``: set padding of rows to zero before and after; it has no gradient.
+
+    A zero stays zero in the layer's norm and projections (none has a bias), is to the convolution what comes
+    before a sequence's start, and has key and value 0, so it adds nothing to the recurrent state. The state
+    decays at padding, which no real token sees: before the first one it is zero, and after the last one nothing
+    reads it. Packed sequences need no mask: kernels start afresh at each sequence, whose padding comes last.
+
+    Raises:
+        EngineError: The layer runs outside of a micro-batch's scope, or the shapes of mask and rows differ.
+    """
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def forward(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        given = signature.bind(self, hidden_states, *args, **kwargs).arguments
+        if given.get("packed_seq_params") is not None:
+            return original(self, hidden_states, *args, **kwargs)  # type: ignore[no-any-return]
+        padding = _padding(self, hidden_states)
+        # masked_fill, not a product: the gradient is 0 even where padding holds NaN.
+        output, bias = original(self, hidden_states.masked_fill(padding, 0), *args, **kwargs)
+        return output.masked_fill(padding, 0), bias
+
+    return forward
+
+
+def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
+    """Mark padding among a layer's inputs: bool ``[S, B, 1]``, of this rank's part of ``S``, True = MASKED."""
+    mask = current_mask()
+    if mask is None or mask.linear_attn_mask is None:
+        raise EngineError(
+            "A Gated DeltaNet layer does not know which tokens are padding.",
+            where=f"layer {layer.layer_number}",
+            why="it runs outside of its micro-batch's scope" if mask is None else "the mask has no linear_attn_mask",
+            fix="run the model inside anytron.sequences.masks.scope_of(mask), or on packed sequences",
+        )
+    padding = ~mask.linear_attn_mask.t()
+    context, parts = layer.pg_collection.cp, layer.sp_size
+    rows, columns = hidden_states.shape[:2]
+    if padding.shape != (rows * parts * context.size(), columns):
+        raise EngineError(
+            "The mask of a Gated DeltaNet layer has another shape than its input.",
+            where=f"layer {layer.layer_number}",
+            why=f"linear_attn_mask is {tuple(mask.linear_attn_mask.shape)} (batch, sequence), the input "
+            f"{(rows, columns)} (sequence over {parts * context.size()} ranks, batch)",
+        )
+    if context.size() > 1:
+        order = zigzag_order(torch.full((1,), len(padding), device=padding.device), context.size(), len(padding))
+        padding = padding.index_select(0, order.chunk(context.size())[context.rank()])
+    if parts > 1:
+        # With sequence parallelism the ranks hold consecutive parts of these rows.
+        padding = padding.chunk(parts)[layer.pg_collection.tp.rank()]
+    return padding[..., None]
+
+
+def sum_partial_gradients(original: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``GatedDeltaNet.__init__``.
+
+    The norm inside the first projection sees whole sequences, so its gradient is complete on every rank. It is
+    marked ``sequence_parallel``, and Megatron would sum it over ranks: tp times too large. The norm of the heads'
+    output sees this rank's heads only. Megatron sums its gradient with sequence parallelism; without it each rank
+    keeps its part, which the hook here sums.
+    """
+
+    @functools.wraps(original)
+    def construct(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, config, *args, **kwargs)
+        if self.tp_size == 1:
+            return
+        if config.sequence_parallel:
+            first = getattr(self, "in_proj", None)  # split projections have their norm outside
+            for name in ("layer_norm_weight", "layer_norm_bias"):
+                if (parameter := getattr(first, name, None)) is not None:
+                    parameter.sequence_parallel = False
+            return
+        group = self.pg_collection.tp
+
+        def summed(grad: Tensor) -> Tensor:
+            total = grad.clone()
+            dist.all_reduce(total, group=group)
+            return total
+
+        for parameter in self.out_norm.parameters():
+            parameter.register_hook(summed)
+
+    return construct
+
+
+def install_kernels(context: PatchContext) -> Installed:
+    """Give mcore-bridge's Gated DeltaNet the platform's kernels.
+
+    mcore-bridge calls them by the names and signatures of flash-linear-attention (``None`` without that package).
+    Its layer inherits the constructor of Megatron's class, which refuses to build without the package, although
+    the layer then uses nothing of it: what the constructor keeps, mcore-bridge's forward does not call.
+    """
+    from mcore_bridge.model.modules import gated_delta_net as bridge
+
+    from anytron.kernels.gated_delta_rule import l2norm
+
+    constructor, rules = delta_net_modules()
+    spec = KernelSpec(context.platform.runtime().device_type)
+    convolve = context.kernels.fused_kernel(KernelName.CAUSAL_CONV1D, spec)
+    rule = context.kernels.fused_kernel(KernelName.GATED_DELTA_RULE, spec)
+
+    def causal_conv1d(
+        x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, None]:
+        """Stand in for ``fla.modules.convolution.causal_conv1d`` as the layer calls it; there is no final state."""
+        return convolve(x, weight, bias, activation in ("silu", "swish"), cu_seqlens), None
+
+    def chunk_gated_delta_rule(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor | None = None, **unused: Any
+    ) -> tuple[Tensor, None]:
+        """Stand in for ``fla.ops.gated_delta_rule.chunk_gated_delta_rule`` as the layer calls it; no final state.
+
+        The other arguments say that there is no initial state, that the caller wants no final one, and that
+        queries and keys are normalised already.
+        """
+        wanted = {name: value for name, value in unused.items() if value not in (None, False)}
+        if wanted:
+            raise EngineError("The gated delta rule does not have these options.", why=str(sorted(wanted)))
+        return rule(q, k, v, g, beta, q.shape[-1] ** -0.5, cu_seqlens), None
+
+    with ExitStack() as stack:
+        for module, name, value in (
+            (constructor, "HAVE_FLA", True),
+            (rules, "chunk_gated_delta_rule", chunk_gated_delta_rule),
+            (bridge, "l2norm", l2norm),
+            (bridge, "causal_conv1d", causal_conv1d),
+            (bridge, "chunk_gated_delta_rule", chunk_gated_delta_rule),
+        ):
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)
+        return Installed(stack.pop_all().close)

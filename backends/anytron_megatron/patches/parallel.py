@@ -1,0 +1,106 @@
+"""Fixes of process groups, of collectives, of sends between pipeline stages, and of recomputation."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from anytron.sequences.scopes import rescoped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from torch import Tensor
+
+
+def share_groups_of_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``create_group``: for the same single rank and timeout, return the group made first.
+
+    To make a group is a collective of all ranks, members or not, and gives it a number. All ranks ask for the same
+    groups in the same order. Whether a group is shared depends on the request alone, never on a rank's membership,
+    so that either all ranks make a new one or none does.
+
+    Two kinds are not shared: groups with options (a communicator's size), because they differ, and groups with a
+    backend, because ``destroy_model_parallel`` destroys them one by one and only on their members. All others live
+    as long as the default group, and so do shared ones.
+    """
+    shared: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, timedelta | None], Any]] = WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def create(
+        ranks: list[int] | None = None,
+        timeout: timedelta | None = None,
+        backend: str | None = None,
+        pg_options: Any = None,
+        use_local_synchronization: bool = False,
+        group_desc: str | None = None,
+    ) -> Any:
+        make = functools.partial(original, ranks, timeout, backend, pg_options, use_local_synchronization)
+        if ranks is None or len(ranks) != 1 or backend or pg_options is not None or use_local_synchronization:
+            return make(group_desc)
+        world = dist.group.WORLD
+        assert world is not None, "Megatron makes groups after torch.distributed is initialised"
+        groups = shared.setdefault(world, {})
+        key = (ranks[0], timeout)
+        if key not in groups:
+            groups[key] = make("ONE_RANK")
+        return groups[key]
+
+    return create
+
+
+def skip_for_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function ``(output, input, ..., group, async_op)`` whose output is its input if the group is one rank.
+
+    One that is to overlap with computation is called: Megatron waits for what it returns.
+    """
+
+    @functools.wraps(original)
+    def collective(
+        output: Tensor, tensor: Tensor, *, group: dist.ProcessGroup, async_op: bool = False, **rest: Any
+    ) -> Any:
+        if async_op or dist.get_world_size(group) > 1:
+            return original(output, tensor, group=group, async_op=async_op, **rest)
+        if output.data_ptr() != tensor.data_ptr():
+            output.copy_(tensor)
+        return None
+
+    return collective
+
+
+def send_aliases(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``_p2p_ops``: send other tensor objects that share the memory of those given."""
+
+    @functools.wraps(original)
+    def post(*, tensor_send_prev: Tensor | None, tensor_send_next: Tensor | None, **rest: Any) -> Any:
+        return original(
+            tensor_send_prev=None if tensor_send_prev is None else tensor_send_prev.detach(),
+            tensor_send_next=None if tensor_send_next is None else tensor_send_next.detach(),
+            **rest,
+        )
+
+    return post
+
+
+def rescope_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``checkpoint(function, ...)`` and ``te_checkpoint(forward_func, ...)``."""
+
+    @functools.wraps(original)
+    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return original(rescoped(function), *args, **kwargs)
+
+    return checkpoint
+
+
+def rescope_method(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``CheckpointWithoutOutput.checkpoint(self, run_function, ...)``."""
+
+    @functools.wraps(original)
+    def checkpoint(self: Any, run_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return original(self, rescoped(run_function), *args, **kwargs)
+
+    return checkpoint

@@ -1,0 +1,219 @@
+"""Rewards that compare a response with the right answer, or that find an answer by its pattern."""
+
+from __future__ import annotations
+
+from functools import cache, cached_property
+from math import isfinite
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from anytron.base.errors import DataError
+from anytron.config.section import Section
+from anytron.task.data.reasoning_gym import ENTRY, missing_library
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anytron.task.rewards.sample import Sample
+
+
+MATCH_S = 1.0
+"""Seconds of processor time that a pattern may take for a response.
+
+It takes microseconds unless it backtracks without end."""
+
+
+class ReferenceReward(Section):
+    """A reward that needs an entry of the prompt's data."""
+
+    key: str = "answer"
+    """The entry of the prompt's data that holds the right answer."""
+
+    def check_prompt(self, data: Mapping[str, Any]) -> None:
+        """Find out before the run whether a prompt has the entry.
+
+        Raises:
+            DataError: It has not.
+        """
+        if self.key not in data:
+            raise DataError(
+                f"The prompt has no entry {self.key!r}.",
+                why=f"its data has {', '.join(map(repr, data)) or 'nothing'}",
+                fix="set the reward's option key, or give the data to the prompts",
+            )
+        if why := self.examine_answer(data[self.key]):
+            raise DataError(
+                f"The right answer, entry {self.key!r}, cannot be read.",
+                why=why,
+                fix="correct the data or the reward's option key, or leave such prompts out: data.on_bad_answer=drop",
+            )
+
+    def examine_answer(self, answer: object) -> str | None:
+        """Say why an answer cannot be the right one; None if it can. It is looked at in the driver: no evaluation."""
+        if answer is None:
+            return "it is null: an empty cell, or a column that this row does not have"
+        if isinstance(answer, str):
+            return None if answer.strip() else "it is empty, and every response contains it"
+        if isinstance(answer, int) and not isinstance(answer, bool):
+            return None
+        if isinstance(answer, float) and not isfinite(answer):
+            return f"it is {answer}, which is not a number"
+        hint = ": a response with 3 does not equal 3.0" if isinstance(answer, float) else ""
+        return f"it is {type(answer).__name__}, {str(answer)[:40]!a}, where a text or a whole number should be{hint}"
+
+    def reference(self, sample: Sample) -> str:
+        """The right answer as text, without white space around it."""
+        return str(sample.data[self.key]).strip()
+
+
+class ExactMatch(ReferenceReward):
+    """Give 1 to a response that is the right answer, else 0. White space around both is ignored.
+
+    Where there is an environment, the response is what the model wrote in its last turn; so in all that follow.
+    """
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float]:
+        """Score samples."""
+        return [float(sample.turns[-1].strip() == self.reference(sample)) for sample in samples]
+
+
+class Contains(ReferenceReward):
+    """Give 1 to a response that contains the right answer, else 0."""
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float]:
+        """Score samples."""
+        return [float(self.reference(sample) in sample.turns[-1]) for sample in samples]
+
+
+class PatternReward(Section):
+    """A reward that looks for a pattern."""
+
+    pattern: str = Field(min_length=1)
+    """The regular expression; ``.`` matches line ends, too."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        import regex
+
+        try:
+            regex.compile(pattern, regex.DOTALL)
+        except regex.error as error:
+            raise ValueError(f"no regular expression: {error}") from error
+        return pattern
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The pattern as the library has it."""
+        import regex
+
+        return regex.compile(self.pattern, regex.DOTALL)
+
+
+class Format(PatternReward):
+    """Give 1 to a response that matches the pattern from beginning to end, but for white space around it; else 0.
+
+    Where the chat template opens ``<think>`` in the prompt, the response is looked at with it, so that one pattern does
+    for all templates; so in all rewards with patterns.
+    """
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
+        """Score samples; a pattern that takes too long is a failure of that sample."""
+        return [self._score(sample.last_message.strip()) for sample in samples]
+
+    def _score(self, text: str) -> float | Exception:
+        try:
+            return float(self.compiled.fullmatch(text, timeout=MATCH_S) is not None)
+        except TimeoutError:
+            return _endless()
+
+
+class Regex(PatternReward, ReferenceReward):
+    """Find the pattern's last match in a response, and give 1 if what it captured is the right answer, else 0.
+
+    What is captured is the pattern's first group, or the whole match if it has none.
+    """
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
+        """Score samples; a pattern that takes too long is a failure of that sample."""
+        return [self._score(sample) for sample in samples]
+
+    def _score(self, sample: Sample) -> float | Exception:
+        found = last_captured(self.compiled, sample.last_message)
+        if isinstance(found, Exception):
+            return found
+        return float(found is not None and found.strip() == self.reference(sample))
+
+
+def last_captured(pattern: Any, text: str) -> str | Exception | None:
+    """Find what a pattern of ``regex`` captures where it matches last: its first group, or all if it has none.
+
+    Returns:
+        The text; None if there is no match; an error if it takes too long.
+    """
+    last = None
+    try:
+        for match in pattern.finditer(text, timeout=MATCH_S):
+            last = match
+    except TimeoutError:
+        return _endless()
+    return None if last is None else (last[1] if pattern.groups else last[0]) or ""
+
+
+def _endless() -> TimeoutError:
+    return TimeoutError(
+        f"the pattern took more than {MATCH_S:g} s of processor time for this response: "
+        "it backtracks; make it less ambiguous"
+    )
+
+
+class ReasoningGym(PatternReward):
+    """Give what the task's own verifier gives, mostly from 0 to 1; needs prompts of ``data.source: reasoning_gym``."""
+
+    confined: ClassVar[bool] = True
+    """Several of its verifiers call ``eval`` on what the model answered."""
+
+    pattern: str = Field(".+", min_length=1)
+    """Where the answer is: the first group of the last match of this regular expression, or the whole match. White
+    space around it is ignored."""
+
+    def check_machine(self) -> None:
+        """Check that the library is there.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        try:
+            import reasoning_gym  # noqa: F401
+        except ImportError as error:
+            raise missing_library("rewards") from error
+
+    def check_prompt(self, data: Mapping[str, Any]) -> None:
+        """Find out before the run whether a prompt is one of reasoning-gym.
+
+        Raises:
+            DataError: It is not.
+        """
+        if data.get(ENTRY) is None:  # of a table that has other prompts, too, the entry is null
+            raise DataError(
+                "The prompt does not come from reasoning-gym.", fix="start a new run with data.source=reasoning_gym"
+            )
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
+        """Score samples; a response without an answer gets 0."""
+        return [self._score(sample) for sample in samples]
+
+    def _score(self, sample: Sample) -> float | Exception:
+        answer = last_captured(self.compiled, sample.last_message)
+        if answer is None or isinstance(answer, Exception):
+            return 0.0 if answer is None else answer
+        entry = sample.data[ENTRY]
+        return float(_scorer(entry["metadata"]["source_dataset"])(answer.strip(), entry))
+
+
+@cache
+def _scorer(task: str) -> Any:
+    from reasoning_gym import get_score_answer_fn
+
+    return get_score_answer_fn(task)
