@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anytron.device.patches.versions import installed_version
+from anytron.device.patches.plan import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

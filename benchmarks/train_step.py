@@ -8,7 +8,7 @@ forward with labels, cross entropy over whole logits, backward, ``finalize_model
 (``plain`` of log_probs.py). They take turns, and get the same packed sequences, up to 4096 tokens long, in one
 micro-batch.
 
-MFU is the floating-point operations that the model needs (:mod:`anytron.workers.engines.flops`, as for the metric
+MFU is the floating-point operations that the model needs (:mod:`anytron.workers.engines.estimates`, as for the metric
 ``throughput/mfu``), by the time, by what the device does in a product of two large square matrices of the same element
 type, measured in the same run (``matmul_flop_per_s``). Recomputed operations do not count.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.config.schema import RunConfig
     from anytron.sequences.batch import RaggedBatch
-    from anytron.workers.engines.inspection import Inspection
+    from anytron.workers.engines.training_engine import Inspection
     from anytron_megatron.experts.experts import Experts
     from anytron_megatron.models.source import ModelSource
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch

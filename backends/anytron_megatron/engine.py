@@ -41,9 +41,15 @@ if TYPE_CHECKING:
     from anytron.record.checkpoint.manifest import FileRecord
     from anytron.sequences.batch import RaggedBatch, TokenOutputs
     from anytron.workers.engines.context import EngineContext
-    from anytron.workers.engines.inspection import Inspection
     from anytron.workers.engines.rollout_engine import GenerationRequest, Response
-    from anytron.workers.engines.training_engine import Additions, Conformance, ScoringRole, Topology, UpdatedModel
+    from anytron.workers.engines.training_engine import (
+        Additions,
+        Conformance,
+        Inspection,
+        ScoringRole,
+        Topology,
+        UpdatedModel,
+    )
     from anytron.workers.weights.transfer import Sent, WeightDestination
     from anytron_megatron.critic import Critic
     from anytron_megatron.generation.policy_rollout import PolicyRollout

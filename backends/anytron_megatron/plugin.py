@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron.device.hooks.markers import hookimpl
+from anytron.device.hooks.specs import hookimpl
 from anytron.device.hooks.types import Requirement
 from anytron_megatron.checks.run import run_diagnostics
 from anytron_megatron.checks.training import NO_NONDETERMINISTIC_ALGORITHM

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class MegatronRewardModel:
-    """Score sequences. Implements :class:`anytron.workers.engines.reward_model.RewardModelEngine`.
+    """Score sequences. Implements :class:`anytron.workers.engines.training_engine.RewardModelEngine`.
 
     Its process groups are its own, and so are its parallel sizes: Megatron has one layout in a process
     (``megatron.core.parallel_state``), which is why the policy's ranks do not hold it.

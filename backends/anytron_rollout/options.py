@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from anytron.base.components import Component, EngineInfo
+from anytron.base.errors import ConfigError
+from anytron.config.diagnostics import Diagnostic
 from anytron.config.section import Section
+from anytron.task.data.model_files import read_config
+from anytron.workers.engines.estimates import BYTES, MemoryPart, key_value_elements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from anytron.config.schema import RunConfig
+    from anytron.device.platform import Platform
+    from anytron.workers.engines.estimates import DeviceMemory, TrainingEstimate, When
 
 
 class TransformersOptions(Section):
@@ -23,8 +35,57 @@ TRANSFORMERS = EngineInfo(
     options_model=TransformersOptions,
     capabilities=frozenset({"observation", "comparison", "sleep", "routing"}),
     takes_stream=True,
-    platform_check="anytron_rollout.routing_check:routing_diagnostics",
+    platform_check="anytron_rollout.options:routing_diagnostics",
     components=(Component("transformers", "transformers"), Component("accelerate", "accelerate")),
-    memory="anytron_rollout.memory:estimate",
+    memory="anytron_rollout.options:estimate",
     process_bytes=370 << 20,
 )
+
+
+LOGITS = 6
+"""Tensors of ``[B, V]`` that one step of sampling has at a time: logits, the copy that transformers hands on, scaled by
+the temperature, log-probs, noise, and the choice."""
+
+
+def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
+    """Count the weights of a replica, keys and values of a full batch at the end of its responses, and its logits."""
+    del device
+    rollout, element = run.rollout, BYTES[run.model.dtype]
+    when: When = "generation" if rollout.sleep else "always"
+    # A model that is spread lies on all devices that the process can use: with colocated ones, those of the ranks.
+    spread = TransformersOptions.model_validate(rollout.options).device_map is not None
+    devices = run.parallel.world_size if spread and rollout.placement == "colocated" else 1
+    where = f"spread over {devices} devices" if devices > 1 else "the whole model on a replica"
+    weights = MemoryPart(
+        "rollout-weights",
+        training.parameters * element // devices,
+        f"{training.parameters:,} numbers of {run.model.dtype}, {where}",
+        when,
+    )
+    elements = key_value_elements(training.config)
+    rows = min(rollout.max_batch_size, run.data.prompts_per_step * rollout.samples_per_prompt)
+    how = f"{rows} responses of {rollout.max_new_tokens} tokens, without their prompts; {elements:,} numbers of a token"
+    size = rows * rollout.max_new_tokens * elements * element // devices
+    cache = MemoryPart("rollout-cache", size, how, "generation")
+    entries = training.config.get("vocab_size", 0)
+    what = f"{LOGITS} float32 tensors of {rows} rows x {entries:,} entries"
+    return [weights, cache, MemoryPart("rollout-logits", LOGITS * rows * entries * 4, what, "generation")]
+
+
+TOLD = ("deepseek_v3", "qwen3_moe")
+"""Types of models of which :mod:`anytron_rollout.routing` can tell the routing: a test compares it with Megatron's."""
+
+
+def routing_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
+    """Refuse ``rollout.replay_routing`` for other models; the platform does not matter."""
+    del platform
+    if not config.rollout.replay_routing:
+        return
+    model = config.model
+    try:
+        fields = (model.config or {}) if model.path is None else read_config(Path(model.path))
+    except ConfigError:
+        return  # reported by itself
+    if fields.get("model_type") not in TOLD:
+        message = f"the engine transformers cannot record the routing of {fields.get('model_type')}"
+        yield Diagnostic("error", "rollout.replay_routing", message, f"leave it out; supported are {', '.join(TOLD)}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.base.errors import EngineError
-from anytron.workers.engines.routing import RoutingShape
+from anytron.workers.engines.rollout_engine import RoutingShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,9 +11,8 @@ from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
 from anytron.task.data.model_files import faults, read_config
 from anytron.task.data.pretrained import processor_files
-from anytron_vllm.adapter import LARGEST_RANK
 from anytron_vllm.installation import INSTALL, SUPPORTED, find_installation
-from anytron_vllm.options import VllmOptions
+from anytron_vllm.options import BUFFER_RANKS, VllmOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -188,8 +187,8 @@ def _lengths(text: Mapping[str, Any], run: RunConfig, options: VllmOptions) -> I
 
 def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accelerator: bool) -> Iterator[Diagnostic]:
     """Check what vLLM computes with adapters that come alone; merged ones are weights as others."""
-    if lora.rank > LARGEST_RANK:
-        message = f"vLLM supports adapters up to rank {LARGEST_RANK}"
+    if lora.rank > BUFFER_RANKS[-1]:
+        message = f"vLLM supports adapters up to rank {BUFFER_RANKS[-1]}"
         yield Diagnostic("error", "model.lora.rank", message, "choose a smaller one, or rollout.lora=merged")
     if family in PROVED_WITH_ADAPTERS:
         return

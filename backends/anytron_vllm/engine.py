@@ -10,14 +10,11 @@ import torch
 from anytron.base.errors import EngineError
 from anytron.task.data.pretrained import load_hf_config, load_tokenizer
 from anytron.workers.engines.sampling import StopStrings
-from anytron_vllm.adapter import ADAPTER_ID, AdapterDirectory
-from anytron_vllm.expected_weights import ExpectedWeights
 from anytron_vllm.installation import require_supported, require_torchvision
 from anytron_vllm.options import VllmOptions
-from anytron_vllm.prompts import ImageTokens, engine_input
-from anytron_vllm.received import chunks, put_together, receive_all
+from anytron_vllm.requests import ImageTokens, UnderWay, engine_input, sampling_params
 from anytron_vllm.start import engine_arguments, set_environment, start_directory
-from anytron_vllm.under_way import UnderWay, sampling_params
+from anytron_vllm.weights import ADAPTER_ID, AdapterDirectory, ExpectedWeights, chunks, put_together, receive_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

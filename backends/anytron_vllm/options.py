@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from anytron.base.components import Component, EngineInfo
 from anytron.config.section import Section
+from anytron.workers.engines.estimates import BYTES, MemoryPart
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.config.schema import RunConfig
+    from anytron.workers.engines.estimates import DeviceMemory, TrainingEstimate, When
+
+
+BUFFER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters that vLLM's buffers may have room for (vllm/config/lora.py, ``MaxLoRARanks``, 0.32)."""
 CPU_CACHE_GIB = 1.0
 """Memory for keys and values on a processor, unless the options say: vLLM would take half of the machine's."""
 
@@ -46,5 +56,30 @@ VLLM = EngineInfo(
     takes_stream=True,
     platform_check="anytron_vllm.checks:diagnostics",
     components=(Component("vllm", "vllm"), Component("transformers", "transformers")),
-    memory="anytron_vllm.memory:estimate",
+    memory="anytron_vllm.options:estimate",
 )
+
+
+DEFAULT_SHARE = 0.9
+"""vLLM's own ``gpu_memory_utilization``."""
+
+
+def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
+    """Count the weights and the cache that the options ask for; a share of the device holds both."""
+    options = VllmOptions.model_validate(run.rollout.options)
+    when: When = "generation" if run.rollout.sleep else "always"
+    ranks = options.tensor_parallel_size
+    size = training.parameters * BYTES[run.model.dtype] // ranks
+    weights = MemoryPart("rollout-weights", size, f"{training.parameters:,} numbers over {ranks} processes", when)
+    if options.kv_cache_gib is not None:
+        cache = int(options.kv_cache_gib * 2**30)
+        return [weights, MemoryPart("rollout-cache", cache, "rollout.options.kv_cache_gib", when, exact=True)]
+    if not device.accelerator:
+        how = "what the engine asks of vLLM on a processor; rollout.options.kv_cache_gib says otherwise"
+        return [weights, MemoryPart("rollout-cache", int(CPU_CACHE_GIB * 2**30), how, when)]
+    if device.total is None:
+        return [weights]
+    share = options.gpu_memory_utilization or DEFAULT_SHARE
+    rest = max(0, int(share * device.total) - size)
+    how = f"what rollout.options.gpu_memory_utilization={share:g} leaves after the weights"
+    return [weights, MemoryPart("rollout-cache", rest, how, when)]

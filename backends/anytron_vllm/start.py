@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.run.trainer.models import model_directory
 from anytron.task.data.pretrained import load_tokenizer, save_processor
-from anytron_vllm.adapter import adapter_arguments
-from anytron_vllm.options import CPU_CACHE_GIB
+from anytron_vllm.options import BUFFER_RANKS, CPU_CACHE_GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anytron.config.schema import RunConfig
+    from anytron.config.schema import LoraSection, RunConfig
     from anytron_vllm.options import VllmOptions
 
 
@@ -41,7 +40,7 @@ PREPARED_IMAGES: dict[str, Any] = {
     "mm_device_do_normalize": False,  # otherwise vLLM's vision tower normalises what the image processor has normalised
     "mm_processor_cache_gb": 0,
 }
-"""Arguments for models that take images: these come prepared (anytron_vllm.prompts)."""
+"""Arguments for models that take images: these come prepared (anytron_vllm.requests)."""
 
 
 @contextmanager
@@ -100,3 +99,9 @@ def engine_arguments(
         **{name: value for name, value in optional.items() if value is not None},
         **options.engine_args,
     }
+
+
+def adapter_arguments(section: LoraSection) -> dict[str, Any]:
+    """The arguments of ``vllm.EngineArgs`` for one adapter."""
+    room = min(rank for rank in BUFFER_RANKS if rank >= section.rank)
+    return {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": room}

@@ -2,7 +2,7 @@
 
 vLLM loads plugins in every process that it starts (entry point ``vllm.general_plugins``). The backend is used through
 vLLM's public calls alone: ``start_weight_update``, ``update_weights`` for each chunk, ``finish_weight_update``. What it
-gets has been verified before the first of them (:mod:`anytron_vllm.received`).
+gets has been verified before the first of them (:mod:`anytron_vllm.weights`).
 
 Whatever else of vLLM's insides this package uses is in this file: the layers' count of what they have loaded, and the
 kernels that compute from copies. Look here first when another version is to be supported.

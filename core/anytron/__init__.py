@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from anytron.config.diagnostics import Diagnostic
     from anytron.config.schema import RunConfig, default_run
     from anytron.config.section import Section
-    from anytron.device.hooks.markers import hookimpl
+    from anytron.device.hooks.specs import hookimpl
     from anytron.device.hooks.types import ConfigEdit, PatchContext, ProcessInfo, Requirement, Role
     from anytron.device.limits import Feature, Limit
     from anytron.device.loading import hooks_of

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from anytron.base.components import Component, EngineInfo
     from anytron.base.seeds import derive_seed
     from anytron.task.data.pretrained import load_hf_config, read_hf_config
-    from anytron.workers.engines.memory import TrainingEstimate
+    from anytron.workers.engines.estimates import TrainingEstimate
     from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
     from anytron.workers.engines.sampling import RequestQueue
     from anytron.workers.weights.transfer import Piece

@@ -39,7 +39,7 @@ LIGHT = (
     "anytron.base.errors",
     "anytron.device.loading.neutral",
     "anytron.device.hooks.facade",
-    "anytron.device.hooks.markers",
+    "anytron.device.hooks.specs",
     "anytron.device.hooks.specs",
     "anytron.device.hooks.types",
     "anytron.device.limits",

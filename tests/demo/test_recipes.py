@@ -12,7 +12,7 @@ import pytest
 
 from anytron.proof.planning import make_plan
 from anytron.run.preflight.open_run import open_run
-from anytron.workers.engines.memory import DeviceMemory
+from anytron.workers.engines.estimates import DeviceMemory
 from tests.fake_vllm import install
 from tests.recipes import FOLDER, recipes
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from anytron.device.patches.versions import installed_version
+from anytron.device.patches.plan import installed_version
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "upstream").glob("*.md"))

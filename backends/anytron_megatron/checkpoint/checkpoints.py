@@ -7,8 +7,10 @@ import pickle
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.core import CheckpointingConfig
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch.distributed.checkpoint.metadata import StorageMeta
@@ -16,14 +18,7 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from anytron.base.errors import EngineError
 from anytron.base.files import exhausted, sync
 from anytron.base.seeds import derive_seed
-from anytron_megatron.checkpoint.progress import (
-    PROGRESS,
-    ModelProgress,
-    Progress,
-    random_file,
-    random_states,
-    restore_random_states,
-)
+from anytron_megatron.checkpoint.progress import PROGRESS, ModelProgress, Progress
 from anytron_megatron.checkpoint.reader import TABLE, load_tensors
 from anytron_megatron.checkpoint.tensors import prepare_state, steps_done, trained_tensors
 from anytron_megatron.checkpoint.unpickling import refusal
@@ -34,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from torch import Tensor
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
@@ -48,6 +44,10 @@ Value = TypeVar("Value")
 
 FORMAT = "metadata.json"
 """By this file Megatron knows a ``torch_dist`` checkpoint."""
+
+HOST, DEVICE, TRACKED = "host", "device", "tracked."
+"""Keys of random states, which name no device: torch's generator of the processor, the device's, and the states of
+Megatron's tracker by name. Nothing of the engine draws from Python's or NumPy's generators."""
 
 
 class Checkpoints:
@@ -83,7 +83,7 @@ class Checkpoints:
         self.close()
         rank = dist.get_rank()
         plan = plan_writing(shard for one in self._tensors() for shard in one.shards)
-        files = {random_file(rank): save(random_states(self._runtime))}
+        files = {_random_file(rank): save(_random_states(self._runtime))}
         progress = self._progress()
         if rank == 0:
             files[PROGRESS] = progress.to_json()
@@ -168,9 +168,9 @@ class Checkpoints:
         if progress.layout != self._layout:
             parallel.seed_generators(derive_seed(self._seed, "another layout", progress.models["policy"].updates))
             return
-        file = directory / random_file(dist.get_rank())
+        file = directory / _random_file(dist.get_rank())
         try:
-            restore_random_states(load_file(file), self._runtime)
+            _restore(load_file(file), self._runtime)
         except (OSError, SafetensorError, KeyError, RuntimeError, TypeError) as error:
             raise exhausted(error, str(file)) or refusal(file, f"{type(error).__name__}: {error}") from error
 
@@ -194,3 +194,24 @@ def _gathered(value: Value) -> list[Value]:
     values: list[Value] = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def _random_file(rank: int) -> str:
+    """Name the safetensors file of a rank's random states."""
+    return f"random-{rank:05}.safetensors"
+
+
+def _random_states(runtime: DeviceRuntime) -> dict[str, Tensor]:
+    """Copy every random state of this rank, uint8 on the host."""
+    tracked = {f"{TRACKED}{name}": state for name, state in get_cuda_rng_tracker().get_states().items()}
+    states = {HOST: torch.get_rng_state(), DEVICE: runtime.get_rng_state(), **tracked}
+    return {name: state.detach().cpu().clone() for name, state in states.items()}
+
+
+def _restore(states: Mapping[str, Tensor], runtime: DeviceRuntime) -> None:
+    """Set every random state of this rank."""
+    torch.set_rng_state(states[HOST])
+    runtime.set_rng_state(states[DEVICE])
+    get_cuda_rng_tracker().set_states(
+        {name.removeprefix(TRACKED): state for name, state in states.items() if name.startswith(TRACKED)}
+    )

@@ -1,13 +1,10 @@
-"""How far an engine has come: counters and layout in JSON, and each rank's random states, beside the tensors."""
+"""How far an engine has come, and in which layout: the JSON beside the tensors."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
-
-import torch
-from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
 from anytron.config.json_files import read_object
 from anytron_megatron.checkpoint.unpickling import refusal
@@ -16,14 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from torch import Tensor
-
-    from anytron.device.runtime import DeviceRuntime
-
-
 PROGRESS = "progress.json"
-
-
 VERSION = 1
 
 
@@ -76,29 +66,3 @@ class Progress:
             return cls(dict(content["layout"]), models)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise refusal(file, f"{type(error).__name__}: {error}") from error
-
-
-HOST, DEVICE, TRACKED = "host", "device", "tracked."
-"""Keys: torch's generator of the processor, the device's, and the states of Megatron's tracker by name. Nothing of the
-engine draws from Python's or NumPy's generators."""
-
-
-def random_file(rank: int) -> str:
-    """Name a rank's file."""
-    return f"random-{rank:05}.safetensors"
-
-
-def random_states(runtime: DeviceRuntime) -> dict[str, Tensor]:
-    """Copy every random state of this rank, uint8 on the host."""
-    tracked = {f"{TRACKED}{name}": state for name, state in get_cuda_rng_tracker().get_states().items()}
-    states = {HOST: torch.get_rng_state(), DEVICE: runtime.get_rng_state(), **tracked}
-    return {name: state.detach().cpu().clone() for name, state in states.items()}
-
-
-def restore_random_states(states: Mapping[str, Tensor], runtime: DeviceRuntime) -> None:
-    """Set every random state of this rank."""
-    torch.set_rng_state(states[HOST])
-    runtime.set_rng_state(states[DEVICE])
-    get_cuda_rng_tracker().set_states(
-        {name.removeprefix(TRACKED): state for name, state in states.items() if name.startswith(TRACKED)}
-    )

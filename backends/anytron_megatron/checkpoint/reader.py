@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 
 from anytron.base.errors import EngineError
 from anytron.base.files import exhausted
-from anytron_megatron.checkpoint.shards import overlap
+from anytron_megatron.checkpoint.rectangles import overlap
 from anytron_megatron.checkpoint.unpickling import read_table_of_contents, read_tensor, refusal
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, 
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
 from anytron.base.errors import EngineError
+from anytron_megatron.checkpoint.rectangles import rectangles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -133,59 +134,3 @@ def _is_view(part: Tensor, tensor: Tensor) -> bool:
 def _data(part: Any) -> Tensor:
     tensor: Tensor = part.data
     return tensor
-
-
-def rectangles(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """Cut a range of a flattened tensor into rectangles, each contiguous.
-
-    In two dimensions these are the rest of a row, whole rows, and the beginning of a row.
-
-    Args:
-        shape: Of the tensor.
-        begin: First element.
-        end: One past the last.
-
-    Yields:
-        Offset and size of a rectangle, and the flat position with which it begins. In order.
-    """
-    if begin >= end:
-        return
-    if len(shape) <= 1:
-        yield (begin,) * len(shape), (end - begin,) * len(shape), begin
-        return
-    row = math.prod(shape[1:])
-    first, last = -(-begin // row), end // row  # whole rows
-    if first > last:
-        yield from _in_row(shape, last, begin - last * row, end - last * row)
-        return
-    yield from _in_row(shape, first - 1, begin - (first - 1) * row, row)
-    if first < last:
-        yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:]), first * row
-    yield from _in_row(shape, last, 0, end - last * row)
-
-
-def _in_row(
-    shape: tuple[int, ...], number: int, begin: int, end: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """Cut a range within one row. A range that begins at the row's end is empty."""
-    row = math.prod(shape[1:])
-    for offset, size, position in rectangles(shape[1:], begin, end):
-        yield (number, *offset), (1, *size), number * row + position
-
-
-def overlap(
-    offset: Sequence[int], size: Sequence[int], other_offset: Sequence[int], other_size: Sequence[int]
-) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Find what two rectangles of one tensor share.
-
-    Returns:
-        Where it lies in the first and in the second; None if they share nothing.
-    """
-    own, others = [], []
-    for a, length, b, other_length in zip(offset, size, other_offset, other_size, strict=True):
-        begin, end = max(a, b), min(a + length, b + other_length)
-        if begin >= end:
-            return None
-        own.append(slice(begin - a, end - a))
-        others.append(slice(begin - b, end - b))
-    return tuple(own), tuple(others)

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from anytron.workers.engines.flops import AttentionLayers, ModelFlops
+from anytron.workers.engines.estimates import AttentionLayers, ModelFlops
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.estimate.tensors import VISION, chosen_share, kind_of, model_shapes
 from anytron_megatron.options import MegatronOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from anytron.workers.engines.memory import BYTES, MemoryPart, TrainingEstimate, key_value_elements, readable
+from anytron.workers.engines.estimates import BYTES, MemoryPart, TrainingEstimate, key_value_elements, readable
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.estimate.memory import (
     GRADIENT_BYTES,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anytron.base.traits import ParallelSizes
     from anytron.config.roles import OptimizerSection
     from anytron.config.schema import RunConfig
-    from anytron.workers.engines.memory import DeviceMemory, When
+    from anytron.workers.engines.estimates import DeviceMemory, When
     from anytron_megatron.estimate.tensors import Piece
 
 

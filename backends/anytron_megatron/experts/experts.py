@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from anytron.sequences.scopes import ScopeFactory
-    from anytron.workers.engines.routing import RoutingShape
+    from anytron.workers.engines.rollout_engine import RoutingShape
     from anytron_megatron.experts.load_balancing import LoadBalancing
     from anytron_megatron.experts.router_replay import RouterReplays
     from anytron_megatron.options import RoutingReplay

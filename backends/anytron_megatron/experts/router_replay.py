@@ -23,7 +23,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 
 from anytron.base.errors import EngineError
 from anytron.sequences.layout import gather_slots
-from anytron.workers.engines.routing import RoutingShape
+from anytron.workers.engines.rollout_engine import RoutingShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

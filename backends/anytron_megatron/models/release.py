@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from anytron.device.patches.versions import in_range
+from anytron.device.patches.plan import in_range
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

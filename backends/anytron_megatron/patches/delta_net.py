@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 def leave_out_padding(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``GatedDeltaNet.forward``: set padding of rows to zero before and after; it has no gradient.
 
-    A zero stays zero in the layer's norm and projections (none has a bias), is to the convolution what comes
-    before a sequence's start, and has key and value 0, so it adds nothing to the recurrent state. The state
-    decays at padding, which no real token sees: before the first one it is zero, and after the last one nothing
-    reads it. Packed sequences need no mask: kernels start afresh at each sequence, whose padding comes last.
+    These layers receive no mask. A zero stays zero in the layer's norm and projections (none has a bias), is to the
+    convolution what comes before a sequence's start, and has key and value 0, so it adds nothing to the recurrent
+    state. The state decays at padding, which no real token sees: before the first one it is zero, and after the last
+    one nothing reads it. Packed sequences need no mask: kernels start afresh at each sequence, whose padding comes
+    last.
 
     Raises:
         EngineError: The layer runs outside of a micro-batch's scope, or the shapes of mask and rows differ.
@@ -81,12 +82,14 @@ def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
 
 
 def sum_partial_gradients(original: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``GatedDeltaNet.__init__``.
+    """Wrap ``GatedDeltaNet.__init__``: with tensor parallelism, correct the gradients of two norms' weights.
 
-    The norm inside the first projection sees whole sequences, so its gradient is complete on every rank. It is
-    marked ``sequence_parallel``, and Megatron would sum it over ranks: tp times too large. The norm of the heads'
-    output sees this rank's heads only. Megatron sums its gradient with sequence parallelism; without it each rank
-    keeps its part, which the hook here sums.
+    A rank computes its heads over whole sequences: with sequence parallelism mcore-bridge gathers them before the
+    layer's first norm. Megatron then takes the gradients of two weights that all ranks hold for what they are not:
+    complete ones for partial, or partial ones for complete. The norm inside the first projection sees whole sequences,
+    so its gradient is complete on every rank. It is marked ``sequence_parallel``, and Megatron would sum it over ranks:
+    tp times too large. The norm of the heads' output sees this rank's heads only. Megatron sums its gradient with
+    sequence parallelism; without it each rank keeps its part, which the hook here sums.
     """
 
     @functools.wraps(original)

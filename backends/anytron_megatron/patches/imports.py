@@ -167,7 +167,10 @@ def filter_messages(_context: PatchContext) -> Installed:
 
 
 def refuse_model_code(original: Callable[..., str]) -> Callable[..., NoReturn]:
-    """Replace what finds such a file, imports the packages that it names, and copies it to where it is imported."""
+    """Replace what finds a model directory's Python file, imports what it names, and copies it to be imported.
+
+    All of transformers gets such files through this one function.
+    """
     del original
 
     def get_cached_module_file(directory: Any, module_file: str, *_: Any, **__: Any) -> NoReturn:
@@ -182,5 +185,10 @@ def refuse_model_code(original: Callable[..., str]) -> Callable[..., NoReturn]:
 
 
 def deny_transformer_engine(_original: Callable[[], bool]) -> Callable[[], bool]:
-    """Replace a probe for Transformer Engine: answer no."""
+    """Replace a probe for Transformer Engine: answer no, where the portable modules have its name.
+
+    peft only asks whether the name can be imported. If it asks after the portable modules have taken the name, it
+    treats their layers as quantised ones, which cannot be merged; if it asks before, it does not. accelerate and
+    transformers look for the distribution, which is absent.
+    """
     return lambda: False

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch.nn import functional as F
+from torch.nn import functional
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,77 +17,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_ABSENT = object()
-
-
-@contextmanager
-def shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of the instance inside the block, and restore it afterwards.
-
-    It bypasses ``__setattr__``, because ``torch.nn.Module``'s would register modules and parameters.
-    """
-    own = vars(owner)
-    before = own.get(name, _ABSENT)
-    own[name] = value
-    try:
-        yield
-    finally:
-        if before is _ABSENT:
-            del own[name]
-        else:
-            own[name] = before
-
-
-def drop_batch_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``get_query_key_value_tensors``: return ``[T, N, D]`` for packed sequences, not ``[T, 1, N, D]``."""
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def get_query_key_value_tensors(*args: Any, **kwargs: Any) -> Any:
-        packed = signature.bind(*args, **kwargs).arguments.get("packed_seq_params")
-        answer = original(*args, **kwargs)
-        if packed is None or packed.qkv_format != "thd":
-            return answer
-        return tuple(tensor.squeeze(1) for tensor in answer)
-
-    return get_query_key_value_tensors
-
-
-def rotate_without_batch_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``_apply_rotary_pos_emb_thd``: rotate ``[T, 1, N, D]`` as it does ``[T, N, D]``."""
-
-    @functools.wraps(original)
-    def _apply_rotary_pos_emb_thd(t: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if t.ndim != 4:
-            return original(t, *args, **kwargs)
-        return original(t.squeeze(1), *args, **kwargs).unsqueeze(1)
-
-    return _apply_rotary_pos_emb_thd
-
-
-def rotate_at_padded_positions(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``get_query_key_value_tensors``: pass where padded sequences start, as Megatron does from 0.14 on."""
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def get_query_key_value_tensors(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        packed = bound.arguments.get("packed_seq_params")
-        if packed is not None and packed.cu_seqlens_q_padded is not None:
-            bound.arguments["packed_seq_params"] = replace(
-                packed, cu_seqlens_q=packed.cu_seqlens_q_padded, cu_seqlens_kv=packed.cu_seqlens_kv_padded
-            )
-        return original(*bound.args, **bound.kwargs)
-
-    return get_query_key_value_tensors
-
-
 VALUE_WIDTH = "hidden_size_per_attention_head_v"
 """Attribute in which Transformer Engine's and MindSpeed's attention modules keep the width that values must have."""
 
 
+GATHER = "gather_from_sequence_parallel_region"
+"""The name under which the class's module holds the collective that it calls."""
+
+
 def pad_values(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``MultiLatentAttention.forward``.
+    """Wrap ``MultiLatentAttention.forward``: pad packed values for kernels that need them as wide as queries and keys.
+
+    DeepSeek's heads are 192 wide for queries and keys (128 + 64 of rotary embedding) and 128 for values.
+    Transformer Engine's packed kernels of several versions, and MindSpeed's TND kernel, refuse that.
+    Megatron pads values itself from 0.16.2 on (Megatron-LM #3003, ``_run_core_attention``). Its body differs from
+    version to version; all versions share two places, the call of the core attention and its recomputation, and only
+    these are changed.
 
     It pads values with zeros to the queries' width and cuts the output back. It does so only for packed
     sequences, where there are values (absorbed decoding has none) and they are narrower, and where no experimental
@@ -127,7 +72,7 @@ def _padded(core: Any) -> Callable[..., Any]:
             return inner(query, key, value, *args, **kwargs)
         wide, narrow = query.shape[-1], value.shape[-1]
         with shadowed(core, VALUE_WIDTH, wide) if hasattr(core, VALUE_WIDTH) else ExitStack():
-            output = inner(query, key, F.pad(value, (0, wide - narrow)), *args, **kwargs)
+            output = inner(query, key, functional.pad(value, (0, wide - narrow)), *args, **kwargs)
         if output.ndim == 2:  # Transformer Engine gives [T, N * D], MindSpeed [T, N, D]
             output = output.unflatten(-1, (-1, wide))
         return output[..., :narrow]
@@ -185,6 +130,76 @@ def _keeping(attention: Any, extra: dict[str, Tensor]) -> Callable[..., Any]:
     return get_query_key_value_tensors
 
 
+def drop_batch_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``get_query_key_value_tensors``: return ``[T, N, D]`` for packed sequences, not ``[T, 1, N, D]``.
+
+    Hidden states of a packed batch are ``[T, 1, H]``. From 0.13 on, Megatron drops the middle dimension before the up
+    projection (multi_latent_attention.py of 0.13.0, "If sequence packing, TE expect [t, h, d] shaped qkv input"). 0.12
+    keeps it, so that rotary embeddings broadcast over it and the kernel receives four dimensions.
+    """
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def get_query_key_value_tensors(*args: Any, **kwargs: Any) -> Any:
+        packed = signature.bind(*args, **kwargs).arguments.get("packed_seq_params")
+        answer = original(*args, **kwargs)
+        if packed is None or packed.qkv_format != "thd":
+            return answer
+        return tuple(tensor.squeeze(1) for tensor in answer)
+
+    return get_query_key_value_tensors
+
+
+def rotate_without_batch_dimension(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``_apply_rotary_pos_emb_thd``: rotate ``[T, 1, N, D]`` as it does ``[T, N, D]``."""
+
+    @functools.wraps(original)
+    def _apply_rotary_pos_emb_thd(t: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if t.ndim != 4:
+            return original(t, *args, **kwargs)
+        return original(t.squeeze(1), *args, **kwargs).unsqueeze(1)
+
+    return _apply_rotary_pos_emb_thd
+
+
+def rotate_at_padded_positions(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``get_query_key_value_tensors``: pass where padded sequences start, as Megatron does from 0.14 on."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def get_query_key_value_tensors(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        packed = bound.arguments.get("packed_seq_params")
+        if packed is not None and packed.cu_seqlens_q_padded is not None:
+            bound.arguments["packed_seq_params"] = replace(
+                packed, cu_seqlens_q=packed.cu_seqlens_q_padded, cu_seqlens_kv=packed.cu_seqlens_kv_padded
+            )
+        return original(*bound.args, **bound.kwargs)
+
+    return get_query_key_value_tensors
+
+
+_ABSENT = object()
+
+
+@contextmanager
+def shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of the instance inside the block, and restore it afterwards.
+
+    It bypasses ``__setattr__``, because ``torch.nn.Module``'s would register modules and parameters.
+    """
+    own = vars(owner)
+    before = own.get(name, _ABSENT)
+    own[name] = value
+    try:
+        yield
+    finally:
+        if before is _ABSENT:
+            del own[name]
+        else:
+            own[name] = before
+
+
 def keep_query_projection(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``QKNormConfigResolver._mla_fused_linear_or_default``.
 
@@ -199,10 +214,6 @@ def keep_query_projection(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, module_spec, module_name)
 
     return _mla_fused_linear_or_default
-
-
-GATHER = "gather_from_sequence_parallel_region"
-"""The name under which the class's module holds the collective that it calls."""
 
 
 def share_whole_sequences(original: Callable[..., Any]) -> Callable[..., Any]:

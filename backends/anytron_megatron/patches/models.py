@@ -20,23 +20,16 @@ if TYPE_CHECKING:
     from anytron.device.hooks.types import PatchContext
 
 
-class _Recorder:
-    """Wrap a vision tower and keep its deepstack features."""
-
-    def __init__(self, visual: Any) -> None:
-        self._visual = visual
-        self.dtype = visual.dtype
-        self.features: Tensor | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        output = self._visual(*args, **kwargs)
-        if output.deepstack_features:
-            self.features = torch.stack(list(output.deepstack_features))
-        return output
-
-
 def number_features(_original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``Qwen3VL_Vit._get_inputs_embeds``."""
+    """Replace ``Qwen3VL_Vit._get_inputs_embeds``: features of the tower's middle layers join the first text layers.
+
+    mcore-bridge has three faults here. It arranges the map of image tokens sequence-major, ``[S, B]``, as Megatron's
+    hidden states are, but leaves the features batch-major: with several padded rows they reach the wrong images. With
+    context parallelism it numbers the tokens of the first row only. With sequence parallelism each rank has the
+    gradient of its own slice, and Megatron averages over the ranks as if each had the whole gradient.
+
+    Here every slot carries the number of its feature, and the numbers are sharded in the same way as the slots.
+    """
 
     def _get_inputs_embeds(
         self: Any, inputs_embeds: Tensor, inputs: dict[str, Any], visual: Any, hf_config: Any
@@ -52,6 +45,21 @@ def number_features(_original: Callable[..., Any]) -> Callable[..., Any]:
         return {"inputs_embeds": embeds, "visual_pos_masks": here, "deepstack_visual_embeds": features}
 
     return _get_inputs_embeds
+
+
+class _Recorder:
+    """Wrap a vision tower and keep its deepstack features."""
+
+    def __init__(self, visual: Any) -> None:
+        self._visual = visual
+        self.dtype = visual.dtype
+        self.features: Tensor | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._visual(*args, **kwargs)
+        if output.deepstack_features:
+            self.features = torch.stack(list(output.deepstack_features))
+        return output
 
 
 def _feature_numbers(inputs: dict[str, Any], hf_config: Any) -> Tensor:
@@ -91,7 +99,10 @@ def _summed_gradient(features: Tensor, config: Any) -> Tensor:
 
 
 def keep_whole(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap the method that cuts a rank's part out of a tensor: fill up only what is cut."""
+    """Wrap the method that cuts a rank's part out of a tensor: fill up only what is cut.
+
+    Each tensor-parallel rank has all of a classifier's head.
+    """
 
     @functools.wraps(original)
     def _split_tp(self: Any, hf_weight: Tensor, tp_dim: int | None, is_expert: bool, is_embedding: bool) -> Tensor:
@@ -101,9 +112,10 @@ def keep_whole(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def mask_padding(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``TopKRouter.forward(self, input, padding_mask=None)``.
+    """Wrap ``TopKRouter.forward(self, input, padding_mask=None)``: leave padding out of routing statistics.
 
-    The mask is the current micro-batch's, whatever the layers above have passed.
+    These are auxiliary losses, and the token counts behind expert biases. The mask is the current micro-batch's,
+    whatever the layers above have passed.
     """
 
     @functools.wraps(original)
@@ -130,12 +142,8 @@ def _of_this_rank(padding_mask: Tensor, router: Any, hidden: Tensor) -> Tensor:
     return mask
 
 
-MODULE = "megatron.core.transformer.moe.moe_utils"
-NAME = "te_general_gemm"
-
-
 def define_missing_gemm(_context: PatchContext) -> Installed:
-    """Define the function's name as None, as Megatron's code expects where there is no such function."""
-    module = importlib.import_module(MODULE)
-    setattr(module, NAME, None)
-    return Installed(lambda: delattr(module, NAME))
+    """Define ``te_general_gemm`` as None, as Megatron's routers expect where there is no Transformer Engine."""
+    module = importlib.import_module("megatron.core.transformer.moe.moe_utils")
+    module.te_general_gemm = None  # type: ignore[attr-defined]
+    return Installed(lambda: delattr(module, "te_general_gemm"))

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 def share_groups_of_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``create_group``: for the same single rank and timeout, return the group made first.
 
+    Megatron splits the ranks about twenty times, by tensor, pipeline, context, data and expert parallelism and
+    their products. Where a size is 1, each part is a single rank and still gets a process group for each split: over
+    gloo that is three threads in every process, one of which wakes up a hundred times a second. A group of one rank
+    never communicates, so one group can serve for all.
+
     To make a group is a collective of all ranks, members or not, and gives it a number. All ranks ask for the same
     groups in the same order. Whether a group is shared depends on the request alone, never on a rank's membership,
     so that either all ranks make a new one or none does.
@@ -56,6 +61,13 @@ def share_groups_of_one_rank(original: Callable[..., Any]) -> Callable[..., Any]
 def skip_for_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function ``(output, input, ..., group, async_op)`` whose output is its input if the group is one rank.
 
+    The distributed optimizer reduces each gradient buffer to this rank's shard of it, and gathers parameters from
+    shards. Where one rank has everything, shard and buffer are the same memory, and both are done before they begin.
+
+    gloo begins all the same. Its threads copy buffers with OpenMP, each with a team of its own, and from then on GNU
+    OpenMP counts more threads than there are processors, so that all teams of the process sleep between any two
+    operations instead of spinning: two cores computed no faster than one.
+
     One that is to overlap with computation is called: Megatron waits for what it returns.
     """
 
@@ -73,7 +85,13 @@ def skip_for_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def send_aliases(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``_p2p_ops``: send other tensor objects that share the memory of those given."""
+    """Wrap ``_p2p_ops``: send aliases, which keep a tensor's memory until a pipeline stage has sent it.
+
+    An interleaved schedule starts to send a tensor and frees its memory at once
+    (``deallocate_output_tensor``: ``out.data = torch.empty(1)``). A process group that copies tensors on a stream of
+    the device holds the memory by then. One that sends from the tensor's own memory (gloo) sends whatever is there
+    when the receiver asks for it. An alias of the tensor keeps the memory for as long as the request holds the alias.
+    """
 
     @functools.wraps(original)
     def post(*, tensor_send_prev: Tensor | None, tensor_send_next: Tensor | None, **rest: Any) -> Any:
@@ -87,7 +105,12 @@ def send_aliases(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def rescope_function(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``checkpoint(function, ...)`` and ``te_checkpoint(forward_func, ...)``."""
+    """Wrap ``checkpoint(function, ...)`` and ``te_checkpoint(forward_func, ...)``: recompute in the batch's scope.
+
+    In a pipeline schedule the backward pass of micro-batch i may run while micro-batch j is the current one,
+    and on a thread of autograd's. Megatron has three ways to recompute. Each takes the function to run again, and
+    this wrapper and :func:`rescope_method` tie that function to its scope (:mod:`anytron.sequences.scopes`).
+    """
 
     @functools.wraps(original)
     def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

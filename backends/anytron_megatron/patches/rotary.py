@@ -17,40 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def tell_context(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``GPTModel._preprocess``: ``_get_rotary_pos_emb``, which it calls, is told the inference context."""
-
-    @functools.wraps(original)
-    def _preprocess(self: Any, *args: Any, inference_context: Any = None, **kwargs: Any) -> Any:
-        if inference_context is None:
-            return original(self, *args, **kwargs)
-        told = functools.partial(self._get_rotary_pos_emb, inference_context=inference_context)
-        self._get_rotary_pos_emb = told
-        try:
-            return original(self, *args, inference_context=inference_context, **kwargs)
-        finally:
-            del self._get_rotary_pos_emb
-
-    return _preprocess
-
-
-def keep_table(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that changes ``ROPE_INIT_FUNCTIONS``: restore the table after each call."""
-
-    @functools.wraps(original)
-    def get_rope_inv_freq(*args: Any, **kwargs: Any) -> Any:
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-        before = dict(ROPE_INIT_FUNCTIONS)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            ROPE_INIT_FUNCTIONS.clear()
-            ROPE_INIT_FUNCTIONS.update(before)
-
-    return get_rope_inv_freq
-
-
 def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap ``_apply_rotary_pos_emb_bshd``: what the kernel's contract does not have, a scale, stays Megatron's.
 
@@ -130,3 +96,37 @@ def _rotated(
 def _halves(t: Tensor, size: int) -> Tensor:
     """Make halves of neighbours in the first ``size`` entries; they stay so: queries and keys alike."""
     return torch.cat((t[..., 0:size:2], t[..., 1:size:2], t[..., size:]), dim=-1)
+
+
+def tell_context(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``GPTModel._preprocess``: ``_get_rotary_pos_emb``, which it calls, is told the inference context."""
+
+    @functools.wraps(original)
+    def _preprocess(self: Any, *args: Any, inference_context: Any = None, **kwargs: Any) -> Any:
+        if inference_context is None:
+            return original(self, *args, **kwargs)
+        told = functools.partial(self._get_rotary_pos_emb, inference_context=inference_context)
+        self._get_rotary_pos_emb = told
+        try:
+            return original(self, *args, inference_context=inference_context, **kwargs)
+        finally:
+            del self._get_rotary_pos_emb
+
+    return _preprocess
+
+
+def keep_table(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that changes ``ROPE_INIT_FUNCTIONS``: restore the table after each call."""
+
+    @functools.wraps(original)
+    def get_rope_inv_freq(*args: Any, **kwargs: Any) -> Any:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        before = dict(ROPE_INIT_FUNCTIONS)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            ROPE_INIT_FUNCTIONS.clear()
+            ROPE_INIT_FUNCTIONS.update(before)
+
+    return get_rope_inv_freq

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from anytron.device.hooks.types import OWN_TRAINER
 from anytron_megatron.options import ENGINE
-from anytron_megatron.patches.catalog import delta_net, device, imports, latent_attention, parallel, recompute, rotary
-from anytron_megatron.patches.catalog import models as models_module
+from anytron_megatron.patches.catalog import attention, imports, models, parallel
 
 if TYPE_CHECKING:
     from anytron.device.hooks.types import PatchContext
@@ -24,45 +23,45 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
     """
     redirected, portable = context.platform.redirects_torch_cuda, context.platform.portable_modules
     bridge = context.engine == ENGINE
-    models = context.engine in (ENGINE, OWN_TRAINER)
+    of_megatron = context.engine in (ENGINE, OWN_TRAINER)
     transformer_engine = portable or find_spec("transformer_engine") is not None
     # Where torch.cuda is the device, flash-linear-attention computes: an installed one stays.
     flash_linear_attention = not redirected and _has_files("fla")
     wanted = {
-        device.TORCH_CUDA: redirected,
-        device.TORCH_COMPILE: redirected,
+        imports.TORCH_CUDA: redirected,
+        imports.TORCH_COMPILE: redirected,
         imports.IMPORT_NOISE: True,
-        device.TRITON_IMPORTS: True,
+        imports.TRITON_IMPORTS: True,
         # Last of its phase: the modules may import what the patches before it prepare.
-        device.PORTABLE_TRANSFORMER_ENGINE: portable,
+        imports.PORTABLE_TRANSFORMER_ENGINE: portable,
         parallel.ONE_RANK_GROUPS: True,
         imports.MODEL_CODE: context.engine != OWN_TRAINER,  # whom a trainer of its own trusts is its own affair
         imports.BRIDGE_IMPORT: bridge,
-        rotary.ROPE_TABLE: bridge,
-        rotary.CACHED_ROTARY: bridge,
-        rotary.ROTARY_KERNEL: portable and models,
-        rotary.ROTARY_KERNEL_IN_LAYERS: portable and bridge,
-        models_module.DEEPSTACK: bridge,
-        models_module.SCORE_HEAD: bridge,
-        device.HOST_GENERATOR_WARNING: redirected,
-        **dict.fromkeys(device.PEFT_PROBES, portable),
-        delta_net.DELTA_NET_PADDING: bridge,
-        delta_net.DELTA_NET_CONTEXT: bridge,
-        delta_net.DELTA_NET_GRADIENTS: bridge,
-        delta_net.DELTA_NET_KERNELS: bridge and not flash_linear_attention,
-        latent_attention.MLA_PACKED_ROTARY: models,
-        latent_attention.MLA_PACKED_QKV: models,
-        latent_attention.MLA_PADDED_POSITIONS: models,
-        latent_attention.MLA_VALUES: models,
-        latent_attention.MLA_QUERY_NORM: models,
-        latent_attention.MLA_ROTARY_KEY: bridge,
-        models_module.ROUTER_PADDING: models,
-        models_module.ROUTER_GEMM: models and not transformer_engine,
+        attention.ROPE_TABLE: bridge,
+        attention.CACHED_ROTARY: bridge,
+        attention.ROTARY_KERNEL: portable and of_megatron,
+        attention.ROTARY_KERNEL_IN_LAYERS: portable and bridge,
+        models.DEEPSTACK: bridge,
+        models.SCORE_HEAD: bridge,
+        imports.HOST_GENERATOR_WARNING: redirected,
+        **dict.fromkeys(imports.PEFT_PROBES, portable),
+        attention.DELTA_NET_PADDING: bridge,
+        attention.DELTA_NET_CONTEXT: bridge,
+        attention.DELTA_NET_GRADIENTS: bridge,
+        attention.DELTA_NET_KERNELS: bridge and not flash_linear_attention,
+        attention.MLA_PACKED_ROTARY: of_megatron,
+        attention.MLA_PACKED_QKV: of_megatron,
+        attention.MLA_PADDED_POSITIONS: of_megatron,
+        attention.MLA_VALUES: of_megatron,
+        attention.MLA_QUERY_NORM: of_megatron,
+        attention.MLA_ROTARY_KEY: bridge,
+        models.ROUTER_PADDING: of_megatron,
+        models.ROUTER_GEMM: of_megatron and not transformer_engine,
         parallel.PIPELINE_SENDS: True,
         **dict.fromkeys(parallel.ONE_RANK_COLLECTIVES, True),
-        recompute.RECOMPUTE_SCOPES: True,
-        recompute.RECOMPUTE_SCOPES_WITHOUT_OUTPUT: True,
-        recompute.RECOMPUTE_SCOPES_TRANSFORMER_ENGINE: transformer_engine,
+        parallel.RECOMPUTE_SCOPES: True,
+        parallel.RECOMPUTE_SCOPES_WITHOUT_OUTPUT: True,
+        parallel.RECOMPUTE_SCOPES_TRANSFORMER_ENGINE: transformer_engine,
     }
     return [patch for patch, is_wanted in wanted.items() if is_wanted and patch.phase is phase]
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from anytron.algorithms.importance import with_moments_resolved
 from anytron.base.metric import joined
-from anytron.workers.engines.inspection import Inspection, NonFinite
+from anytron.workers.engines.training_engine import Inspection, NonFinite
 from anytron_megatron.training.schedule import forward_backward
 
 if TYPE_CHECKING:

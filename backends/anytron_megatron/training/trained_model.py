@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.config.roles import OptimizerSection
     from anytron.sequences.batch import RaggedBatch
-    from anytron.workers.engines.inspection import Inspection
+    from anytron.workers.engines.training_engine import Inspection
     from anytron_megatron.training.micro_batch import BatchPreparer
     from anytron_megatron.training.optimizer import DataParallel
     from anytron_megatron.training.schedule import Feature

@@ -91,15 +91,15 @@ class EngineInfo:
         components: The libraries that it is made of.
         memory: Function that estimates the device memory of a rank, ``module:function`` that imports no engine; empty =
             the engine gives no estimate. Of a training engine:
-            :class:`anytron.workers.engines.memory.EstimatesTraining`; of a rollout engine:
-            :class:`anytron.workers.engines.memory.EstimatesRollout`.
+            :class:`anytron.workers.engines.estimates.EstimatesTraining`; of a rollout engine:
+            :class:`anytron.workers.engines.estimates.EstimatesRollout`.
         process_bytes: Resident memory of one of its processes before it has a model, as measured: Python and what it
             imports. It counts where the device is the processor. 0 = not measured, or no process of its own.
         flops: Of a training engine: function that counts the floating-point operations of its models,
-            ``module:function`` that imports no engine (:class:`anytron.workers.engines.flops.CountsFlops`); empty = it
+            ``module:function`` that imports no engine (:class:`anytron.workers.engines.estimates.CountsFlops`); empty = it
             gives no number.
         reward_model: Of a training engine: how its ranks hold a reward model, which is another class
-            (:class:`anytron.workers.engines.reward_model.RewardModelEngine`); None = it cannot.
+            (:class:`anytron.workers.engines.training_engine.RewardModelEngine`); None = it cannot.
     """
 
     engine: str

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from anytron.record.checkpoint.directory import Checkpoint
     from anytron.run.trainer.non_finite import BadUpdate, Finding
-    from anytron.workers.engines.inspection import NonFinite
+    from anytron.workers.engines.training_engine import NonFinite
 
 
 _ALONE = (

@@ -19,7 +19,7 @@ from anytron.cli.checkpoint import app as checkpoint_app
 from anytron.cli.data import app as data_app
 from anytron.cli.plugins import patches_app, plugins_app
 from anytron.device.loading import disable_device_autoload
-from anytron.device.loading.requirements import not_installed
+from anytron.device.loading.report import not_installed
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""

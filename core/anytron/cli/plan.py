@@ -15,7 +15,7 @@ from anytron.proof.doctor.live import Live
 from anytron.proof.doctor.subject import look
 from anytron.proof.planning import as_installed, make_plan, remedies
 from anytron.run.preflight.prepare import prepare, prepare_prompts
-from anytron.workers.engines.memory import DeviceMemory, readable
+from anytron.workers.engines.estimates import DeviceMemory, readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

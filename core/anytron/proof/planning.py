@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from anytron.base.components import ROLLOUT_ENGINES, TRAINING_ENGINES, component_names, engine_info
 from anytron.base.errors import ConfigError
 from anytron.config.running import EngineSection
-from anytron.workers.engines.memory import MemoryPart, peak
+from anytron.workers.engines.estimates import MemoryPart, peak
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from anytron.base.components import EngineInfo
     from anytron.config.schema import RunConfig
-    from anytron.workers.engines.memory import DeviceMemory, TrainingEstimate
+    from anytron.workers.engines.estimates import DeviceMemory, TrainingEstimate
 
 
 ROOM = 0.9

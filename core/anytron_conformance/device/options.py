@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.base.errors import AnytronError
-from anytron.device.loading.options import validated_options
+from anytron.device.loading.session import validated_options
 from anytron_conformance.rules import Broken, Case, rule
 
 if TYPE_CHECKING:

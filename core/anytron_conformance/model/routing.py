@@ -19,7 +19,7 @@ from anytron_conformance.training_ranks import START_S, said
 
 if TYPE_CHECKING:
     from anytron.sequences.batch import RaggedBatch
-    from anytron.workers.engines.routing import RoutingShape
+    from anytron.workers.engines.rollout_engine import RoutingShape
     from anytron_conformance.rules import Case
     from anytron_conformance.subject import Subject
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from anytron.device.loading import requirements
+from anytron.device.loading import report
 from anytron_swift import cli, installation
 
 PLATFORMS = ("ANYTRON_PLATFORM", "ANYTRON_PLATFORM_OPTIONS")
@@ -49,7 +49,7 @@ def test_a_command_that_is_none_is_named(capsys, monkeypatch, command, fix):
 @pytest.mark.parametrize("version", [None, "4.5.3", "4.7.0"])
 def test_another_ms_swift_is_refused_by_its_metadata(capsys, monkeypatch, version):
     found = [] if version is None else [type("", (), {"version": version, "locate_file": lambda self, path: "lib"})()]
-    monkeypatch.setattr(requirements, "distributions", lambda name: found)
+    monkeypatch.setattr(report, "distributions", lambda name: found)
     status, said = refused(capsys, monkeypatch, "sft")
     assert status == 1
     assert "it is not installed" in said if version is None else f"{version} is installed" in said

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anytron.device.hooks.types import OWN_TRAINER
-from anytron.device.patches.versions import in_range, installed_version
+from anytron.device.patches.plan import in_range, installed_version
 
 VERSION = installed_version("megatron-core")
 ROOT = Path(__file__).parents[3]

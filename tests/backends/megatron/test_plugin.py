@@ -11,7 +11,7 @@ from anytron.config.load import load_config
 from anytron.config.schema import ModelSection, RunConfig
 from anytron.device.hooks.types import ProcessInfo
 from anytron.device.patches import Phase
-from anytron.device.patches.versions import in_range, installed_version
+from anytron.device.patches.plan import in_range, installed_version
 from anytron_megatron.plugin import MegatronBackend
 from tests.reward_models import write_reward_model
 

@@ -5,10 +5,10 @@ import torch
 
 from anytron.config.schema import RunConfig
 from anytron.task.data.pretrained import model_class
-from anytron.workers.engines.memory import DeviceMemory, TrainingEstimate, key_value_elements
+from anytron.workers.engines.estimates import DeviceMemory, TrainingEstimate, key_value_elements
 from anytron_conformance.tiny_models import CONFIGS
-from anytron_rollout.memory import estimate
-from anytron_vllm.memory import estimate as estimate_vllm
+from anytron_rollout.options import estimate
+from anytron_vllm.options import estimate as estimate_vllm
 
 GIB = 1 << 30
 SIZES = TrainingEstimate((), 1000, CONFIGS["qwen3"])

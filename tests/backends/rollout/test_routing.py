@@ -11,8 +11,8 @@ from anytron.base.errors import EngineError
 from anytron.task.data.pretrained import model_class
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron_conformance.tiny_models import write_tiny_model
+from anytron_rollout.options import TOLD, routing_diagnostics
 from anytron_rollout.routing import RoutingRecorder
-from anytron_rollout.routing_check import TOLD, routing_diagnostics
 from tests.backends.rollout.conftest import generate, run_config
 
 LENGTHS = (1, 2, 9, 4)

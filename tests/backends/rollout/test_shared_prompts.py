@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from anytron.task.data.pretrained import model_class
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron_conformance.tiny_models import write_tiny_model
-from anytron_rollout import shared_prompts
+from anytron_rollout import generation
 from tests.backends.rollout.conftest import engine_for, generate, run_config, write_weights
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def engine(request, tmp_path_factory) -> TransformersEngine:
     weights = model_class(config).from_config(config, dtype=torch.float32).state_dict()
     engine = engine_for(run_config(model={"path": str(directory)}, max_batch_size=64))
     engine.load_weights(write_weights(directory / "weights.safetensors", weights))
-    assert shared_prompts.can_share(engine._model)
+    assert generation.can_share(engine._model)
     return engine
 
 
@@ -76,7 +76,7 @@ def test_responses_are_those_of_prompts_that_each_row_reads(engine, groups):
 def test_a_row_with_another_prompt_would_be_noticed(engine, monkeypatch):
     groups = [([3, 9, 5, 4, 7, 8, 3], 3), ([7, 4], 2), ([14, 3, 9, 5], 1)]
     expected = responses(engine, groups, shares=False)
-    owners_of = shared_prompts.owners_of
+    owners_of = generation.owners_of
 
     def wrong(prompts):
         rows, owners = owners_of(prompts)
@@ -98,7 +98,7 @@ def test_as_many_tokens_as_there_are_different_ones(engine):
 
 
 def test_different_prompts_and_single_tokens_are_read_as_they_are(engine):
-    assert shared_prompts.owners_of([PromptInputs((3, 4)), PromptInputs((3,)), PromptInputs((3, 4))]) == (
+    assert generation.owners_of([PromptInputs((3, 4)), PromptInputs((3,)), PromptInputs((3, 4))]) == (
         [0, 1],
         [0, 1, 0],
     )
@@ -108,7 +108,7 @@ def test_different_prompts_and_single_tokens_are_read_as_they_are(engine):
 
 def test_models_with_images_read_every_row(new_engine, tmp_path):
     engine = new_engine(model={"path": str(write_tiny_model("qwen3_vl", tmp_path / "tiny"))})
-    assert not shared_prompts.can_share(engine._model)
+    assert not generation.can_share(engine._model)
 
 
 def test_routing_is_of_every_row(new_engine, tmp_path):

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from anytron.config.schema import LoraSection
-from anytron_vllm.adapter import PREFIX, AdapterDirectory, adapter_arguments
 from anytron_vllm.checks import PROVED_WITH_ADAPTERS
+from anytron_vllm.start import adapter_arguments
+from anytron_vllm.weights import PREFIX, AdapterDirectory
 from tests.backends.vllm.test_families import run
 from tests.needs_vllm import NEEDS_VLLM
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from anytron.device.patches.versions import in_range, installed_version
+from anytron.device.patches.plan import in_range, installed_version
 
 KEYS = {
     "id", "owner", "target", "phase", "required", "requires", "installed", "verdict", "reason", "purpose", "stays",

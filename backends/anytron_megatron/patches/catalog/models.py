@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anytron.device.patches import Patch, Phase
-from anytron_megatron.patches.catalog.packages import BRIDGE, BRIDGE_VERSIONS, FIXES, MEGATRON
+from anytron_megatron.patches.catalog import BRIDGE, BRIDGE_VERSIONS, FIXES, MEGATRON
 
 SCORE_HEAD = Patch(
     id="megatron.mcore-bridge-score-head",
@@ -17,7 +17,7 @@ SCORE_HEAD = Patch(
     ),
     upstream="mcore_bridge/bridge/gpt_bridge.py, lines 171 to 179 and 199: output_layer.weight counts as an embedding",
     remove_when="mcore-bridge loads a model of task_type='seq_cls' with num_labels=1 on two tensor-parallel ranks",
-    replacement=f"{FIXES}.score_head:keep_whole",
+    replacement=f"{FIXES}.models:keep_whole",
 )
 
 
@@ -33,7 +33,7 @@ DEEPSTACK = Patch(
     ),
     upstream="mcore_bridge/model/mm_gpts/qwen3_vl.py, _get_inputs_embeds, lines 137 to 160",
     remove_when="the tests of these three faults pass without this patch",
-    replacement=f"{FIXES}.deepstack:number_features",
+    replacement=f"{FIXES}.models:number_features",
 )
 
 
@@ -49,7 +49,7 @@ ROUTER_PADDING = Patch(
     ),
     upstream="mcore_bridge/model/gpt_model.py, forward; mcore_bridge/model/mm_gpt_model.py, line 125: kwargs = {}",
     remove_when="mcore-bridge's models take padding_mask, as Megatron's own GPTModel.forward does",
-    replacement=f"{FIXES}.router_padding:mask_padding",
+    replacement=f"{FIXES}.models:mask_padding",
 )
 ROUTER_GEMM = Patch(
     id="megatron.router-gemm",
@@ -60,5 +60,5 @@ ROUTER_GEMM = Patch(
     reason="without Transformer Engine the router raises NameError: name 'te_general_gemm' is not defined",
     upstream="megatron-core 0.16.1, moe_utils.py, lines 16 to 39 and 1192; 0.19 defines it as None",
     remove_when="megatron-core before 0.17 is not supported",
-    install=f"{FIXES}.router_gating:define_missing_gemm",
+    install=f"{FIXES}.models:define_missing_gemm",
 )

@@ -1,9 +1,9 @@
-"""Patches of process groups, of their collectives and of the sends between pipeline stages."""
+"""Patches of process groups, of their collectives, of sends between pipeline stages, and of recomputation."""
 
 from __future__ import annotations
 
 from anytron.device.patches import Patch, Phase
-from anytron_megatron.patches.catalog.packages import FIXES, MEGATRON
+from anytron_megatron.patches.catalog import FIXES, MEGATRON
 
 ONE_RANK_GROUPS = Patch(
     id="megatron.one-rank-groups",
@@ -16,7 +16,7 @@ ONE_RANK_GROUPS = Patch(
     ),
     upstream="megatron/core/parallel_state.py, create_group; its arguments are the same from 0.12.3 to 0.19.2",
     remove_when="Megatron makes no groups of one rank, or torch starts no threads for them",
-    replacement=f"{FIXES}.one_rank_groups:share_groups_of_one_rank",
+    replacement=f"{FIXES}.parallel:share_groups_of_one_rank",
 )
 PIPELINE_SENDS = Patch(
     id="megatron.pipeline-sends",
@@ -29,7 +29,7 @@ PIPELINE_SENDS = Patch(
     ),
     upstream="megatron/core/pipeline_parallel/schedules.py, deallocate_output_tensor after an asynchronous send",
     remove_when="the schedule frees a tensor only after it was sent",
-    replacement=f"{FIXES}.pipeline_sends:send_aliases",
+    replacement=f"{FIXES}.parallel:send_aliases",
 )
 
 
@@ -45,7 +45,7 @@ def _one_rank_collective(suffix: str, name: str) -> Patch:
         ),
         upstream="megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync and start_param_sync",
         remove_when="Megatron communicates only in groups of several ranks",
-        replacement=f"{FIXES}.one_rank_collectives:skip_for_one_rank",
+        replacement=f"{FIXES}.parallel:skip_for_one_rank",
         rebinds=False,  # torch's own function, which others call
     )
 
@@ -53,4 +53,29 @@ def _one_rank_collective(suffix: str, name: str) -> Patch:
 ONE_RANK_COLLECTIVES = (
     _one_rank_collective("reduce-gradients", "dist_reduce_scatter_func"),
     _one_rank_collective("gather-parameters", "dist_all_gather_func"),
+)
+
+
+def _recompute_scopes(suffix: str, target: str, function: str) -> Patch:
+    return Patch(
+        id=f"megatron.recompute-scopes{suffix}",
+        target=target,
+        phase=Phase.BEFORE_BUILD,
+        package=MEGATRON,
+        reason=(
+            "autograd recomputes a layer later and on its own thread, where it would see the device state of "
+            "another micro-batch, or none"
+        ),
+        upstream="verl util.py, preprocess_for_mindspeed: recomputed functions read globals of the process",
+        remove_when="no device needs process-global state around a micro-batch",
+        replacement=f"{FIXES}.parallel:{function}",
+    )
+
+
+RECOMPUTE_SCOPES = _recompute_scopes("", "megatron.core.tensor_parallel.random:checkpoint", "rescope_function")
+RECOMPUTE_SCOPES_WITHOUT_OUTPUT = _recompute_scopes(
+    ".without-output", "megatron.core.tensor_parallel.random:CheckpointWithoutOutput.checkpoint", "rescope_method"
+)
+RECOMPUTE_SCOPES_TRANSFORMER_ENGINE = _recompute_scopes(
+    ".transformer-engine", "megatron.core.extensions.transformer_engine:te_checkpoint", "rescope_function"
 )

@@ -6,14 +6,21 @@ with the name of its plugin, so that the facade can check it and name who broke 
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anytron.base.errors import HookContractError, PluginError
 from anytron.device.hooks.registry import Call, Member, Precedence
 
 if TYPE_CHECKING:
-    from anytron.device.hooks.markers import Kind
+    from anytron.device.hooks.specs import Kind
+    from anytron.sequences.layout import ModelInputs
 
 
 class Implementation(NamedTuple):
@@ -119,3 +126,132 @@ def check_class(hook: str, plugin: str, answer: object, kind: type) -> None:
     """Refuse an answer of another class."""
     if not isinstance(answer, kind):
         raise broken(hook, plugin, f"the answer is a {kind.__name__}", f"it is {type(answer).__name__}")
+
+
+VARIABLE = "ANYTRON_TRACE_HOOKS"
+_LONGEST = 160
+
+
+def tracing() -> bool:
+    """Whether the user asked for a trace."""
+    return os.environ.get(VARIABLE, "0") not in ("", "0")
+
+
+def traced(hook: str, plugin: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an implementation so that it prints its calls."""
+
+    def call_and_print(*arguments: Any) -> Any:
+        asked = f"anytron hook {hook} <- {plugin}: ({', '.join(brief(value) for value in arguments)})"
+        try:
+            result = call(*arguments)
+            if isinstance(result, Iterator):  # a hook written with yield
+                result = list(result)
+        except BaseException as error:
+            print(f"{asked} raised {type(error).__name__}: {error}", file=sys.stderr)
+            raise
+        print(f"{asked} = {brief(result)}", file=sys.stderr)
+        return result
+
+    return call_and_print
+
+
+def brief(value: Any, depth: int = 0) -> str:
+    """Short form of an argument or a result, at most 160 characters; tensors by dtype and shape."""
+    if isinstance(value, Enum):
+        text = str(value.value)
+    elif hasattr(value, "dtype") and hasattr(value, "shape"):
+        text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value) if depth == 0 else ()
+        inside = ", ".join(f"{field.name}={brief(getattr(value, field.name), depth + 1)}" for field in fields)
+        text = f"{type(value).__name__}({inside or '...'})"
+    elif isinstance(value, str | int | float | bool | None):
+        text = repr(value)
+    elif isinstance(value, Mapping):
+        text = "{" + ", ".join(f"{key}: {brief(item, depth + 1)}" for key, item in value.items()) + "}"
+    elif isinstance(value, list | tuple | set | frozenset):
+        text = "[" + ", ".join(brief(item, depth + 1) for item in value) + "]"
+    else:
+        text = getattr(value, "__qualname__", None) or f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+_HOOK = "preprocess_sequences"
+_FRESH = "a scope is a function without arguments that makes a fresh context manager each time it is called"
+
+
+class InputChecks:
+    """Checks of a plugin's changed inputs.
+
+    What makes the device wait (values of positions) or calls the plugin's code (its scope) is checked once, when the
+    plugin first changes it.
+    """
+
+    def __init__(self) -> None:
+        self._positions_of: set[str] = set()
+        self._scope_of: set[str] = set()
+
+    def __call__(self, plugin: str, before: ModelInputs, after: ModelInputs) -> None:
+        """Check a changed micro-batch.
+
+        Args:
+            plugin: Who changed it.
+            before: What the plugin was given.
+            after: Its answer.
+
+        Raises:
+            HookContractError: It is of another class or has another layout; ids, labels or positions have another shape
+                or dtype; a real token has another position; its scope is no factory, or gives one object twice.
+        """
+        from anytron.sequences.layout import ModelInputs
+        from anytron.sequences.scopes import parts
+
+        check_class(_HOOK, plugin, after, ModelInputs)
+        if after.layout is not before.layout:
+            raise broken(_HOOK, plugin, "the layout stays the same object", "it returned another layout")
+        for name in ("input_ids", "labels", "position_ids"):
+            old, new = getattr(before, name), getattr(after, name)
+            if old.shape != new.shape or old.dtype != new.dtype:
+                why = f"{name} was {old.dtype} {tuple(old.shape)} and became {new.dtype} {tuple(new.shape)}"
+                raise broken(_HOOK, plugin, "ids, labels and positions keep shape and dtype", why)
+        if after.position_ids is not before.position_ids and plugin not in self._positions_of:
+            self._positions_of.add(plugin)
+            _check_positions(plugin, before, after)
+        own = [part for part in parts(after.scope) if part not in parts(before.scope)]
+        if own and plugin not in self._scope_of:
+            self._scope_of.add(plugin)
+            for scope in own:
+                _check_scope(plugin, scope)
+
+
+def _check_positions(plugin: str, before: ModelInputs, after: ModelInputs) -> None:
+    layout = before.layout
+    # A model that packs rows itself is given the positions of its rows.
+    real = layout.valid if layout.valid.shape == before.position_ids.shape[-2:] else layout.taken.valid
+    moved = (before.position_ids != after.position_ids) & real
+    if bool(moved.any()):
+        place = tuple(int(index) for index in moved.nonzero()[0])
+        was, now = int(before.position_ids[place]), int(after.position_ids[place])
+        why = f"position_ids{list(place)} was {was} and became {now}; only those of padding may change"
+        raise broken(_HOOK, plugin, "real tokens keep their positions", why)
+
+
+def _check_scope(plugin: str, scope: Any) -> None:
+    if not callable(scope) or isinstance(scope, AbstractContextManager):
+        raise _no_factory(plugin, f"it is a {type(scope).__name__}; return the function that makes it, not its result")
+    try:
+        inspect.signature(scope).bind()
+    except TypeError as error:
+        raise _no_factory(plugin, f"it cannot be called without arguments: {error}") from error
+    except ValueError:
+        pass  # a function written in C does not tell its arguments
+    first, second = scope(), scope()
+    if not isinstance(first, AbstractContextManager):
+        raise _no_factory(plugin, f"it made a {type(first).__name__}")
+    if first is second:
+        why = f"it made the same {type(first).__name__} twice; recomputation enters the scope of a micro-batch again"
+        raise _no_factory(plugin, why)
+
+
+def _no_factory(plugin: str, why: str) -> HookContractError:
+    return broken(_HOOK, plugin, _FRESH, why)

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import PluginError
 from anytron.config.diagnostics import Diagnostic, refuse
-from anytron.device.hooks.dispatch import WAYS, Implementation, broken, in_order
+from anytron.device.hooks.dispatch import WAYS, Implementation, InputChecks, broken, in_order, traced, tracing
 from anytron.device.hooks.edits import apply_edits, is_set
-from anytron.device.hooks.micro_batches import InputChecks
 from anytron.device.hooks.registry import Call, HookSpec, Member, Precedence, specifications
-from anytron.device.hooks.trace import traced, tracing
 from anytron.device.hooks.types import ConfigEdit, Requirement
 from anytron.sequences.masks import check_mask
 
@@ -199,7 +197,7 @@ class Hooks:
         """Send a finished micro-batch through the chain: extensions in order of name, then the platform.
 
         Raises:
-            HookContractError: A plugin breaks a rule of :class:`anytron.device.hooks.micro_batches.InputChecks`.
+            HookContractError: A plugin breaks a rule of :class:`anytron.device.hooks.dispatch.InputChecks`.
         """
         for plugin, changed in self._ask["preprocess_sequences"](inputs):
             self._check_inputs(plugin, inputs, changed)

@@ -19,7 +19,7 @@ import pluggy
 
 from anytron.base.errors import PluginError, did_you_mean
 from anytron.device.hooks import specs
-from anytron.device.hooks.markers import KIND, PROJECT, Kind
+from anytron.device.hooks.specs import KIND, PROJECT, Kind
 
 Call = Callable[..., Any]
 """A hook implementation that takes the specification's arguments, all of them, by position."""

@@ -21,9 +21,9 @@ and no marker is an error, because it would never be called.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from anytron.device.hooks.markers import hookspec
+import pluggy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -44,6 +44,29 @@ if TYPE_CHECKING:
     )
     from anytron.sequences.layout import ModelInputs, SequenceLayout
     from anytron.sequences.masks import AttnMask, MaskRequest
+
+
+PROJECT = "anytron"
+KIND = f"{PROJECT}_kind"
+"""The attribute by which a specification is recognised."""
+
+Kind = Literal["all", "first", "chain", "merge"]
+"""How a hook is called; :mod:`anytron.device.hooks.specs` says what each kind means."""
+
+Specification = TypeVar("Specification", bound="Callable[..., Any]")
+
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function or a method as the implementation of the hook of its name."""
+
+
+def hookspec(kind: Kind) -> Callable[[Specification], Specification]:
+    """Mark a function as the specification of the hook of its name, called in the way ``kind``."""
+
+    def mark(function: Specification) -> Specification:
+        setattr(function, KIND, kind)
+        return function
+
+    return mark
 
 
 @hookspec("all")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from anytron.base.errors import PlatformError, did_you_mean
-from anytron.device.loading.known import OFFICIAL_PLATFORMS
+from anytron.device.loading.foreign_devices import OFFICIAL_PLATFORMS
 from anytron.device.loading.report import PluginReport, State
 from anytron.device.platform import Availability, Platform, Probe
 

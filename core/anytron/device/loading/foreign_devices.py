@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from anytron.device.platform import Platform
+
 
 AUTOLOAD_GROUP = "torch.backends"
 """Entry points of the packages that torch would import by itself (torch/__init__.py, _import_device_backends)."""
@@ -42,3 +44,17 @@ def hide_foreign_devices(platforms: Iterable[Platform], active: Platform) -> tup
         if name not in modules and importlib.util.find_spec(name) is not None:
             modules[name] = None
     return tuple(sorted(name for name in foreign if modules.get(name, sys) is None))
+
+
+OFFICIAL_PLATFORMS = {"ascend": "pip install 'anytron[ascend]'", "cuda": "pip install 'anytron[cuda]'"}
+"""How to install the platforms of this project that are distributions of their own."""
+
+
+def disable_device_autoload() -> None:
+    """Keep ``import torch`` from importing device extensions by itself.
+
+    With an extension installed whose driver is missing, the autoload makes ``import torch`` itself
+    fail (torch/__init__.py, ``_import_device_backends``). The active platform loads its own device.
+    What the user has set is kept. Call it before torch is imported; worker processes inherit it.
+    """
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from anytron.base.errors import HookContractError
-from anytron.device.hooks.markers import hookimpl
+from anytron.device.hooks.specs import hookimpl
 from anytron.sequences.masks import AttnMask, MaskKind, MaskRequest, Polarity
 
 if TYPE_CHECKING:

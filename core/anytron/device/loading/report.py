@@ -1,13 +1,25 @@
-"""The state of each installed plugin, with the reason."""
+"""The state of each installed plugin and of the packages that it needs, with the reason."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import Enum
+from importlib.metadata import PackageNotFoundError, distributions, requires
 from typing import TYPE_CHECKING, Any, Literal
 
+from packaging.requirements import Requirement as Declared
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+
+from anytron.base.errors import AnytronError, PluginError
+
 if TYPE_CHECKING:
-    from anytron.device.loading.requirements import Finding
+    from collections.abc import Iterable
+
+    from anytron.device.hooks.facade import Hooks
+    from anytron.device.hooks.types import Requirement
+
 
 Kind = Literal["platform", "extension"]
 
@@ -83,3 +95,129 @@ class PluginReport:
         if self.requirements:
             values["requirements"] = [finding.as_json() for finding in self.requirements]
         return values
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A requirement, and the version that is installed.
+
+    Attributes:
+        plugin: The plugin that needs it.
+        requirement: The package that it needs.
+        installed: The version that an import would find; None if the package is missing.
+        locations: Where it lies, the place that an import would find first; more than one = it is
+            installed again further down ``sys.path``.
+        fits: Whether ``installed`` lies in the range.
+    """
+
+    plugin: str
+    requirement: Requirement
+    installed: str | None
+    locations: tuple[str, ...]
+    fits: bool
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+        needed = f"{self.requirement.package}{self.requirement.specifier}"
+        found = "it is not installed" if self.installed is None else f"{self.installed} is installed"
+        return f"plugin '{self.plugin}' needs {needed}, {found}"
+
+    @property
+    def remedy(self) -> str:
+        """What to run."""
+        return self.requirement.remedy or f"pip install '{self.requirement.package}{self.requirement.specifier}'"
+
+    def as_json(self) -> dict[str, Any]:
+        """The finding as JSON values."""
+        return {
+            "package": self.requirement.package,
+            "specifier": self.requirement.specifier,
+            "optional": self.requirement.optional,
+            "installed": self.installed,
+            "locations": list(self.locations),
+            "fits": self.fits,
+        }
+
+    def as_line(self) -> str:
+        """The finding in one line for people: the requirement, the installed version, and where it lies."""
+        needed = f"{self.requirement.package}{self.requirement.specifier}"
+        if self.installed is None:
+            return f"{needed}: not installed" + (" (optional)" if self.requirement.optional else "")
+        first, *others = self.locations
+        again = f"; AGAIN in {', '.join(others)}" if others else ""
+        return f"{needed}: {'' if self.fits else 'UNFIT '}{self.installed} in {first}{again}"
+
+
+def examine_requirements(needs: Iterable[tuple[str, Requirement]]) -> list[Finding]:
+    """Find every package that is needed.
+
+    Args:
+        needs: (plugin, requirement) pairs, as :meth:`Hooks.requirements` gives them.
+
+    Raises:
+        PluginError: A version range is not PEP 440.
+    """
+    findings = []
+    for plugin, requirement in needs:
+        try:
+            wanted = SpecifierSet(requirement.specifier)
+        except InvalidSpecifier as error:
+            raise PluginError(
+                f"Plugin '{plugin}' asks for an impossible version of {requirement.package}.",
+                where=f"hook requirements of '{plugin}'",
+                why=str(error),
+                fix="write the range as in PEP 440, for example >=1.2,<2",
+            ) from error
+        found = list(distributions(name=requirement.package))
+        installed = found[0].version if found else None
+        # A directory that is listed twice on sys.path is one place.
+        locations = tuple(dict.fromkeys(str(one.locate_file("")) for one in found))
+        fits = installed is not None and wanted.contains(installed, prereleases=True)
+        findings.append(Finding(plugin, requirement, installed, locations, fits))
+    return findings
+
+
+def check_requirements(hooks: Hooks, engine: str | None = None) -> list[Finding]:
+    """Refuse a run whose plugins lack a package, before anything heavy is imported.
+
+    Args:
+        hooks: The facade over all plugins.
+        engine: The training engine of the run; None = no run in particular.
+
+    Returns:
+        Optional requirements that are not fulfilled, to be reported.
+
+    Raises:
+        PluginError: With every unfulfilled requirement that is not optional.
+    """
+    unmet = [finding for finding in examine_requirements(hooks.requirements(engine)) if not finding.fits]
+    needed = [one for one in unmet if not one.requirement.optional]
+    if needed:
+        raise PluginError(
+            "Packages that plugins need are missing or do not fit.",
+            where=", ".join(sorted({one.plugin for one in needed})),
+            why="; ".join(one.reason for one in needed),
+            fix="; ".join(dict.fromkeys(one.remedy for one in needed)),
+        )
+    return unmet
+
+
+def not_installed(error: BaseException) -> AnytronError | None:
+    """Explain that a package is missing that Anytron declares to need; None if the error says something else."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    module = error.name.partition(".")[0]
+    try:
+        declared = [Declared(line) for line in requires("anytron") or () if "extra ==" not in line]
+    except PackageNotFoundError:  # it runs from its sources, and nothing says what it needs
+        return None
+    for one in declared:
+        if canonicalize_name(one.name) == canonicalize_name(module):
+            return AnytronError(
+                f"The package {one.name} is not installed.",
+                where=sys.prefix,
+                why=f"anytron needs {one}",
+                fix=f"pip install '{one}'; anytron doctor says what else is missing",
+            )
+    return None

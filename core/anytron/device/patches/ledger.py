@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import PatchError
 from anytron.device.patches.change import make_change
-from anytron.device.patches.order import check_targets
 from anytron.device.patches.patch import Outcome, Patch, PatchRecord, Phase
-from anytron.device.patches.plan import Verdict, judge, supersessions
+from anytron.device.patches.plan import Verdict, check_targets, judge, supersessions
 from anytron.device.patches.rebind import holders
 
 if TYPE_CHECKING:

@@ -2,17 +2,131 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 from dataclasses import dataclass, replace
 from enum import Enum
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.device.patches.targets import missing_target
-from anytron.device.patches.versions import in_range, installed_version
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from anytron.base.errors import PatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from importlib.machinery import ModuleSpec
 
     from anytron.device.patches.patch import Patch
+
+
+_DYNAMIC = {"globals", "vars", "locals", "setattr", "exec", "__getattr__"}
+"""Names by which the source of a module or class may define more than it shows."""
+
+
+def missing_target(patch: Patch) -> str:
+    """Tell which part of a patch's target does not exist in this environment.
+
+    It asks a module that is imported already, and reads the source of any other.
+
+    Returns:
+        One phrase; empty if the target exists, if only an import could tell (extension modules, star imports,
+        inherited methods), or if the patch has an ``install`` function and needs no original.
+    """
+    if not patch.replacement:
+        return ""
+    path = patch.attribute.split(".")
+    loaded = sys.modules.get(patch.module)
+    if loaded is not None:
+        return _missing_in_object(loaded, patch.module, path)
+    spec = _find_spec(patch.module)
+    if spec is None:
+        return f"there is no module {patch.module}"
+    if spec.origin is None or not spec.origin.endswith(".py") or _find_spec(f"{patch.module}.{path[0]}"):
+        return ""
+    return _missing_in_source(ast.parse(Path(spec.origin).read_text(encoding="utf-8")), patch.module, path)
+
+
+def _missing_in_object(value: Any, name: str, path: Sequence[str]) -> str:
+    for part in path:
+        if not hasattr(value, part):
+            return f"{name} has no attribute {part}"
+        value, name = getattr(value, part), f"{name}.{part}"
+    return ""
+
+
+def _missing_in_source(scope: ast.AST, name: str, path: Sequence[str]) -> str:
+    """Look for a name in a scope and, if it is a class without bases, for the next name in that class."""
+    nodes = list(ast.walk(scope))
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == path[0]]
+    names = set().union(*map(_names, nodes))
+    if path[0] not in names and not names & {"*", *_DYNAMIC}:
+        return f"{name} has no attribute {path[0]}"
+    if len(path) > 1 and len(classes) == 1 and [ast.unparse(base) for base in classes[0].bases] in ([], ["object"]):
+        return _missing_in_source(classes[0], f"{name}.{path[0]}", path[1:])
+    return ""
+
+
+def _names(node: ast.AST) -> set[str]:
+    """Return the names that a piece of source defines or uses."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.alias):
+        return {node.asname or node.name.partition(".")[0]}
+    return {node.id} if isinstance(node, ast.Name) else set()
+
+
+def _find_spec(module: str) -> ModuleSpec | None:
+    """Find a module as the import system would, without importing the packages that it lies in."""
+    path: Sequence[str] | None = None
+    spec = None
+    parts = module.split(".")
+    for number in range(len(parts)):
+        if number and path is None:
+            return None
+        name = ".".join(parts[: number + 1])
+        finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+        spec = next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return spec
+
+
+def installed_version(package: str) -> str:
+    """Return the version of a distribution; empty if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def in_range(version: str, specifier: str) -> bool:
+    """Tell whether ``version`` lies in the PEP 440 range ``specifier``.
+
+    A pre-release counts as the version that it leads to: ``0.16.2rc1`` is code of 0.16.2, so it lies
+    in ``>=0.16.2`` and outside of ``<0.16.2``. PEP 440 puts it in neither, so that a patch for
+    ``<0.16.2`` and its successor for ``>=0.16.2`` would both be skipped. A range that names a
+    pre-release (``<0.16.2rc2``) is compared exactly. Local labels (``+cu128``) never count.
+
+    Raises:
+        packaging.specifiers.InvalidSpecifier: ``specifier`` is not a PEP 440 range.
+        packaging.version.InvalidVersion: ``version`` is not a PEP 440 version.
+    """
+    found = Version(version)
+    wanted = SpecifierSet(specifier)
+    exact = any(_names_prerelease(clause.version) for clause in wanted)
+    comparable = found.base_version if found.is_prerelease and not exact else found.public
+    return wanted.contains(comparable, prereleases=True)
+
+
+def _names_prerelease(clause_version: str) -> bool:
+    try:
+        return Version(clause_version).is_prerelease
+    except InvalidVersion:  # `==1.2.*` is a legal clause and not a version
+        return False
 
 
 class Verdict(str, Enum):
@@ -109,3 +223,25 @@ def supersessions(patch: Patch) -> list[Judgement]:
                 Judgement(patch, one.target, one.package, one.requires, version, Verdict.SUPERSEDED, one.reason)
             )
     return found
+
+
+def check_targets(patches: Iterable[Patch]) -> None:
+    """Check that no two owners change one target; patches that this environment skips do not count.
+
+    Raises:
+        PatchError: Two owners change one target.
+    """
+    by_target: dict[str, list[Patch]] = {}
+    for patch in patches:
+        by_target.setdefault(patch.target, []).append(patch)
+    for target, several in by_target.items():
+        if len({patch.owner for patch in several}) == 1:
+            continue
+        by_owner = {patch.owner: patch for patch in several if judge(patch).verdict is Verdict.APPLIES}
+        if len(by_owner) > 1:
+            raise PatchError(
+                f"Two owners patch {target}.",
+                where=", and ".join(f"{patch.id} of {owner}" for owner, patch in by_owner.items()),
+                why="the second would hide the first",
+                fix="remove one of the patches, or disable one of the plugins (ANYTRON_DISABLE_PLUGINS)",
+            )

@@ -14,7 +14,7 @@ from anytron.device.loading.neutral import NeutralDefaults
 from anytron.proof.doctor.live import ProbeError
 from anytron.proof.planning import make_plan
 from anytron.run.preflight.limits import asked_by_model, declared_limits
-from anytron.workers.engines.memory import DeviceMemory, readable
+from anytron.workers.engines.estimates import DeviceMemory, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

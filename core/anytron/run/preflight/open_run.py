@@ -11,7 +11,7 @@ from anytron.config.options import engine_option_diagnostics
 from anytron.device.hooks.edits import apply_edits
 from anytron.device.hooks.types import ConfigEdit
 from anytron.device.loading import Session, check_requirements, open_session
-from anytron.device.loading.options import options_of_variable
+from anytron.device.loading.session import options_of_variable
 from anytron.device.platform import decisions_of
 from anytron.record.sinks.loading import sink_diagnostics
 from anytron.run.preflight.capabilities import platform_diagnostics, rollout_diagnostics, training_diagnostics

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from anytron.base.errors import AnytronError
     from anytron.config.generation import RolloutSection
     from anytron.run.rollout.replica import GiveWeights
-    from anytron.workers.engines.rollout_engine import PromptInputs, Response, SamplingParams
-    from anytron.workers.engines.routing import RoutingShape
+    from anytron.workers.engines.rollout_engine import PromptInputs, Response, RoutingShape, SamplingParams
     from anytron.workers.executor.protocol import Executor, Pending, WorkerGroup
 
 Answer = TypeVar("Answer")

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from anytron.base.errors import AnytronError
-    from anytron.workers.engines.rollout_engine import GenerationRequest, Response
-    from anytron.workers.engines.routing import RoutingShape
+    from anytron.workers.engines.rollout_engine import GenerationRequest, Response, RoutingShape
     from anytron.workers.executor.protocol import Pending, WorkerGroup
 
     GiveWeights = Callable[[Sequence[WorkerGroup]], "WeightAnswers"]

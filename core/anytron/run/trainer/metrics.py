@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anytron.run.trainer.experience import Experience
     from anytron.sequences.batch import RaggedBatch
     from anytron.task.rewards.sample import Sample
-    from anytron.workers.engines.flops import ModelFlops
+    from anytron.workers.engines.estimates import ModelFlops
 
 AGREEMENT = "rollout/log_prob_abs_diff"
 """How far rollout and training log-probs of a token are apart, on average, in nats."""

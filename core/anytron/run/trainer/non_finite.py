@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.config.algorithm import AlgorithmSection
     from anytron.config.schema import RunConfig
-    from anytron.workers.engines.inspection import Inspection
-    from anytron.workers.engines.training_engine import UpdatedModel
+    from anytron.workers.engines.training_engine import Inspection, UpdatedModel
     from anytron.workers.executor.protocol import Executor
 
 TENSORS, RECORD, CONFIG = "batch.safetensors", "batch.json", "config.yaml"

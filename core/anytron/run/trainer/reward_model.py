@@ -11,7 +11,7 @@ import torch
 from anytron.base.components import TRAINING_ENGINES
 from anytron.run.trainer.experience import assemble
 from anytron.run.trainer.updates import UpdatePlan
-from anytron.workers.engines.reward_model import RewardModelEngine
+from anytron.workers.engines.training_engine import RewardModelEngine
 from anytron.workers.executor.protocol import GroupSpec
 from anytron.workers.remote import call, submit_each
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from anytron.task.environments.protocol import Outcome
     from anytron.workers.engines.device_memory import MemoryUse
     from anytron.workers.weights.transfer import WeightOrigin
+
 
 StopReason = Literal["stop", "length", "abort"]
 
@@ -79,7 +82,7 @@ class Response:
         stop_reason: ``stop`` = an end token, a stop string or the environment ended it, ``length`` = a limit of length
             or of turns did, ``abort`` = :meth:`RolloutEngine.abort` did.
         versions: Version of the weights that made each token that the model wrote.
-        routing: The experts of each token of prompt and response but the last (:mod:`anytron.workers.engines.routing`),
+        routing: The experts of each token of prompt and response but the last (:mod:`anytron.workers.engines.rollout_engine`),
             on the host, up to the last turn: what an environment wrote before it failed has none. None unless
             ``rollout.replay_routing`` asks for it.
         response_mask: For each token, whether the model wrote it; None = it wrote all of them.
@@ -206,3 +209,40 @@ class ObservableRollout(RolloutEngine, Protocol):
             float32 ``[L, V]`` host tensors, row t after token t, untouched by any temperature. Each row may have any
             constant added: an engine may answer with the log-softmax.
         """
+
+
+@dataclass(frozen=True)
+class RoutingShape:
+    """What a model's routing looks like.
+
+    Attributes:
+        layers: L, those with a router, from the first to the last of the model.
+        chosen: K.
+        experts: How many a layer has; a choice is one of their numbers, from 0.
+    """
+
+    layers: int
+    chosen: int
+    experts: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The smallest type that holds the numbers."""
+        return torch.uint8 if self.experts <= 256 else torch.int16
+
+    def mistake_in(self, routing: Tensor | None, tokens: int) -> str | None:
+        """Say what is wrong with the routing ``[tokens - 1, L, K]`` of a sequence; None if nothing is."""
+        if routing is None:
+            return "it has no routing"
+        expected = (tokens - 1, self.layers, self.chosen)
+        if tuple(routing.shape) != expected or routing.dtype is not self.dtype:
+            return f"its routing is {routing.dtype} {tuple(routing.shape)}, expected {self.dtype} {expected}"
+        if not routing.numel():
+            return None
+        low, high = (int(value) for value in routing.aminmax())
+        if low < 0 or high >= self.experts:
+            return f"its routing names expert {high if high >= self.experts else low} of {self.experts}"
+        ordered = routing.sort(-1).values
+        if bool((ordered[..., 1:] == ordered[..., :-1]).any()):
+            return "its routing sends a token to one expert twice"
+        return None

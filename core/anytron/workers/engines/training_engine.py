@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from anytron.record.checkpoint.manifest import FileRecord
     from anytron.sequences.batch import RaggedBatch, TokenOutputs
     from anytron.workers.engines.device_memory import MemoryUse
-    from anytron.workers.engines.inspection import Inspection
-    from anytron.workers.engines.rollout_engine import GenerationRequest, Response
-    from anytron.workers.engines.routing import RoutingShape
+    from anytron.workers.engines.rollout_engine import GenerationRequest, Response, RoutingShape
     from anytron.workers.weights.transfer import Sent, WeightDestination
+
 
 ScoringRole = Literal["policy", "reference", "teacher"]
 UpdatedModel = Literal["policy", "critic"]
@@ -304,3 +303,68 @@ class InspectableEngine(TrainingEngine, Protocol):
 
         For an engine of one rank. Arguments as in :meth:`TrainingEngine.update`.
         """
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """A number that is NaN or infinite, and was the first to be so in a pass over a model.
+
+    Attributes:
+        place: Module or parameter, by its dotted name; or ``loss``.
+        what: What of it: its output, the loss, a gradient.
+        value: ``nan``, ``inf`` or ``-inf``.
+        count: Numbers of the same tensor that are not finite.
+        size: Numbers of that tensor.
+        micro_batch: Number of the micro-batch, from 0.
+        sequence: Position of the sequence in it; None if the tensor has no place for each token.
+        token: Position of the token in its sequence.
+    """
+
+    place: str
+    what: Literal["output", "loss", "gradient of its input", "gradient of its output", "gradient"]
+    value: str
+    count: int
+    size: int
+    micro_batch: int
+    sequence: int | None = None
+    token: int | None = None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What :meth:`anytron.workers.engines.training_engine.InspectableEngine.inspect_update` found.
+
+    Attributes:
+        weights: Names of parameters that hold numbers that are not finite, before the pass.
+        first: The first number in the pass that is not finite; None if all are.
+        metrics: The update's metrics.
+    """
+
+    weights: tuple[str, ...]
+    first: NonFinite | None
+    metrics: Mapping[str, float]
+
+
+class RewardModelEngine(Protocol):
+    """One rank of a reward model, ``EngineInfo.reward_model``. All ranks receive the same calls in the same order.
+
+    It is built with :attr:`anytron.config.schema.RunConfig.of_reward_model`.
+    """
+
+    def topology(self) -> Topology:
+        """Where this rank stands among those of the reward model."""
+
+    def score(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
+        """Say how good sequences are, as ``AutoModelForSequenceClassification`` of transformers does.
+
+        The number is that of the head at the last token that is not the padding token of the model's config.
+
+        Returns:
+            For each micro-batch float32 ``[B]`` on reporting ranks (host tensors), None elsewhere.
+        """
+
+    def describe(self) -> Mapping[str, Any]:
+        """Facts for the run's records, as :meth:`anytron.workers.engines.training_engine.TrainingEngine.describe`."""
+
+    def close(self) -> None:
+        """Release what the engine holds; another may be built in this process afterwards."""

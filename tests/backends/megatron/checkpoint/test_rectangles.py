@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anytron_megatron.checkpoint.shards import overlap, rectangles
+from anytron_megatron.checkpoint.rectangles import overlap, rectangles
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 

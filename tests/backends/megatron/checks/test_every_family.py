@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from anytron.base.errors import ConfigError
 from anytron.config.schema import ModelSection, RunConfig
-from anytron.device.patches.versions import in_range, installed_version
+from anytron.device.patches.plan import in_range, installed_version
 from anytron.task.data.vision import load_vision
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.options import transformer_fields

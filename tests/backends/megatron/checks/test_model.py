@@ -5,7 +5,7 @@ import json
 import pytest
 
 from anytron.config.schema import ModelSection, RunConfig
-from anytron.device.patches.versions import in_range, installed_version
+from anytron.device.patches.plan import in_range, installed_version
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.plugin import MegatronBackend

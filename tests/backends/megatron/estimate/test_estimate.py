@@ -8,7 +8,7 @@ import torch
 from anytron.config.load import load_config
 from anytron.config.schema import RunConfig
 from anytron.task.data.pretrained import model_class
-from anytron.workers.engines.memory import MemoryPart, peak
+from anytron.workers.engines.estimates import MemoryPart, peak
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.checks.subject import Subject
 from anytron_megatron.estimate.memory import Held, optimizer_bytes, sharing_ranks

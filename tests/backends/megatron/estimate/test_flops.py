@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anytron.config.schema import RunConfig
 from anytron.task.data.pretrained import model_class
-from anytron.workers.engines.flops import AttentionLayers, ModelFlops
+from anytron.workers.engines.estimates import AttentionLayers, ModelFlops
 from anytron_conformance.tiny_models import CONFIGS
 from anytron_megatron.estimate.flops import model_flops
 from tests.house import ROOT

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anytron.device.patches.versions import in_range, installed_version
+from anytron.device.patches.plan import in_range, installed_version
 from tests.slow import slow_but
 
 SPLITS = {

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from anytron.base.errors import ConfigError
 from anytron.device.loading import open_session
-from anytron.device.patches.versions import in_range, installed_version
+from anytron.device.patches.plan import in_range, installed_version
 from anytron_megatron.models.families import FAMILIES
 from tests.backends.megatron.families.layouts import CP2, CP2_PADDED, MODELS, ONE, REFUSALS, Layout, proved
 from tests.backends.megatron.families.observe import Truth, compare, largest, observe

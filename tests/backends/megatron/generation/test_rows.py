@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, SamplingParams
-from anytron_megatron.generation.policy_rollout import Rows
+from anytron_megatron.generation.rows import Rows
 
 END = 11
 PROMPTS = ((1, 2, 3, 4), (5, 6), (7, 8, 9))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anytron.device.patches.versions import installed_version
+from anytron.device.patches.plan import installed_version
 
 PROGRAMS = Path(__file__).parent / "programs"
 

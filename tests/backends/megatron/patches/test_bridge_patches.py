@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from anytron.device.patches.versions import in_range, installed_version
+from anytron.device.patches.plan import in_range, installed_version
 
 pytestmark = [
     pytest.mark.mcore,

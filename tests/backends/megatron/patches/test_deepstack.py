@@ -5,7 +5,7 @@ The tests of the unpatched model fail once mcore-bridge has fixed it: then the p
 
 import pytest
 
-from anytron.device.patches.versions import installed_version
+from anytron.device.patches.plan import installed_version
 from anytron_conformance.tiny_models import write_tiny_model
 
 pytestmark = [

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from anytron.device.patches.versions import in_range, installed_version
+from anytron.device.patches.plan import in_range, installed_version
 from anytron_conformance.tiny_models import write_tiny_model
 
 pytestmark = [

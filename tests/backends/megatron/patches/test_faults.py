@@ -2,7 +2,7 @@
 
 import pytest
 
-from anytron.device.patches.versions import in_range
+from anytron.device.patches.plan import in_range
 
 AFFECTED = ">=0.13,<0.17"
 FINE = ("ok", "this version computes scores another way")

@@ -7,7 +7,7 @@ width that its module was built for, as Transformer Engine and MindSpeed do.
 
 import pytest
 
-from anytron.device.patches.versions import in_range, installed_version
+from anytron.device.patches.plan import in_range, installed_version
 
 VERSION = installed_version("megatron-core")
 RANGES = {

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from anytron.device.patches.versions import in_range, installed_version
+from anytron.device.patches.plan import in_range, installed_version
 from tests.docs.reproductions import reproductions
 
 AFFECTED = ">=0.19"

@@ -4,7 +4,7 @@ import pytest
 
 from anytron.base.errors import PluginError
 from anytron.device.loading import check_requirements, hooks_of
-from anytron.device.patches.versions import in_range
+from anytron.device.patches.plan import in_range
 from anytron_megatron.plugin import MegatronBackend
 
 

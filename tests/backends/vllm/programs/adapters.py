@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from anytron.base.errors import AnytronError
 from anytron.run.trainer.models import model_directory
-from anytron_vllm.adapter import AdapterDirectory
+from anytron_vllm.weights import AdapterDirectory
 from tests.backends.vllm.programs.families import FAMILIES, PROMPTS
 from tests.vllm_models import QWEN3, answers, largest_difference, log_probs, requests, run_config, send, vllm_engine
 

@@ -1,4 +1,4 @@
-"""What the facade checks of a micro-batch that a plugin has changed (:mod:`anytron.device.hooks.micro_batches`)."""
+"""What the facade checks of a micro-batch that a plugin has changed (:mod:`anytron.device.hooks.dispatch`)."""
 
 from __future__ import annotations
 

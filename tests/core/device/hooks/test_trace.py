@@ -7,7 +7,7 @@ import torch
 
 from anytron import hookimpl
 from anytron.config.schema import default_run
-from anytron.device.hooks.trace import brief
+from anytron.device.hooks.dispatch import brief
 from anytron.device.hooks.types import ProcessInfo, Requirement
 from anytron.device.loading import hooks_of
 from anytron.kernels.contract import LogProbSpec

@@ -11,7 +11,7 @@ from anytron import hookimpl
 from anytron.base.errors import PluginError
 from anytron.device.hooks.types import Requirement
 from anytron.device.loading import check_requirements, hooks_of
-from anytron.device.loading.requirements import examine_requirements
+from anytron.device.loading.report import examine_requirements
 
 if TYPE_CHECKING:
     from anytron.device.hooks.facade import Hooks

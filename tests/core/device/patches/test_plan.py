@@ -3,7 +3,7 @@
 import pytest
 
 from anytron.device.patches import Ledger, Outcome, Patch, Phase, Supersession, Verdict, plan
-from anytron.device.patches.versions import installed_version
+from anytron.device.patches.plan import installed_version
 from tests.core.device.patches.named import named
 
 

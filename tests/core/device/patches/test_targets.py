@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from anytron.device.patches import Patch, Phase, Verdict, plan
-from anytron.device.patches.targets import missing_target
+from anytron.device.patches.plan import missing_target
 
 PACKAGE = {
     "__init__.py": "raise ImportError('nothing may import this')",
@@ -73,7 +73,7 @@ def test_the_plan_says_that_a_target_is_missing(victim):
 def test_targets_in_megatron_are_found_without_importing_it():
     code = (
         "import sys; from anytron.device.patches import Patch, Phase\n"
-        "from anytron.device.patches.targets import missing_target\n"
+        "from anytron.device.patches.plan import missing_target\n"
         "for name in ('PackedSeqParams', 'PackedSeqParms'):\n"
         "    patch = Patch('us.p', 'megatron.core.packed_seq_params:' + name, Phase.BEFORE_BUILD, 'r',"
         " replacement='math:floor')\n"

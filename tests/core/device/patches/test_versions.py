@@ -1,6 +1,6 @@
 import pytest
 
-from anytron.device.patches.versions import in_range, installed_version
+from anytron.device.patches.plan import in_range, installed_version
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from anytron.base.errors import ConfigError
 from anytron.config.load import load_config
 from anytron.proof.planning import candidates, make_plan, remedies
-from anytron.workers.engines.memory import DeviceMemory
+from anytron.workers.engines.estimates import DeviceMemory
 from benchmarks.harness import MODEL_OF_100M, run_measured
 from tests.house import ROOT
 

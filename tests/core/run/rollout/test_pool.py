@@ -12,8 +12,7 @@ from anytron.base.errors import ProcessLost, WorkerError
 from anytron.config.generation import RolloutSection
 from anytron.run.rollout.pool import RolloutPool
 from anytron.run.rollout.replica import WeightAnswers
-from anytron.workers.engines.rollout_engine import Response
-from anytron.workers.engines.routing import RoutingShape
+from anytron.workers.engines.rollout_engine import Response, RoutingShape
 from tests.core.run.rollout.replicas import (
     PROMPTS,
     SAMPLING,

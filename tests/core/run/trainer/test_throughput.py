@@ -10,7 +10,7 @@ from anytron.config.schema import RunConfig
 from anytron.record.tracking.progress import Clock
 from anytron.run.trainer import metrics as step_metrics
 from anytron.run.trainer.metrics import Throughput
-from anytron.workers.engines.flops import AttentionLayers, ModelFlops
+from anytron.workers.engines.estimates import AttentionLayers, ModelFlops
 
 POLICY = ModelFlops(1000.0, (AttentionLayers(10.0),))
 CRITIC = ModelFlops(500.0, ())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from anytron.workers.engines.routing import RoutingShape
+from anytron.workers.engines.rollout_engine import RoutingShape
 
 SHAPE = RoutingShape(layers=3, chosen=2, experts=8)
 RIGHT = torch.rand(5, 3, 8, generator=torch.Generator().manual_seed(0)).topk(2).indices.to(torch.uint8)

@@ -1,4 +1,4 @@
-"""How much device memory a run takes, estimated from its configuration: what engines answer, and what they are told."""
+"""What an engine estimates from a configuration alone: device memory, and the operations that training needs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from anytron.config.schema import RunConfig
+
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 """Of one number, by ``model.dtype``."""
@@ -122,3 +123,62 @@ def key_value_elements(config: Mapping[str, Any]) -> int:
 def readable(size: float) -> str:
     """Write a number of bytes for people, in GiB or MiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
+
+
+@dataclass(frozen=True)
+class AttentionLayers:
+    """Layers of one kind of attention.
+
+    Attributes:
+        width: Of all of them together, heads times the size of a head, averaged over that of keys and that of values.
+        window: How many tokens a token sees, itself included; None = all before it.
+    """
+
+    width: float
+    window: int | None = None
+
+    def pairs(self, length: int) -> float:
+        """Count the pairs of tokens of a sequence of which one sees the other; two halves make a whole (n^2 / 2)."""
+        if self.window is None or self.window >= length:
+            return length**2 / 2
+        return self.window * length - self.window**2 / 2
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """What a model computes for a token.
+
+    Attributes:
+        weights: Numbers of matrices that multiply a token's hidden state: those of the experts that it goes to, not of
+            all; the output layer, not the embedding, which is looked up.
+        attention: Its layers with attention. Linear attention is in none: its state takes little beside its matrices.
+        trained: Its own weights are trained; False = adapters are (LoRA), and no gradient of the matrices is computed:
+            4 operations instead of 6. What the adapters themselves take is left out.
+    """
+
+    weights: float
+    attention: tuple[AttentionLayers, ...]
+    trained: bool = True
+
+    def update(self, lengths: Sequence[int]) -> float:
+        """Count the operations of an update, forward and backward, on sequences each computed once by itself.
+
+        What an implementation computes besides - recomputed activations, padding - is not needed and does not count,
+        and neither does it save operations to share a prompt among its samples.
+
+        Args:
+            lengths: Tokens of each sequence, prompt included.
+        """
+        pairs = sum(layers.width * layers.pairs(length) for layers in self.attention for length in lengths)
+        return (6 if self.trained else 4) * self.weights * sum(lengths) + 12 * pairs
+
+
+class CountsFlops(Protocol):
+    """``EngineInfo.flops`` of a training engine."""
+
+    def __call__(self, run: RunConfig) -> tuple[ModelFlops, ModelFlops | None]:
+        """Describe the policy and the critic, if there is one, from the configuration alone.
+
+        Raises:
+            ConfigError: The sizes of the model are not known.
+        """

@@ -1,0 +1,171 @@
+"""Weights and adapters that vLLM gets: received as a whole, compared with what the model needs, and written to files."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+
+from anytron.base.errors import EngineError
+from anytron.base.temporary import PrivateDirectory
+from anytron.task.data.pretrained import load_hf_config, model_class
+from anytron.workers.weights.transfer import checksum
+from anytron_rollout.weights import Places
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from torch import Tensor
+
+    from anytron.config.schema import LoraSection, ModelSection
+    from anytron.workers.weights.transfer import ReceivedWeights
+
+
+CHUNK_BYTES = 256 << 20
+"""Of weights that a worker of vLLM in another process gets at a time."""
+
+
+def put_together(received: ReceivedWeights) -> tuple[dict[str, Tensor], set[str]]:
+    """Put pieces together, each of which is verified, in memory of this process.
+
+    Returns:
+        The tensors by name, and the names of those that may be left out.
+
+    Raises:
+        TransferError: They did not arrive as they were sent.
+    """
+    tensors: dict[str, Tensor] = {}
+    optional = set()
+    for piece in received:
+        if piece.name not in tensors:
+            tensors[piece.name] = torch.empty(math.prod(piece.shape), dtype=piece.values.dtype).view(piece.shape)
+            if piece.optional:
+                optional.add(piece.name)
+        tensors[piece.name].view(-1)[piece.start : piece.start + piece.values.numel()] = piece.values
+    return tensors, optional
+
+
+def receive_all(received: ReceivedWeights, expected: ExpectedWeights) -> dict[str, Tensor]:
+    """Receive all weights of a model.
+
+    vLLM loads in place and cannot go back. For the old weights to stay in use until the last one of the new has
+    arrived, these need memory of their own: on the host, as much as the model has.
+
+    Args:
+        received: What comes; each piece is verified.
+        expected: What the model needs.
+
+    Returns:
+        The tensors by their Hugging Face names, without those that the model has no place for and may leave out.
+
+    Raises:
+        EngineError: A tensor is missing, unknown, or of another shape.
+        TransferError: The weights did not arrive as they were sent.
+    """
+    weights, optional = put_together(received)
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    loaded = expected.check(shapes, optional, f"version {received.version}")
+    return {name: weights[name] for name in sorted(loaded)}
+
+
+def chunks(weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Split weights into parts of about :data:`CHUNK_BYTES`; a larger tensor is a part of its own."""
+    chunk: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in weights.items():
+        if chunk and size + tensor.nbytes > CHUNK_BYTES:
+            yield chunk
+            chunk, size = {}, 0
+        chunk[name] = tensor
+        size += tensor.nbytes
+    yield chunk
+
+
+class ExpectedWeights:
+    """Names and shapes of a model's weights, as its published checkpoints have them.
+
+    Args:
+        model: Which model.
+    """
+
+    def __init__(self, model: ModelSection) -> None:
+        config = load_hf_config(model)
+        with torch.device("meta"):
+            self._places = Places(model_class(config).from_config(config))
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], optional: Collection[str], where: str) -> set[str]:
+        """Compare tensors with those of the model.
+
+        Args:
+            shapes: The tensors' shapes by name.
+            optional: Names that are left out if the model has none of that name.
+            where: Where the tensors come from, for the error.
+
+        Returns:
+            The names to load.
+
+        Raises:
+            EngineError: A tensor is missing, unknown, or of another shape.
+        """
+        places = {name: place for name in shapes if (place := self._places.find(name)) is not None}
+        loaded = shapes.keys() - (set(optional) - places.keys())
+        if unknown := sorted(loaded - places.keys()):
+            _refuse("is unknown to the model", unknown[0], f"{len(unknown)} of {len(shapes)} are unknown", where)
+        for name in sorted(loaded):
+            if tuple(places[name].tensor.shape) != shapes[name]:
+                why = f"{shapes[name]}, the model has {tuple(places[name].tensor.shape)}"
+                _refuse("has another shape", name, why, where)
+        if missing := self._places.missing(places[name] for name in loaded):
+            _refuse("is missing", missing[0], f"{len(missing)} of the model's weights are missing", where)
+        return loaded
+
+
+def _refuse(what: str, name: str, why: str, where: str) -> None:
+    raise EngineError(f"A weight {what}.", where=f"{name}, {where}", why=why)
+
+
+ADAPTER_ID = 1
+"""vLLM's number of the adapter. It is the same for every version: responses under way go on with the new one."""
+PREFIX = "anytron-adapter-"
+
+
+class AdapterDirectory:
+    """A directory of this user alone that holds the adapter's last version, in PEFT's format.
+
+    That of an engine that was killed is deleted by the next one's, which takes its place or is of another run.
+
+    Args:
+        section: ``model.lora``.
+        dtype: In which vLLM computes.
+
+    Attributes:
+        path: Of the directory.
+    """
+
+    def __init__(self, section: LoraSection, dtype: torch.dtype) -> None:
+        self._section, self._dtype = section, dtype
+        self._directory = PrivateDirectory(PREFIX)
+        self.path = self._directory.path
+        # The factor of the adapter's output is multiplied into B, so that vLLM holds the tensors that are written.
+        fields = {"peft_type": "LORA", "r": section.rank, "lora_alpha": section.rank, "target_modules": []}
+        (self.path / "adapter_config.json").write_text(json.dumps(fields), encoding="utf-8")
+
+    def write(self, tensors: Mapping[str, Tensor]) -> list[int]:
+        """Write ``lora_A`` and ``lora_B``, by PEFT's names, over those of the version before.
+
+        Returns:
+            The checksums of the tensors that were written, sorted.
+        """
+        written = {
+            name: (tensor.float() * (self._section.scaling if ".lora_B." in name else 1.0)).to(self._dtype)
+            for name, tensor in tensors.items()
+        }
+        save_file(written, self.path / "adapter_model.safetensors")
+        return sorted(map(checksum, written.values()))
+
+    def delete(self) -> None:
+        """Delete the directory."""
+        self._directory.delete()
