@@ -3,7 +3,7 @@
 import pytest
 
 from anytron.base.errors import ConfigError
-from anytron_verifiers.loading import require_supported
+from anytron_verifiers.source import require_supported
 
 
 def missing() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron import hookimpl
-from anytron.device.limits import Feature, Limit
+from anytron.device.platform import Feature, Limit
 from anytron_cpu import CpuPlatform
 from tests.house import ROOT
 from tests.third_party_platform import describe

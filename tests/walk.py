@@ -29,7 +29,7 @@ BETWEEN = {
 """Functions between whose call and return everything counts."""
 PARTS = {
     "inside of the model": ("/kernels/", "/portable_te/", "/patches/", "/redirect/", "/anytron_cpu/"),
-    "between processes": ("/workers/executor/", "/workers/remote.py", "/task/isolation/"),
+    "between processes": ("/workers/executor/", "/task/isolation/"),
     "records": ("/record/",),
 }
 WALK = "from row to loss"

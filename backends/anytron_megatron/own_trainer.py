@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
 from anytron.base.traits import ModelTraits, ParallelSizes
-from anytron.device.limits import Feature
-from anytron.device.platform import EngineFacts, LayoutRequest, features_asked, layout_constraints_of
+from anytron.device.platform import EngineFacts, Feature, LayoutRequest, features_asked, layout_constraints_of
 from anytron.sequences import scopes
 from anytron.sequences.masks import MaskKind
 from anytron_megatron.training import parallel

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from anytron.base.components import find_component
 from anytron.base.errors import ConfigError, WorkerError
-from anytron.base.results import Result
+from anytron.base.results import Result, of_error
 from anytron.workers.executor.base import (
     BaseExecutor,
     loopback_variables,
@@ -21,6 +23,7 @@ from anytron.workers.executor.base import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from anytron.base.results import Status
     from anytron.config.schema import RunConfig
     from anytron.device.loading import Session
     from anytron.device.platform import Platform
@@ -47,6 +50,12 @@ PASSED_ON = (
     "TRANSFORMERS_",
 )
 """Beginnings of the names of those variables of the driver that go to other machines."""
+RUNNING = Path("ray", "ray_current_cluster")
+"""Where ``ray start`` notes a cluster, below Ray's temporary directory (``ray/_private/utils.py``)."""
+REACHED_S = 5.0
+"""Seconds in which the head's machine must answer."""
+KEPT = "RAY_EXPERIMENTAL_NOSET_"
+"""Variables of this beginning tell Ray to leave the devices of its workers alone."""
 
 
 def passed_on(variables: Mapping[str, str], platform: Platform, further: Sequence[str]) -> dict[str, str]:
@@ -90,9 +99,7 @@ class RayExecutor(BaseExecutor):
             fix = "pip install 'anytron[ray]', on every machine"
             yield Result("executors.ray.version", "failed" if used else "skipped", "Ray is not installed", fix)
             return
-        from anytron_ray.examination import examine
-
-        yield from examine(config if used else None, platform)
+        yield from _examined(config if used else None, platform)
 
     def __init__(self, config: RunConfig, session: Session) -> None:
         super().__init__(config, session)
@@ -223,3 +230,57 @@ class RayExecutor(BaseExecutor):
 
             self._disconnects = False
             ray.shutdown()
+
+
+def _examined(config: RunConfig | None, platform: Platform) -> Iterator[Result]:
+    """Look for a cluster. Starts nothing.
+
+    Args:
+        config: A run on Ray; None = none in particular.
+        platform: Says by which resource Ray counts the devices.
+    """
+    yield Result("executors.ray.version", "passed", version("ray"))
+    counted = platform.ray_resource
+    what = "processors" if counted is None else f"the resource {counted}"
+    yield Result("executors.ray.devices", "passed", f"one training rank takes one of {what}")
+    kept = sorted(name for name in os.environ if name.startswith(KEPT))
+    if kept:
+        detail = f"{', '.join(kept)}: Ray does not restrict which devices its workers see; ranks take those it assigns"
+        yield Result("executors.ray.visibility", "passed", detail)
+    named = os.environ.get("RAY_ADDRESS")
+    place = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / RUNNING  # noqa: S108 - Ray's own default
+    if not named and not place.is_file():
+        detail = "RAY_ADDRESS is not set and no cluster runs here: a run starts one of this machine alone"
+        yield Result("executors.ray.cluster", "passed", detail)
+        return
+    yield from _joined(named or place.read_text(encoding="utf-8").strip(), config, platform)
+
+
+def _joined(address: str, config: RunConfig | None, platform: Platform) -> Iterator[Result]:
+    import ray
+
+    from anytron_ray import cluster
+
+    try:
+        host, _, port = address.rpartition(":")
+        if host and port.isdigit():  # Ray itself waits for a minute
+            socket.create_connection((host, int(port)), REACHED_S).close()
+        ray.init(address=address, log_to_driver=False)
+    except Exception as error:  # noqa: BLE001 - Ray says in a dozen classes that it did not work
+        fix = "`ray status` shows whether it runs; its Ray and its Python must be of this one's versions; or `ray stop`"
+        status: Status = "warning" if config is None else "failed"
+        yield Result("executors.ray.cluster", status, f"{address} cannot be joined: {error}", fix)
+        return
+    try:
+        total = {name: count for name, count in ray.cluster_resources().items() if ":" not in name}
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        has = ", ".join(f"{count:g} {name}" for name, count in sorted(total.items()) if "memory" not in name)
+        yield Result("executors.ray.cluster", "passed", f"{address}: {nodes} machines, {has}")
+        if config is not None:
+            apart = config.rollout.replicas if config.rollout.placement == "separate" else 0
+            cluster.require(config.parallel.world_size, apart, platform.ray_resource)
+            yield Result("executors.ray.room", "passed", f"enough for {config.parallel.world_size + apart} processes")
+    except ConfigError as error:
+        yield of_error("executors.ray.room", error)
+    finally:
+        ray.shutdown()

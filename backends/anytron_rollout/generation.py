@@ -1,4 +1,7 @@
-"""Generate with a Hugging Face model: build it without weights, and answer requests that are sampled alike."""
+"""Generate with a Hugging Face model: build it without weights, and answer requests that are sampled alike.
+
+Legend: B rows, P different prompts, S columns of the prompts, V vocabulary, W generated columns.
+"""
 
 from __future__ import annotations
 

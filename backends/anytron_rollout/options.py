@@ -1,4 +1,7 @@
-"""Describe the rollout engine ``transformers`` without importing it: its options and capabilities."""
+"""Describe the rollout engine ``transformers`` without importing it: options, checks, memory and capabilities.
+
+Importing this module imports neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,6 @@ TRANSFORMERS = EngineInfo(
     memory="anytron_rollout.options:estimate",
     process_bytes=370 << 20,
 )
-
 
 LOGITS = 6
 """Tensors of ``[B, V]`` that one step of sampling has at a time: logits, the copy that transformers hands on, scaled by

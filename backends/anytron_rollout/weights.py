@@ -46,20 +46,20 @@ def load_verified(model: PreTrainedModel, weights: ReceivedWeights) -> None:
         if place is None:
             if piece.optional:
                 continue
-            _refuse("is unknown to the model", piece.name, "no module has that name", weights)
+            refuse("is unknown to the model", piece.name, "no module has that name", weights.version)
         target = place.tensor
         if piece.shape != target.shape:
             why = f"{piece.shape}, the model has {tuple(target.shape)}"
-            _refuse("has another shape", piece.name, why, weights)
+            refuse("has another shape", piece.name, why, weights.version)
         loaded[piece.name] = place
         first = owners.setdefault((target.data_ptr(), target.shape), piece.name) == piece.name
         if first:
             _fill(target, piece)
         if (target.device.type != "cpu" or not first) and not _holds(target, piece):
             why = "a fault of the device" if first else "a tied weight has two different values"
-            _refuse("differs from what was loaded", piece.name, why, weights)
+            refuse("differs from what was loaded", piece.name, why, weights.version)
     if missing := places.missing(loaded.values()):
-        _refuse("is missing", missing[0], f"{len(missing)} of the model's weights are missing", weights)
+        refuse("is missing", missing[0], f"{len(missing)} of the model's weights are missing", weights.version)
 
 
 def differing_weights(model: PreTrainedModel, weights: ReceivedWeights) -> list[str]:
@@ -198,5 +198,10 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.view(integer), other.view(integer))
 
 
-def _refuse(what: str, name: str, why: str, weights: ReceivedWeights) -> NoReturn:
-    raise EngineError(f"A weight {what}.", where=f"{name}, version {weights.version}", why=why)
+def refuse(what: str, name: str, why: str, version: int) -> NoReturn:
+    """Refuse a weight by its name.
+
+    Raises:
+        EngineError: Always.
+    """
+    raise EngineError(f"A weight {what}.", where=f"{name}, version {version}", why=why)

@@ -10,13 +10,13 @@ import verifiers as vf
 from verifiers.types import Response, ResponseMessage, ToolCall, Usage
 
 from anytron.base.errors import DataError
-from anytron_verifiers.tool_calls import found_in
+from anytron_verifiers.messages import found_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anytron.task.environments import Turn
-    from anytron_verifiers.tool_calls import ToolCallFormat
+    from anytron_verifiers.messages import ToolCallFormat
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.imports import resolve
 from anytron.task.environments import Observation
-from anytron_verifiers.loading import load
-from anytron_verifiers.messages import as_function, plain, said, tools_of
-from anytron_verifiers.tool_calls import FORMATS, TOOL_CALLS
+from anytron_verifiers.messages import FORMATS, TOOL_CALLS, as_function, plain, said, tools_of
+from anytron_verifiers.source import load
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping
@@ -45,7 +44,7 @@ class VerifiersEnvironment:
         name: As for ``verifiers.load_environment``.
         args: Keyword arguments of the environment's ``load_environment``.
         tool_calls: How the model writes tool calls: ``hermes``, or ``module:function`` of one that finds them
-            (:data:`anytron_verifiers.tool_calls.ToolCallFormat`).
+            (:data:`anytron_verifiers.messages.ToolCallFormat`).
     """
 
     def __init__(self, name: str, args: Mapping[str, Any] | None = None, tool_calls: str = "hermes") -> None:

@@ -1,12 +1,14 @@
-"""Messages of verifiers as chat templates read them, and the tools of a prompt."""
+"""Messages of verifiers as chat templates read them, tools of prompts, and tool calls in what a model wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from anytron.base.functions import Called, Kind
 
 
 def plain(message: Any) -> dict[str, Any]:
@@ -44,3 +46,60 @@ def _text(content: Any) -> str:
     if others := sorted({str(part.get("type")) for part in parts} - {"text"}):
         raise ValueError(f"a message has {', '.join(others)}; only text can be read here")
     return "".join(part["text"] for part in parts)
+
+
+ToolCallFormat = Callable[[str], tuple[str, Sequence[tuple[str, str]]]]
+"""Takes what the model wrote; gives the text without its tool calls, and each call's tool and arguments (as JSON)."""
+
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+def hermes(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Read ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes, Qwen2.5 and Qwen3 write it.
+
+    As in inference servers, a text in which one of the calls is malformed has none.
+    """
+    try:
+        calls = [json.loads(one) for one in _CALL.findall(text)]
+        found = [(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in calls]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return text, []
+    if not all(isinstance(name, str) for name, _ in found):
+        return text, []
+    return text.partition("<tool_call>")[0], found
+
+
+TOOL_CALLS = Kind(
+    "environment.options.tool_calls",
+    Called(
+        "A format of tool calls",
+        ("text",),
+        "text is what the model wrote in a turn",
+        "a tuple: the text without its tool calls, and a list with (the tool's name, its arguments as JSON) for each "
+        "call",
+    ),
+)
+FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType({"hermes": hermes})
+"""By their name in the option ``tool_calls``."""
+
+
+def found_in(text: str, tool_calls: ToolCallFormat) -> tuple[str, Sequence[tuple[str, str]]]:
+    """Find the tool calls in what the model wrote, with a function that may be a user's.
+
+    Raises:
+        DataError: It raises, or returns something unusable.
+    """
+    if tool_calls in FORMATS.values():  # a bug of a registered one is ours
+        return tool_calls(text)
+    found = TOOL_CALLS.call.call(tool_calls, TOOL_CALLS.key, text)
+    match found:
+        case (str(), [*calls]) if all(_is_call(one) for one in calls):
+            return found[0], calls
+    raise TOOL_CALLS.call.unusable(tool_calls, repr(found)[:200]).error(TOOL_CALLS.key)
+
+
+def _is_call(found: object) -> bool:
+    match found:
+        case (str(), str()):
+            return True
+    return False

@@ -1,16 +1,82 @@
-"""Prompts from the dataset of an environment of verifiers."""
+"""Load an environment of verifiers, of a version that its tests passed with, and give the prompts of its dataset."""
 
 from __future__ import annotations
 
 import json
+import signal
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from packaging.specifiers import SpecifierSet
+
+from anytron.base.errors import ConfigError
 from anytron.task.data import Prompt
-from anytron_verifiers.loading import load
 from anytron_verifiers.messages import plain, tools_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+
+SUPPORTED = SpecifierSet(">=0.2.1,<0.4")
+"""The versions in which whoever runs an environment gives it the model as an object (``Environment.run_rollout(input,
+client, ...)``), without those that want older ``datasets`` than training does."""
+INSTALL = "pip install 'anytron[verifiers]', with Python 3.11 or newer"
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def require_supported() -> None:
+    """Check which verifiers is installed. Imports nothing of it.
+
+    Raises:
+        ConfigError: None is, or another version than these.
+    """
+    try:
+        found = version("verifiers")
+    except PackageNotFoundError:
+        why = "verifiers is not installed"
+    else:
+        if SUPPORTED.contains(found, prereleases=True):
+            return
+        why = f"verifiers {found} is installed, not {SUPPORTED}"
+        if found not in SpecifierSet("<0.4", prereleases=True):
+            why += "; from 0.4 on its environments reach the model over HTTP only, and tokens are not the run's own"
+    raise ConfigError("No supported version of verifiers is installed.", where="verifiers", why=why, fix=INSTALL)
+
+
+def load(name: str, args: Mapping[str, Any]) -> Any:
+    """Load an environment by its name, as ``verifiers.load_environment`` does, which takes over two signals.
+
+    Raises:
+        ConfigError: There is no verifiers that is supported, no such environment, it does not take its arguments, or
+            it scores the responses to a prompt together.
+    """
+    require_supported()
+    import verifiers
+
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        environment = verifiers.load_environment(name, **args)
+    except Exception as error:  # the environment's package is imported and called
+        raise ConfigError(
+            f"The environment {name!r} of verifiers cannot be loaded.",
+            where="options name and args",
+            why=f"{type(error).__name__}: {error}",
+            fix="install its package; args are the arguments of its load_environment()",
+        ) from error
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if environment.requires_group_rollouts:
+        raise ConfigError(
+            f"The environment {name!r} of verifiers scores the responses to a prompt together.",
+            where="option name",
+            why=(
+                "its rubric has reward functions of a whole group, but Anytron gives each response its own environment"
+            ),
+            fix="remove these functions from the rubric; algorithm.advantage compares the responses to a prompt",
+        )
+    return environment
 
 
 def prompts(name: str, args: Mapping[str, Any] | None = None, count: int = -1) -> Iterator[Prompt]:

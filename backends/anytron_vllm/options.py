@@ -59,7 +59,6 @@ VLLM = EngineInfo(
     memory="anytron_vllm.options:estimate",
 )
 
-
 DEFAULT_SHARE = 0.9
 """vLLM's own ``gpu_memory_utilization``."""
 

@@ -1,4 +1,9 @@
-"""Requests as vLLM takes them, and the responses under way."""
+"""Requests as vLLM takes them, and the responses under way.
+
+vLLM's renderer prepares images with the model's processor. They have been prepared already, for training and rollout
+alike (:class:`anytron.task.data.images.ImagePatches`), and a second preparation might give others: what its renderer
+would make of a prompt is made here, of tokens and patches.
+"""
 
 from __future__ import annotations
 

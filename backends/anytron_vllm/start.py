@@ -84,7 +84,7 @@ def engine_arguments(
         "load_format": "safetensors" if alone else "dummy",
         "skip_tokenizer_init": not takes_images,  # token ids in, token ids out; the processor has a tokenizer
         "generation_config": "vllm",  # not the checkpoint's own sampling defaults and end tokens
-        "logprobs_mode": "raw_logprobs",  # of logits at the temperature: anytron_vllm.worker
+        "logprobs_mode": "raw_logprobs",  # of logits at the temperature: anytron_vllm.transfer
         "max_logprobs": -1,
         "async_scheduling": False,  # each step's tokens are known before the next one: versions and stop strings
         "disable_log_stats": True,
@@ -93,7 +93,7 @@ def engine_arguments(
         "enable_prefix_caching": options.enable_prefix_caching,
         "enforce_eager": options.enforce_eager,
         "weight_transfer_config": WeightTransferConfig(backend="anytron"),
-        "worker_extension_cls": "anytron_vllm.worker.WorkerExtension",
+        "worker_extension_cls": "anytron_vllm.transfer.WorkerExtension",
         **(PREPARED_IMAGES if takes_images else {}),
         **(adapter_arguments(config.model.lora) if alone and config.model.lora else {}),
         **{name: value for name, value in optional.items() if value is not None},

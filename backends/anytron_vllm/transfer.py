@@ -1,25 +1,24 @@
-"""How weights reach the workers of vLLM: a backend of its weight transfer, registered as a plugin of vLLM.
+"""What runs in the workers of vLLM: a backend of its weight transfer, a plugin of vLLM, and an extension of the worker.
 
 vLLM loads plugins in every process that it starts (entry point ``vllm.general_plugins``). The backend is used through
 vLLM's public calls alone: ``start_weight_update``, ``update_weights`` for each chunk, ``finish_weight_update``. What it
 gets has been verified before the first of them (:mod:`anytron_vllm.weights`).
 
-Whatever else of vLLM's insides this package uses is in this file: the layers' count of what they have loaded, and the
-kernels that compute from copies. Look here first when another version is to be supported.
+Whatever else of vLLM's insides this package uses is in this file: the layers' count of what they have loaded, the
+kernels that compute from copies, the model's logits and its adapters. Look here first when another version is to be
+supported.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -28,9 +27,11 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.layerwise import logger as layerwise_logger
 
 from anytron.base.errors import EngineError
+from anytron.workers.weights.transfer import checksum
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
 
 BACKEND = "anytron"
 
@@ -132,3 +133,52 @@ def register() -> None:
     layerwise_logger.setLevel(logging.ERROR)
     with contextlib.suppress(ValueError):  # it is registered
         WeightTransferEngineFactory.register_engine(BACKEND, AnytronTransfer)
+
+
+class WorkerExtension:
+    """Methods that the engine calls on every worker (vLLM's argument ``worker_extension_cls``)."""
+
+    def set_anytron_temperature(self, temperature: float) -> None:
+        """Divide all logits by a temperature, in float32 as the training engine does.
+
+        vLLM reports log-probs of the logits as the model gives them (``raw_logprobs``), or of what is left of them
+        after temperature, top-k, top-p and the suppression of end tokens (``processed_logprobs``). A training engine
+        computes something in between: at the temperature, before any filter. So logits are divided before vLLM sees
+        them, and vLLM samples at temperature 1. (verl replaces the same method to mask tokens outside of the
+        vocabulary.)
+        """
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]  # the worker's own
+        if not hasattr(model, "anytron_logits"):
+            model.anytron_logits = model.compute_logits
+
+        def compute_logits(*args: Any, **kwargs: Any) -> Tensor | None:
+            logits: Tensor | None = model.anytron_logits(*args, **kwargs)
+            return logits if logits is None or temperature == 1.0 else logits.float() / temperature
+
+        model.compute_logits = compute_logits
+
+    def anytron_adapter_checksums(self, number: int) -> list[int]:
+        """Compute the checksums of the tensors of the adapter that vLLM computes with by a number, sorted.
+
+        It packs those of layers that it keeps in one, and does not change them. Those of layers that the model does not
+        have it keeps too, and does nothing with them.
+        """
+        manager = self.model_runner.get_model().lora_manager  # type: ignore[attr-defined]
+        adapter = manager.get_adapter(number)
+        if adapter is None or number not in manager.lora_index_to_id:
+            return []
+        found: list[int] = []
+        for name in adapter.loras.keys() & manager.modules.keys():
+            for factor in (adapter.loras[name].lora_a, adapter.loras[name].lora_b):
+                parts = factor if isinstance(factor, list) else [factor]
+                found += [checksum(part) for part in parts if part is not None]
+        return sorted(found)
+
+    def unlink_anytron_shared_memory(self) -> None:
+        """Take away the names of the memory through which workers on the processor exchange tensors.
+
+        All of them have it by now. vLLM 0.32 leaves the names behind when it ends, 4 MB each.
+        """
+        if name := os.environ.get("VLLM_DIST_IDENT"):
+            for path in Path("/dev/shm").glob(f"{name}-*"):  # noqa: S108 - where Linux has it
+                path.unlink(missing_ok=True)

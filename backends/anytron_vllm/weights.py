@@ -1,4 +1,9 @@
-"""Weights and adapters that vLLM gets: received as a whole, compared with what the model needs, and written to files."""
+"""Weights and adapters on their way to vLLM: all of them are received and checked before any is used.
+
+vLLM takes a part of a model's weights without an error. What a model's weights are is known from transformers' class
+of it, built without memory. The adapter of ``rollout.lora: alone`` goes through files, because vLLM reads adapters from
+there.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
-from anytron.base.errors import EngineError
 from anytron.base.temporary import PrivateDirectory
 from anytron.task.data.pretrained import load_hf_config, model_class
 from anytron.workers.weights.transfer import checksum
-from anytron_rollout.weights import Places
+from anytron_rollout.weights import Places, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -26,6 +30,11 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 256 << 20
 """Of weights that a worker of vLLM in another process gets at a time."""
+
+ADAPTER_ID = 1
+"""vLLM's number of the adapter. It is the same for every version: responses under way go on with the new one."""
+
+PREFIX = "anytron-adapter-"
 
 
 def put_together(received: ReceivedWeights) -> tuple[dict[str, Tensor], set[str]]:
@@ -67,7 +76,7 @@ def receive_all(received: ReceivedWeights, expected: ExpectedWeights) -> dict[st
     """
     weights, optional = put_together(received)
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    loaded = expected.check(shapes, optional, f"version {received.version}")
+    loaded = expected.check(shapes, optional, received.version)
     return {name: weights[name] for name in sorted(loaded)}
 
 
@@ -96,13 +105,13 @@ class ExpectedWeights:
         with torch.device("meta"):
             self._places = Places(model_class(config).from_config(config))
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], optional: Collection[str], where: str) -> set[str]:
+    def check(self, shapes: Mapping[str, tuple[int, ...]], optional: Collection[str], version: int) -> set[str]:
         """Compare tensors with those of the model.
 
         Args:
             shapes: The tensors' shapes by name.
             optional: Names that are left out if the model has none of that name.
-            where: Where the tensors come from, for the error.
+            version: Of the weights, for the error.
 
         Returns:
             The names to load.
@@ -113,23 +122,14 @@ class ExpectedWeights:
         places = {name: place for name in shapes if (place := self._places.find(name)) is not None}
         loaded = shapes.keys() - (set(optional) - places.keys())
         if unknown := sorted(loaded - places.keys()):
-            _refuse("is unknown to the model", unknown[0], f"{len(unknown)} of {len(shapes)} are unknown", where)
+            refuse("is unknown to the model", unknown[0], f"{len(unknown)} of {len(shapes)} are unknown", version)
         for name in sorted(loaded):
             if tuple(places[name].tensor.shape) != shapes[name]:
                 why = f"{shapes[name]}, the model has {tuple(places[name].tensor.shape)}"
-                _refuse("has another shape", name, why, where)
+                refuse("has another shape", name, why, version)
         if missing := self._places.missing(places[name] for name in loaded):
-            _refuse("is missing", missing[0], f"{len(missing)} of the model's weights are missing", where)
+            refuse("is missing", missing[0], f"{len(missing)} of the model's weights are missing", version)
         return loaded
-
-
-def _refuse(what: str, name: str, why: str, where: str) -> None:
-    raise EngineError(f"A weight {what}.", where=f"{name}, {where}", why=why)
-
-
-ADAPTER_ID = 1
-"""vLLM's number of the adapter. It is the same for every version: responses under way go on with the new one."""
-PREFIX = "anytron-adapter-"
 
 
 class AdapterDirectory:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from anytron.config.section import Section
     from anytron.device.hooks.specs import hookimpl
     from anytron.device.hooks.types import ConfigEdit, PatchContext, ProcessInfo, Requirement, Role
-    from anytron.device.limits import Feature, Limit
     from anytron.device.loading import hooks_of
     from anytron.device.loading.neutral import NeutralDefaults
     from anytron.device.patches import Installed, Ledger, Patch, Phase, Supersession
@@ -43,7 +42,9 @@ if TYPE_CHECKING:
         Availability,
         Decision,
         EngineFacts,
+        Feature,
         LayoutRequest,
+        Limit,
         PeakFlops,
         Platform,
         Probe,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.base.traits import ModelTraits, ParallelSizes
-from anytron.device.limits import Feature
-from anytron.device.platform import LayoutRequest, layout_constraints_of
+from anytron.device.platform import Feature, LayoutRequest, layout_constraints_of
 from anytron.kernels.contract import AttentionCall
 from anytron.sequences import scopes
 from anytron.sequences.layout import ContextShard, ModelInputs, SequenceLayout

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from anytron.base.results import Status
-    from anytron.device.limits import Feature
+    from anytron.device.platform import Feature
     from anytron_conformance.subject import Subject
 
 Level = Literal["device", "sequences", "kernels", "model", "training"]

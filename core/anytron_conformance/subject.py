@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from anytron.config.schema import default_run
-from anytron.device.limits import Feature
 from anytron.device.loading import open_session
+from anytron.device.platform import Feature
 from anytron.run.preflight.limits import declared_limits
 
 if TYPE_CHECKING:

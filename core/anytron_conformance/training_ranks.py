@@ -10,7 +10,7 @@ from anytron.base.errors import AnytronError
 from anytron.base.results import of_error
 from anytron.config.running import EngineSection
 from anytron.config.schema import RunConfig
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.proof.checks import Inapplicable
 from anytron.run.preflight.limits import NotPossible, adapted
 from anytron.run.trainer.workers import TrainingWorkers, training_group

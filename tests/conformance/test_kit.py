@@ -20,9 +20,9 @@ from anytron.base.errors import ConfigError, PlatformError
 from anytron.base.results import Result
 from anytron.cli import main
 from anytron.cli.main import app
-from anytron.device.limits import Feature, Limit
 from anytron.device.loading import hooks_of
 from anytron.device.loading.session import Session
+from anytron.device.platform import Feature, Limit
 from anytron.proof.checks import Inapplicable, Report, Watcher
 from anytron_conformance import document, levels
 from anytron_conformance.checking import check_rule

@@ -31,7 +31,7 @@ ALLOWED = {
     ): "what the driver asks its own fork; nothing comes back so",
     ("backends/anytron_megatron/checkpoint/unpickling.py", "pickle.Unpickler"): "with a list of classes, of all others",
     ("backends/anytron_megatron/checkpoint/unpickling.py", "torch.load"): "with weights_only=True",
-    ("backends/anytron_megatron/redirect/factories.py", "torch.load"): "replaced by one that translates map_location",
+    ("backends/anytron_megatron/redirect/tensors.py", "torch.load"): "replaced by one that translates map_location",
     (
         "core/anytron/task/data/pretrained.py",
         "from_pretrained",

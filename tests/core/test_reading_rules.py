@@ -29,7 +29,7 @@ PARSED_ELSEWHERE = {
     "core/anytron_conformance/training/runs.py": "metrics of a run that a test has made",
     "backends/anytron_verifiers/environment.py": "arguments of the driver",
     "backends/anytron_verifiers/source.py": "rows of an environment, a package that the user has installed",
-    "backends/anytron_verifiers/tool_calls.py": "what a model wrote, in which a malformed call is none, depth included",
+    "backends/anytron_verifiers/messages.py": "what a model wrote, in which a malformed call is none, depth included",
     "backends/anytron_vllm/installation.py": "what our own program prints",
     "plugins/verl/anytron_verl/configuration.py": "a configuration that hydra has read",
     "plugins/verl/anytron_verl/examination.py": "what our own program prints",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron.base.traits import ModelTraits
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.sequences.masks import MaskKind
 
 if TYPE_CHECKING:

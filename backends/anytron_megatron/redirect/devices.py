@@ -1,4 +1,4 @@
-"""Redirect devices: what ``cuda``, ``cuda:1`` and ``0`` mean, and the functions about them."""
+"""Redirect devices: what ``cuda``, ``cuda:1`` and ``0`` mean, and the functions about devices and their memory."""
 
 from __future__ import annotations
 
@@ -151,8 +151,70 @@ class DeviceScope:
             self.runtime.set_device(self._before)
 
 
+class MemoryCalls:
+    """The functions of ``torch.cuda.memory``, under their own names."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = runtime
+
+    def memory_allocated(self, device: Any = None) -> int:
+        """Return the bytes in use."""
+        del device
+        return self._runtime.memory_stats().allocated
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        """Return the most bytes that were in use."""
+        del device
+        return self._runtime.memory_stats().peak_allocated
+
+    def memory_reserved(self, device: Any = None) -> int:
+        """Return the bytes held, in use or cached."""
+        del device
+        return self._runtime.memory_stats().reserved
+
+    def max_memory_reserved(self, device: Any = None) -> int:
+        """Return a lower bound of the most bytes held: runtimes do not track that peak."""
+        del device
+        stats = self._runtime.memory_stats()
+        return max(stats.reserved, stats.peak_allocated)
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """Return (bytes not held by this process, the device's size)."""
+        del device
+        stats = self._runtime.memory_stats()
+        return stats.total - stats.reserved, stats.total
+
+    def memory_stats(self, device: Any = None) -> dict[str, int]:
+        """Return the statistics that have a meaning on any device, under torch's keys."""
+        return {
+            "allocated_bytes.all.current": self.memory_allocated(device),
+            "allocated_bytes.all.peak": self.max_memory_allocated(device),
+            "reserved_bytes.all.current": self.memory_reserved(device),
+            "reserved_bytes.all.peak": self.max_memory_reserved(device),
+        }
+
+    def memory_summary(self, device: Any = None, abbreviated: bool = False) -> str:
+        """Return the statistics as text."""
+        del abbreviated
+        return "\n".join(f"{key}: {value}" for key, value in self.memory_stats(device).items())
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        """Reset the peak."""
+        del device
+        self._runtime.reset_peak_memory_stats()
+
+    def reset_max_memory_allocated(self, device: Any = None) -> None:
+        """Reset the peak, as :meth:`reset_peak_memory_stats`."""
+        self.reset_peak_memory_stats(device)
+
+    def empty_cache(self) -> None:
+        """Return cached memory to the device."""
+        self._runtime.empty_cache()
+
+
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
-    """Replace the functions about devices, and torch's own device scopes."""
+    """Replace the functions about devices and memory, and torch's own device scopes."""
+    yield from _memory_substitutions(runtime)
     calls = DeviceCalls(runtime, translate)
     for name in (name for name, value in vars(DeviceCalls).items() if callable(value) and name != "__init__"):
         yield Substitution(torch.cuda, name, getattr(calls, name))
@@ -161,6 +223,16 @@ def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterat
     # `with torch.device("cuda")` and set_default_device: C++ makes a DeviceContext of it.
     yield Substitution(device_mode.DeviceContext, "__init__", _device_context(translate))
     yield Substitution(torch.autocast, "__init__", _autocast(runtime))
+
+
+def _memory_substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
+    """Replace the functions about memory, in ``torch.cuda`` and ``torch.cuda.memory``."""
+    calls = MemoryCalls(runtime)
+    for name in (name for name, value in vars(MemoryCalls).items() if callable(value) and name != "__init__"):
+        call = getattr(calls, name)
+        yield Substitution(torch.cuda, name, call)
+        yield Substitution(torch.cuda.memory, name, call)
+    yield Substitution(torch.cuda, "ipc_collect", lambda: None)  # nothing is shared through CUDA IPC
 
 
 def _device_context(translate: DeviceTranslator) -> Callable[..., None]:

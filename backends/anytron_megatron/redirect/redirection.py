@@ -1,27 +1,20 @@
-"""Switch the redirection on and off."""
+"""Switch the redirection on and off, and refuse CUDA features without a counterpart: to make one is an error, to ask is not."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from anytron.base.errors import EngineError
-from anytron_megatron.redirect import (
-    collectives,
-    devices,
-    factories,
-    memory,
-    profiling,
-    rng,
-    streams,
-    tensors,
-    unsupported,
-)
-from anytron_megatron.redirect.substitution import substitute
+from anytron_megatron.redirect import collectives, devices, rng, streams, tensors
+from anytron_megatron.redirect.substitution import Substitution, substitute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from anytron.device.runtime import DeviceRuntime
+
 
 _active: DeviceRuntime | None = None
 
@@ -53,14 +46,11 @@ def redirect_torch_cuda(runtime: DeviceRuntime) -> Callable[[], None]:
     undo_substitutions = substitute(
         [
             *devices.substitutions(runtime, translate),
-            *factories.substitutions(runtime, translate),
             *tensors.substitutions(runtime, translate),
             *streams.substitutions(runtime),
             *rng.substitutions(runtime, translate),
-            *memory.substitutions(runtime),
-            *profiling.substitutions(runtime),
             *collectives.substitutions(runtime),
-            *unsupported.substitutions(),
+            *_refusing_substitutions(),
         ]
     )
     _active = runtime
@@ -71,3 +61,30 @@ def redirect_torch_cuda(runtime: DeviceRuntime) -> Callable[[], None]:
         _active = None
 
     return undo
+
+
+# Names in torch.cuda, and the Megatron options that use them.
+UNSUPPORTED = {
+    "CUDAGraph": "leave enable_cuda_graph / cuda_graph_impl off",
+    "graph": "leave enable_cuda_graph / cuda_graph_impl off",
+    "MemPool": "leave nccl_ub and unified memory off",
+    "ExternalStream": "leave high-priority and SHARP communicator streams off",
+}
+
+
+def _refusing_substitutions() -> Iterator[Substitution]:
+    """Replace classes by ones that can be named in annotations and ``isinstance``, but not instantiated."""
+    for name, fix in UNSUPPORTED.items():
+        yield Substitution(torch.cuda, name, _refusing_class(name, fix))
+
+
+def _refusing_class(name: str, fix: str) -> type:
+    def __init__(*_: Any, **__: Any) -> None:  # noqa: N807 - becomes a constructor
+        raise EngineError(
+            f"torch.cuda.{name} has no counterpart on this platform.",
+            where="engine code that was redirected from torch.cuda",
+            why="it exists on CUDA devices only",
+            fix=fix,
+        )
+
+    return type(name, (), {"__init__": __init__, "__module__": "torch.cuda"})

@@ -1,13 +1,14 @@
-"""Redirect streams and events.
+"""Redirect streams, events and profiler ranges.
 
-They must be classes, because other code uses them in annotations and in ``isinstance``. Where the runtime has no
-streams, everything runs in order, and to wait is to do nothing.
+Streams and events must be classes, because other code uses them in annotations and in ``isinstance``. Where the runtime
+has no streams, everything runs in order, and to wait is to do nothing.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from anytron_megatron.redirect.substitution import Substitution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from anytron.device.runtime import DeviceRuntime
 
@@ -177,10 +179,47 @@ class StreamContext:
 
 
 def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
-    """Replace ``Stream``, ``Event``, ``StreamContext`` and the functions about the current stream."""
+    """Replace ``Stream``, ``Event``, ``StreamContext``, the functions about the current stream, and NVTX ranges."""
+    yield from _range_substitutions(runtime)
     scheduler = Scheduler(runtime)
     yield Substitution(torch.cuda, "Stream", scheduler.stream_class)
     yield Substitution(torch.cuda, "Event", scheduler.event_class)
     yield Substitution(torch.cuda, "StreamContext", StreamContext)
     for name in ("current_stream", "default_stream", "is_current_stream_capturing", "set_stream", "stream"):
         yield Substitution(torch.cuda, name, getattr(scheduler, name))
+
+
+def _range_substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
+    """Replace nested ranges and marks of ``torch.cuda.nvtx``; each thread has its own nesting."""
+    nesting = threading.local()
+
+    def open_ranges() -> list[AbstractContextManager[None]]:
+        ranges: list[AbstractContextManager[None]] = vars(nesting).setdefault("ranges", [])
+        return ranges
+
+    def range_push(msg: str) -> int:
+        scope = runtime.profiler_range(msg)
+        scope.__enter__()
+        open_ranges().append(scope)
+        return len(open_ranges()) - 1
+
+    def range_pop() -> int:
+        if not open_ranges():
+            return -1  # as NVTX itself answers
+        open_ranges().pop().__exit__(None, None, None)
+        return len(open_ranges())
+
+    @contextmanager
+    def range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:  # noqa: A001 - takes nvtx.range's place
+        range_push(msg.format(*args, **kwargs))
+        try:
+            yield
+        finally:
+            range_pop()
+
+    def mark(msg: str) -> None:
+        with runtime.profiler_range(msg):
+            pass
+
+    for substitute in (range_push, range_pop, range, mark):
+        yield Substitution(torch.cuda.nvtx, substitute.__name__, substitute)

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError
+from anytron.config.generation import RolloutSection
+from anytron.config.running import EngineSection
 from anytron.device.hooks.types import OWN_TRAINER, PatchContext
 from anytron.device.loading import open_session
-from anytron.device.patches import Ledger, Phase
+from anytron.device.patches import Ledger, Phase, plan
 from anytron.device.platform import declined
 
 if TYPE_CHECKING:
@@ -21,10 +23,9 @@ if TYPE_CHECKING:
 
     from anytron.device.hooks.facade import Hooks
     from anytron.device.hooks.types import Role
-    from anytron.device.limits import Feature
     from anytron.device.loading import Session
     from anytron.device.patches import Patch, PatchRecord
-    from anytron.device.platform import EngineFacts, Platform
+    from anytron.device.platform import EngineFacts, Feature, Platform
 
 
 @dataclass(frozen=True)
@@ -132,3 +133,36 @@ def enter_layer(session: Session, role: Role, engine: str) -> Layer:
     layer = Layer(session, ledger)
     layer.apply_phase(Phase.BEFORE_IMPORT)
     return layer
+
+
+def planned_patches(
+    session: Session,
+    roles: tuple[Role, ...] = ("trainer",),
+    engine: str | None = None,
+    rollout_engine: str | None = None,
+) -> list[dict[str, Any]]:
+    """Say which third-party code processes of ``roles`` would change here; imports and changes nothing.
+
+    Args:
+        session: The plugins and the active platform.
+        roles: The processes.
+        engine: The training engine; None = the configuration's default.
+        rollout_engine: The rollout engine; None = the configuration's default.
+
+    Returns:
+        JSON objects, see :meth:`anytron.device.patches.Judgement.as_json`; with more than one role, each also has the
+        first ``role`` that the patch is for.
+
+    Raises:
+        PatchError: Two owners patch one target, or an id is used twice; a run would stop here too.
+    """
+    training, rollout = engine or EngineSection().name, rollout_engine or RolloutSection().engine
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for role in roles:
+        context = PatchContext(session.platform, role, session.hooks, training if role == "trainer" else rollout)
+        patches = [patch for phase in Phase for patch in session.hooks.patch_model(phase, context)]
+        Ledger(patches)  # finds conflicts
+        for judgement in plan(patches):
+            row = judgement.as_json() if len(roles) == 1 else {**judgement.as_json(), "role": role}
+            rows.setdefault((row["id"], row["target"]), row)
+    return list(rows.values())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.proof.checks import Inapplicable
 from anytron_conformance.ranks import Member, on_ranks
 from anytron_conformance.rules import Broken, Case, rule

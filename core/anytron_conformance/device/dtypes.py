@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.proof.checks import Inapplicable
 from anytron_conformance.compare import assert_close
 from anytron_conformance.rules import Broken, Case, rule

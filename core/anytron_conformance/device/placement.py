@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron_conformance.rules import Broken, Case, rule
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron_conformance.kernels.attention_calls import Layer, Packing, packed, padded
 from anytron_conformance.kernels.numbers import in_dtypes, sliced, split_off
 from anytron_conformance.rules import Case, rule

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from anytron.base.traits import ModelTraits
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.kernels.attention import PACKED, PADDED
 from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron.kernels.oracles.attention import attend_where, reference_attention

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.kernels.contract import AttentionCall
 from anytron.kernels.oracles.attention import reference_attention
 from anytron_conformance.kernels.attention_calls import SCALE, Layer, Packing, packed, padded

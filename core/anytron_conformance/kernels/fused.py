@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.kernels.contract import KernelName, KernelSpec
 from anytron.kernels.oracles.formulas import (
     reference_grouped_mm,

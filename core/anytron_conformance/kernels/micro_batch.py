@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.kernels.oracles.attention import reference_attention
 from anytron.proof.checks import Inapplicable
 from anytron.sequences import scopes

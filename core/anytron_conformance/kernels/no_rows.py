@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron_conformance.kernels.attention_calls import Layer, Packing, packed, padded
 from anytron_conformance.kernels.fused import grouped_mm_of, layer_norm_of, rms_norm_of, rope_of, swiglu_of
 from anytron_conformance.kernels.linear_attention import convolution_of, delta_rule_of

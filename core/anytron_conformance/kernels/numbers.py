@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron_conformance.rules import Case
 
 if TYPE_CHECKING:

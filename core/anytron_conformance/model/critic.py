@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.proof.verification.engines import VALUE_LOSS, plan_of
 from anytron.proof.verification.roles import expected_critic, write_critic
 from anytron.proof.verification.weights import stored_weights

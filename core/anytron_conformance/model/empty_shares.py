@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.proof.verification.empty_shares import TOGETHER, compute_share, empty_shares, mini_batch_of
 from anytron.proof.verification.gradients import compare_gradients
 from anytron.proof.verification.hugging_face import LOSS

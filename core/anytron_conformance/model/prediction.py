@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.proof.verification.engines import OTHER_TEMPERATURE, plan_of
 from anytron.proof.verification.hugging_face import LOSS, expected_gradients
 from anytron.proof.verification.prediction import allowed_difference, expected_modules

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.proof.verification.engines import OTHER_TEMPERATURE, plan_of
 from anytron.proof.verification.gradients import computed_gradients
 from anytron.proof.verification.hugging_face import expected_gradients

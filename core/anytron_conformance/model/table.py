@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron_conformance.rules import Case
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.sequences.layout import ContextShard
 from anytron_conformance.micro_batches import Scene, planned_layout, scenes
 from anytron_conformance.ranks import Member, on_ranks

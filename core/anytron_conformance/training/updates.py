@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.proof.checks import Inapplicable
 from anytron.proof.verification.comparisons import FACTORS, largest, measured, tolerance
 from anytron.proof.verification.engines import plan_of

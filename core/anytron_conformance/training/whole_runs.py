@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from anytron.device.limits import Feature
+from anytron.device.platform import Feature
 from anytron.run.trainer.metrics import AGREEMENT
 from anytron_conformance.ranks import require_devices
 from anytron_conformance.rules import Broken, Case, rule

@@ -15,7 +15,7 @@ import torch
 from anytron.base.errors import ConfigError, EngineError, PlatformError
 from anytron.base.traits import ParallelSizes
 from anytron.device.layer import Layer
-from anytron.device.limits import Feature, Limit
+from anytron.device.platform import Feature, Limit
 from anytron.proof.doctor.subject import Subject
 from anytron_cpu import CpuPlatform
 from anytron_verl import examination, plugin, process

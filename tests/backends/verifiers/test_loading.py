@@ -9,9 +9,8 @@ import pytest
 from anytron.base.errors import ConfigError
 from anytron.config.schema import DataSection
 from anytron.task.data.sources import load_prompts
-from anytron_verifiers import loading
-from anytron_verifiers.messages import plain
-from anytron_verifiers.tool_calls import hermes
+from anytron_verifiers import source
+from anytron_verifiers.messages import hermes, plain
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ def test_another_verifiers_is_refused_by_name(found, why, monkeypatch):
             raise PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr(loading, "version", version)
+    monkeypatch.setattr(source, "version", version)
     with pytest.raises(ConfigError, match=why) as caught:
         list(load_prompts(DataSection(source="anytron_verifiers:prompts", options={"name": "gsm8k"})))
     assert "pip install 'anytron[verifiers]'" in caught.value.fix
@@ -36,8 +35,8 @@ def test_another_verifiers_is_refused_by_name(found, why, monkeypatch):
 
 @pytest.mark.parametrize("found", ["0.2.1", "0.3.0", "0.3.1", "0.3.2.dev4"])
 def test_the_versions_that_were_tried_are_accepted(found, monkeypatch):
-    monkeypatch.setattr(loading, "version", lambda name: found)
-    loading.require_supported()
+    monkeypatch.setattr(source, "version", lambda name: found)
+    source.require_supported()
 
 
 @pytest.mark.parametrize(

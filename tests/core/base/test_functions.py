@@ -39,7 +39,7 @@ from anytron.task.rewards.answer import answer as reward_answer
 from anytron.task.rewards.registered import made
 from anytron.task.rewards.scoring import RewardSum
 from anytron.task.rewards.worker import WatchedSamples
-from anytron_verifiers.tool_calls import found_in
+from anytron_verifiers.messages import found_in
 from tests.core.algorithms.test_registered import BATCH, OUTPUTS, REWARDS, TRAINED
 from tests.core.record.sinks.conftest import Told, configuration
 from tests.core.task.rewards.test_scoring import SAMPLES

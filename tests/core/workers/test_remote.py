@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from anytron.workers import remote
 from anytron.workers.engines.training_engine import CheckpointEngine, TrainingEngine
+from anytron.workers.executor import protocol
 from tests.house import ROOT
 
 CALLS = ("call", "scatter", "submit", "submit_each")
@@ -39,8 +39,8 @@ class Group:
 
 def test_the_group_gets_the_methods_name_and_arguments():
     group = Group()
-    remote.call(group, CheckpointEngine.save_checkpoint, "here", asynchronous=True)
-    remote.scatter(group, TrainingEngine.score, [(1,), (2,)])
+    protocol.call(group, CheckpointEngine.save_checkpoint, "here", asynchronous=True)
+    protocol.scatter(group, TrainingEngine.score, [(1,), (2,)])
     assert group.calls == [("save_checkpoint", ("here",), {"asynchronous": True}), ("score", [(1,), (2,)])]
 
 

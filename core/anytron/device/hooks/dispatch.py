@@ -1,7 +1,12 @@
-"""The four ways of calling a hook.
+"""How a hook is called: in one of four ways, traced, and its answers checked.
 
-Each function makes the call of one hook from the implementations of the plugins. Every answer comes
-with the name of its plugin, so that the facade can check it and name who broke the contract.
+Each way makes the call of one hook from the implementations of the plugins. Every answer comes with the name of its
+plugin, so that the facade can check it and name who broke the contract.
+
+``ANYTRON_TRACE_HOOKS=1`` prints every call to stderr, one line per implementation that was asked::
+
+    anytron hook build_attn_mask <- cpu: (MaskRequest(format='thd', ...)) = None
+    anytron hook build_attn_mask <- neutral-default: (MaskRequest(format='thd', ...)) = AttnMask(kind=none, ...)
 """
 
 from __future__ import annotations
@@ -21,6 +26,11 @@ from anytron.device.hooks.registry import Call, Member, Precedence
 if TYPE_CHECKING:
     from anytron.device.hooks.specs import Kind
     from anytron.sequences.layout import ModelInputs
+
+VARIABLE = "ANYTRON_TRACE_HOOKS"
+_LONGEST = 160
+_HOOK = "preprocess_sequences"
+_FRESH = "a scope is a function without arguments that makes a fresh context manager each time it is called"
 
 
 class Implementation(NamedTuple):
@@ -128,10 +138,6 @@ def check_class(hook: str, plugin: str, answer: object, kind: type) -> None:
         raise broken(hook, plugin, f"the answer is a {kind.__name__}", f"it is {type(answer).__name__}")
 
 
-VARIABLE = "ANYTRON_TRACE_HOOKS"
-_LONGEST = 160
-
-
 def tracing() -> bool:
     """Whether the user asked for a trace."""
     return os.environ.get(VARIABLE, "0") not in ("", "0")
@@ -176,12 +182,8 @@ def brief(value: Any, depth: int = 0) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
-_HOOK = "preprocess_sequences"
-_FRESH = "a scope is a function without arguments that makes a fresh context manager each time it is called"
-
-
 class InputChecks:
-    """Checks of a plugin's changed inputs.
+    """Checks of what plugins make of a micro-batch (``preprocess_sequences``).
 
     What makes the device wait (values of positions) or calls the plugin's code (its scope) is checked once, when the
     plugin first changes it.

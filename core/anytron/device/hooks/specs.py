@@ -45,16 +45,12 @@ if TYPE_CHECKING:
     from anytron.sequences.layout import ModelInputs, SequenceLayout
     from anytron.sequences.masks import AttnMask, MaskRequest
 
-
 PROJECT = "anytron"
 KIND = f"{PROJECT}_kind"
 """The attribute by which a specification is recognised."""
-
 Kind = Literal["all", "first", "chain", "merge"]
 """How a hook is called; :mod:`anytron.device.hooks.specs` says what each kind means."""
-
 Specification = TypeVar("Specification", bound="Callable[..., Any]")
-
 hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a function or a method as the implementation of the hook of its name."""
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from anytron.base.errors import PlatformError, did_you_mean
-from anytron.device.loading.foreign_devices import OFFICIAL_PLATFORMS
 from anytron.device.loading.report import PluginReport, State
 from anytron.device.platform import Availability, Platform, Probe
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from anytron.device.loading.discovery import Found
 
 VARIABLE = "ANYTRON_PLATFORM"
+OFFICIAL_PLATFORMS = {"ascend": "pip install 'anytron[ascend]'", "cuda": "pip install 'anytron[cuda]'"}
+"""How to install the platforms of this project that are distributions of their own."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from anytron.device.platform import Platform
 
-
 AUTOLOAD_GROUP = "torch.backends"
 """Entry points of the packages that torch would import by itself (torch/__init__.py, _import_device_backends)."""
 
@@ -44,10 +43,6 @@ def hide_foreign_devices(platforms: Iterable[Platform], active: Platform) -> tup
         if name not in modules and importlib.util.find_spec(name) is not None:
             modules[name] = None
     return tuple(sorted(name for name in foreign if modules.get(name, sys) is None))
-
-
-OFFICIAL_PLATFORMS = {"ascend": "pip install 'anytron[ascend]'", "cuda": "pip install 'anytron[cuda]'"}
-"""How to install the platforms of this project that are distributions of their own."""
 
 
 def disable_device_autoload() -> None:

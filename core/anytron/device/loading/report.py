@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from anytron.device.hooks.facade import Hooks
     from anytron.device.hooks.types import Requirement
 
-
 Kind = Literal["platform", "extension"]
 
 

@@ -27,55 +27,8 @@ if TYPE_CHECKING:
     from anytron.device.hooks.types import ProcessInfo
     from anytron.device.platform import Platform, Probe
 
-
 OPTIONS_VARIABLE = "ANYTRON_PLATFORM_OPTIONS"
 OPTIONS_KEY = "platform.options"
-
-
-def validated_options(platform: Platform, options: Mapping[str, Any], *, settled: bool = False) -> BaseModel | None:
-    """Make the platform's options from what the user wrote, here or in :data:`OPTIONS_VARIABLE`.
-
-    Args:
-        platform: Whose they are.
-        options: ``platform.options``; empty leaves them to the variable.
-        settled: They are a run's, with the edits of its plugins: the user's were compared with the variable before.
-
-    Returns:
-        An instance of ``platform.options_model``; None if the platform has no options.
-
-    Raises:
-        ConfigError: Unknown keys (with the nearest known names) or values of the wrong type, all at once; or the
-            variable holds no JSON object, or another than ``options``.
-    """
-    said = {} if settled and options else options_of_variable()
-    if said and options and said != options:
-        raise ConfigError(
-            "The platform's options are given twice, and differ.",
-            where=f"{OPTIONS_KEY}, {OPTIONS_VARIABLE}",
-            why="the one would silently overrule the other",
-            fix=f"unset {OPTIONS_VARIABLE}, or leave {OPTIONS_KEY} out",
-        )
-    model, given = platform.options_model, dict(options or said)
-    refuse(model_diagnostics(model, given, OPTIONS_VARIABLE if said and not options else OPTIONS_KEY))
-    return None if model is None else model.model_validate(given)
-
-
-def options_of_variable() -> dict[str, Any]:
-    """Read :data:`OPTIONS_VARIABLE`; empty if it is not set.
-
-    Raises:
-        ConfigError: It holds no JSON object.
-    """
-    text = os.environ.get(OPTIONS_VARIABLE, "")
-    try:
-        return parse_object(text) if text else {}
-    except ValueError as error:
-        raise _malformed(str(error)) from error
-
-
-def _malformed(why: str) -> ConfigError:
-    fix = f"""for example {OPTIONS_VARIABLE}='{{"adaptor": "mindspeed"}}'"""
-    return ConfigError(f"{OPTIONS_VARIABLE} is no JSON object.", where="environment variables", why=why, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -220,6 +173,55 @@ def hooks_of(platform: Platform | None = None, extensions: Mapping[str, object] 
     members = [] if platform is None else [read_member(platform, platform.name, Precedence.PLATFORM)]
     members += [read_member(plugin, name, Precedence.EXTENSION) for name, plugin in (extensions or {}).items()]
     return Hooks([*members, _neutral()])
+
+
+def validated_options(platform: Platform, options: Mapping[str, Any], *, settled: bool = False) -> BaseModel | None:
+    """Make the platform's options from what the user wrote, here or in :data:`OPTIONS_VARIABLE`.
+
+    A process without a configuration, such as one of another framework's, takes them from the variable. A run's
+    configuration and the variable must agree: neither wins silently, because both were written by somebody.
+
+    Args:
+        platform: Whose they are.
+        options: ``platform.options``; empty leaves them to the variable.
+        settled: They are a run's, with the edits of its plugins: the user's were compared with the variable before.
+
+    Returns:
+        An instance of ``platform.options_model``; None if the platform has no options.
+
+    Raises:
+        ConfigError: Unknown keys (with the nearest known names) or values of the wrong type, all at once; or the
+            variable holds no JSON object, or another than ``options``.
+    """
+    said = {} if settled and options else options_of_variable()
+    if said and options and said != options:
+        raise ConfigError(
+            "The platform's options are given twice, and differ.",
+            where=f"{OPTIONS_KEY}, {OPTIONS_VARIABLE}",
+            why="the one would silently overrule the other",
+            fix=f"unset {OPTIONS_VARIABLE}, or leave {OPTIONS_KEY} out",
+        )
+    model, given = platform.options_model, dict(options or said)
+    refuse(model_diagnostics(model, given, OPTIONS_VARIABLE if said and not options else OPTIONS_KEY))
+    return None if model is None else model.model_validate(given)
+
+
+def options_of_variable() -> dict[str, Any]:
+    """Read :data:`OPTIONS_VARIABLE`; empty if it is not set.
+
+    Raises:
+        ConfigError: It holds no JSON object.
+    """
+    text = os.environ.get(OPTIONS_VARIABLE, "")
+    try:
+        return parse_object(text) if text else {}
+    except ValueError as error:
+        raise _malformed(str(error)) from error
+
+
+def _malformed(why: str) -> ConfigError:
+    fix = f"""for example {OPTIONS_VARIABLE}='{{"adaptor": "mindspeed"}}'"""
+    return ConfigError(f"{OPTIONS_VARIABLE} is no JSON object.", where="environment variables", why=why, fix=fix)
 
 
 def _neutral() -> Member:

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import PatchError
-from anytron.device.patches.leftovers import leftovers
-from anytron.device.patches.rebind import Rebinding, can_be_found, rebind
+from anytron.device.patches.rebind import Rebinding, can_be_found, leftovers, rebind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,7 @@ import torch
 
 from anytron.base.errors import ConfigError
 from anytron.base.traits import ModelTraits, ParallelSizes
-from anytron.device.limits import Feature
-from anytron.device.platform import limits_of
+from anytron.device.platform import Feature, limits_of
 from anytron.kernels.contract import AttentionSpec
 from anytron.run.preflight.limits import asked_by_model
 from anytron.task.data.model_files import read_config

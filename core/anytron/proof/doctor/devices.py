@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from anytron.base.components import EXECUTORS, component_names
 from anytron.base.errors import AnytronError
 from anytron.base.results import Result, of_error
-from anytron.device.limits import Feature
 from anytron.device.loading.neutral import NeutralDefaults
+from anytron.device.platform import Feature
 from anytron.proof.doctor.live import ProbeError
 from anytron.proof.planning import make_plan
 from anytron.run.preflight.limits import asked_by_model, declared_limits

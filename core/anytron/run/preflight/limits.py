@@ -10,8 +10,7 @@ from anytron.base.errors import AnytronError, ConfigError
 from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.schema import default_run
-from anytron.device.limits import Feature
-from anytron.device.platform import declined, features_asked, limits_of
+from anytron.device.platform import Feature, declined, features_asked, limits_of
 from anytron.task.data.model_files import faults, read_config
 
 if TYPE_CHECKING:

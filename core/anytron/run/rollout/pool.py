@@ -21,14 +21,13 @@ from anytron.base.components import ROLLOUT_ENGINES
 from anytron.base.errors import ProcessLost, TransferError
 from anytron.base.seeds import derive_seed
 from anytron.run.rollout.replica import Replica, mistake_in
-from anytron.workers import remote
 from anytron.workers.engines.rollout_engine import (
     GenerationRequest,
     ObservableRollout,
     RolloutEngine,
     SleepingRollout,
 )
-from anytron.workers.executor.protocol import GroupSpec
+from anytron.workers.executor.protocol import GroupSpec, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -231,7 +230,7 @@ class RolloutPool:
             self._work_until(lambda: self._free(self._replicas[index]))
             replica = self._replicas[index]
             try:
-                return remote.call(replica.group, method, *arguments)[0]
+                return list(submit(replica.group, method, *arguments).result())[0]
             except ProcessLost as error:
                 self._replace(replica, error)
 

@@ -9,7 +9,7 @@ from typing_extensions import TypeVarTuple
 
 from anytron.base.errors import ProcessLost
 from anytron.workers.engines.rollout_engine import RolloutEngine
-from anytron.workers.remote import submit
+from anytron.workers.executor.protocol import submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -23,7 +23,7 @@ from anytron.run.trainer.workers import TrainingWorkers, training_group
 from anytron.sequences.batch import RaggedBatch
 from anytron.task.data.images import ImagePatches
 from anytron.workers.engines.training_engine import InspectableEngine
-from anytron.workers.remote import call
+from anytron.workers.executor.protocol import call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,8 +12,7 @@ from anytron.base.components import TRAINING_ENGINES
 from anytron.run.trainer.experience import assemble
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.workers.engines.training_engine import RewardModelEngine
-from anytron.workers.executor.protocol import GroupSpec
-from anytron.workers.remote import call, submit_each
+from anytron.workers.executor.protocol import GroupSpec, call, submit_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -17,7 +17,7 @@ from anytron.run.preflight.capabilities import why_a_file
 from anytron.run.rollout.replica import WeightAnswers
 from anytron.workers.engines.rollout_engine import AdapterRollout, ComparableRollout, RolloutEngine
 from anytron.workers.engines.training_engine import AdapterEngine, TrainingEngine
-from anytron.workers.remote import submit
+from anytron.workers.executor.protocol import submit
 from anytron.workers.weights.memory import SharedMemory
 from anytron.workers.weights.network import LOOPBACK, NetworkMeeting
 from anytron.workers.weights.stream import BUCKET_BYTES, WeightStream, bucket_bytes_for

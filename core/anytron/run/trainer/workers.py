@@ -28,8 +28,7 @@ from anytron.workers.engines.training_engine import (
     TrainingEngine,
 )
 from anytron.workers.executor.observer import RankObserver
-from anytron.workers.executor.protocol import GroupSpec
-from anytron.workers.remote import call, scatter
+from anytron.workers.executor.protocol import GroupSpec, call, scatter
 from anytron.workers.weights.transfer import WeightFile
 
 if TYPE_CHECKING:

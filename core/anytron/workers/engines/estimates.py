@@ -10,10 +10,8 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
 
-
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 """Of one number, by ``model.dtype``."""
-
 Phase = Literal["training", "generation", "scoring"]
 """``scoring``: a reward model reads responses, between the other two."""
 When = Literal["always"] | Phase
@@ -146,7 +144,13 @@ class AttentionLayers:
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """What a model computes for a token.
+    """What a model computes for a token, and the floating-point operations of its updates.
+
+    A pass forward and backward through a matrix takes 6 operations for each of its numbers and each token: a
+    multiplication and an addition in the forward pass, twice as many in the backward pass, for the gradient of the
+    input and that of the matrix (Chowdhery et al., PaLM, arXiv:2204.02311, appendix B; Narayanan et al.,
+    arXiv:2104.04473, appendix). Attention takes 12 L H Q for each pair of a query and a key (the same appendix B), and
+    a causal model has only the pairs of a token with itself and those before it.
 
     Attributes:
         weights: Numbers of matrices that multiply a token's hidden state: those of the experts that it goes to, not of

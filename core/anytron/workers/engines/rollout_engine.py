@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from anytron.workers.engines.device_memory import MemoryUse
     from anytron.workers.weights.transfer import WeightOrigin
 
-
 StopReason = Literal["stop", "length", "abort"]
 
 
@@ -82,8 +81,8 @@ class Response:
         stop_reason: ``stop`` = an end token, a stop string or the environment ended it, ``length`` = a limit of length
             or of turns did, ``abort`` = :meth:`RolloutEngine.abort` did.
         versions: Version of the weights that made each token that the model wrote.
-        routing: The experts of each token of prompt and response but the last (:mod:`anytron.workers.engines.rollout_engine`),
-            on the host, up to the last turn: what an environment wrote before it failed has none. None unless
+        routing: The experts of each token of prompt and response but the last (:class:`RoutingShape`), on
+            the host, up to the last turn: what an environment wrote before it failed has none. None unless
             ``rollout.replay_routing`` asks for it.
         response_mask: For each token, whether the model wrote it; None = it wrote all of them.
         environment: The environment's outcome; None without one.
@@ -213,7 +212,11 @@ class ObservableRollout(RolloutEngine, Protocol):
 
 @dataclass(frozen=True)
 class RoutingShape:
-    """What a model's routing looks like.
+    """The experts to which a model sends tokens: a rollout engine reports them, and a training engine repeats them.
+
+    One row for each token of prompt and response *but the last*: no engine computes the token that ends a sequence, and
+    nothing that is learnt depends on where it goes. Legend: T tokens, L mixture-of-experts layers, K experts of a
+    token.
 
     Attributes:
         layers: L, those with a router, from the first to the last of the model.

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from anytron.workers.engines.rollout_engine import GenerationRequest, Response, RoutingShape
     from anytron.workers.weights.transfer import Sent, WeightDestination
 
-
 ScoringRole = Literal["policy", "reference", "teacher"]
 UpdatedModel = Literal["policy", "critic"]
 Additions = Literal["none", "prediction", "all"]

@@ -1,4 +1,4 @@
-"""What executors whose workers are processes have in common: what they tell them, and how they end them."""
+"""What executors whose workers are processes share: the bootstrap and environment of each, and how they end them."""
 
 from __future__ import annotations
 
@@ -29,24 +29,113 @@ if TYPE_CHECKING:
     from anytron.workers.executor.group import RankGroup
     from anytron.workers.executor.protocol import GroupSpec, Host, Pending
 
-
 SPIN_COUNT = "30000"
 """How long GNU OpenMP's threads spin for new work, unless the user says: a tenth of its default.
 
 Ranks and the rollout process take turns on the same processors: with the default, the threads of the one that
 has just finished spin for milliseconds on the cores of the next (12% of a step of examples/grpo_sort.yaml).
 """
-
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 """When glibc takes memory from the system and gives it back, in bytes, unless the user says.
 
 It raises both by itself, to these at most, once larger blocks were freed. Until then each update takes all memory for
 its activations from the system anew, page by page, whose zeroing costs a tenth of its time on processors.
 """
-
-
 _GET_FLAGS, _GET_ADDRESS, _LOOPBACK = 0x8913, 0x8915, 0x8
 """``SIOCGIFFLAGS``, ``SIOCGIFADDR`` and ``IFF_LOOPBACK`` of Linux's net/if.h."""
+
+
+class BaseExecutor(abc.ABC):
+    """An :class:`~anytron.workers.executor.protocol.Executor` that keeps the groups it started.
+
+    Args:
+        config: The run's configuration.
+        session: The driver's plugins; they give each process its environment.
+    """
+
+    on_this_machine: ClassVar[bool]
+    host: Host
+
+    def __init__(self, config: RunConfig, session: Session) -> None:
+        self._config = config
+        self._session = session
+        self._groups: list[RankGroup[Any]] = []
+
+    @abc.abstractmethod
+    def start(self, spec: GroupSpec) -> RankGroup[Any]:
+        """Start one process per rank; see the protocol."""
+
+    def wait(self, calls: Sequence[Pending], timeout_s: float = math.inf) -> list[Pending]:
+        """Wait until one of several calls is done; see the protocol."""
+        started = cast("Sequence[PendingCall[Any]]", calls)
+        deadline = time.monotonic() + timeout_s
+        left_s = timeout_s
+        while left_s >= 0.0 and not any(call.done for call in started):
+            wait_once(started, left_s)
+            left_s = deadline - time.monotonic()
+        return [call for call in calls if call.done]
+
+    def end(self) -> None:
+        """End every process without a word to its engine; others may be started afterwards."""
+        groups, self._groups = self._groups, []
+        for group in groups:
+            group.end()
+
+    def close(self) -> None:
+        """Close every engine and end every process.
+
+        Raises:
+            WorkerError: An engine failed to close; every process has ended nevertheless.
+        """
+        try:
+            for group in self._groups:
+                group.close()
+        finally:
+            self._leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if exception[0] is None:
+            self.close()
+            return
+        # The run has failed: ranks may wait for each other in collectives, where no engine can close.
+        self._leave()
+
+    def _bootstrap(
+        self, spec: GroupSpec, rank: int, *, here: Sequence[int], init_method: str, processors: int
+    ) -> Bootstrap:
+        """Make what a worker is told.
+
+        Args:
+            spec: Its group.
+            rank: Its rank.
+            here: The group's ranks on its machine, itself among them.
+            init_method: Where the ranks meet.
+            processors: Those of its machine.
+        """
+        return Bootstrap(
+            role=spec.role,
+            rank=rank,
+            local_rank=here.index(rank),
+            world_size=spec.world_size,
+            local_world_size=len(here),
+            replica=spec.replica,
+            init_method=init_method,
+            num_threads=spec.num_threads or threads_asked_for() or max(1, processors // (len(here) * spec.replicas)),
+            platform=self._session.platform.name,
+            config=(spec.config or self._config).model_dump(mode="json"),
+            engine_group=spec.engine_group,
+            engine_name=spec.engine_name,
+            sys_path=list(sys.path),
+            python=self._config.rollout.python if spec.role == "rollout" else None,
+            model=spec.model,
+        )
+
+    def _leave(self) -> None:
+        """End every process, and give back what the executor holds."""
+        self.end()
 
 
 def loopback_interface() -> str | None:
@@ -141,96 +230,3 @@ def ranks_beside(replica: int, replicas: int, ranks: int) -> range:
     """
     first, end = replica * ranks // replicas, (replica + 1) * ranks // replicas
     return range(first, max(end, first + 1))
-
-
-class BaseExecutor(abc.ABC):
-    """An :class:`~anytron.workers.executor.protocol.Executor` that keeps the groups it started.
-
-    Args:
-        config: The run's configuration.
-        session: The driver's plugins; they give each process its environment.
-    """
-
-    on_this_machine: ClassVar[bool]
-    host: Host
-
-    def __init__(self, config: RunConfig, session: Session) -> None:
-        self._config = config
-        self._session = session
-        self._groups: list[RankGroup[Any]] = []
-
-    @abc.abstractmethod
-    def start(self, spec: GroupSpec) -> RankGroup[Any]:
-        """Start one process per rank; see the protocol."""
-
-    def wait(self, calls: Sequence[Pending], timeout_s: float = math.inf) -> list[Pending]:
-        """Wait until one of several calls is done; see the protocol."""
-        started = cast("Sequence[PendingCall[Any]]", calls)
-        deadline = time.monotonic() + timeout_s
-        left_s = timeout_s
-        while left_s >= 0.0 and not any(call.done for call in started):
-            wait_once(started, left_s)
-            left_s = deadline - time.monotonic()
-        return [call for call in calls if call.done]
-
-    def end(self) -> None:
-        """End every process without a word to its engine; others may be started afterwards."""
-        groups, self._groups = self._groups, []
-        for group in groups:
-            group.end()
-
-    def close(self) -> None:
-        """Close every engine and end every process.
-
-        Raises:
-            WorkerError: An engine failed to close; every process has ended nevertheless.
-        """
-        try:
-            for group in self._groups:
-                group.close()
-        finally:
-            self._leave()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if exception[0] is None:
-            self.close()
-            return
-        # The run has failed: ranks may wait for each other in collectives, where no engine can close.
-        self._leave()
-
-    def _bootstrap(
-        self, spec: GroupSpec, rank: int, *, here: Sequence[int], init_method: str, processors: int
-    ) -> Bootstrap:
-        """Make what a worker is told.
-
-        Args:
-            spec: Its group.
-            rank: Its rank.
-            here: The group's ranks on its machine, itself among them.
-            init_method: Where the ranks meet.
-            processors: Those of its machine.
-        """
-        return Bootstrap(
-            role=spec.role,
-            rank=rank,
-            local_rank=here.index(rank),
-            world_size=spec.world_size,
-            local_world_size=len(here),
-            replica=spec.replica,
-            init_method=init_method,
-            num_threads=spec.num_threads or threads_asked_for() or max(1, processors // (len(here) * spec.replicas)),
-            platform=self._session.platform.name,
-            config=(spec.config or self._config).model_dump(mode="json"),
-            engine_group=spec.engine_group,
-            engine_name=spec.engine_name,
-            sys_path=list(sys.path),
-            python=self._config.rollout.python if spec.role == "rollout" else None,
-            model=spec.model,
-        )
-
-    def _leave(self) -> None:
-        """End every process, and give back what the executor holds."""
-        self.end()

@@ -1,7 +1,8 @@
 """Messages between the driver and one worker, over a socket pair that no one else can reach.
 
-The first message to a worker is plain JSON; everything after it, and every answer, is a pickle.
-Importing this module imports neither torch nor an engine: a worker reads its bootstrap through it.
+The first message to a worker, before it imports or unpickles anything of ours, is plain JSON; everything after it, and
+every answer, is a pickle. Importing this module imports neither torch nor an engine: a worker reads its bootstrap
+through it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
     from anytron.device.hooks.types import Role
 
-
 Message = bytes
 """A pickled message; made once and sent to as many workers as need it."""
+Model = Literal["policy", "reward_model"]
+"""Whose ranks processes are: those of the policy, with all that stands beside it in them, or of a reward model."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,6 @@ def _rebuild(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> tor
     import torch
 
     return torch.frombuffer(data, dtype=dtype).reshape(shape)
-
-
-Model = Literal["policy", "reward_model"]
-"""Whose ranks processes are: those of the policy, with all that stands beside it in them, or of a reward model."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,11 @@
 
 No message is sent: a process that is stopped, frozen or stuck in a library simply leaves the memory as it is. The
 clock is CLOCK_MONOTONIC, one for all processes of a machine, which no change of the date moves.
+
+A note says what the main thread does, which collectives the rank has begun, and which of them are not over. torch's
+flight recorders know the collectives: a ring of the last ones for each library (gloo, NCCL), which torch keeps by
+itself. They are read from the thread that beats, only when the driver asks, and only while the main thread stands at
+one place. torch is not imported for it.
 """
 
 from __future__ import annotations
@@ -23,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import FrameType
 
-
 BEAT_S = 1.0
 """Time between two beats."""
 FRESH_S = 10.0
@@ -33,6 +37,10 @@ _MOMENT = struct.Struct("d")
 _NOTE = struct.Struct("dII")  # when it was written, its length and its checksum; the note follows
 _BEAT_AT, _ASKED_AT, _NOTE_AT = 0, 8, 16
 _TEXT_AT = _NOTE_AT + _NOTE.size
+logger = logging.getLogger(__name__)
+FRAMES = 6
+"""Innermost frames of the main thread that are told."""
+_DUMP = re.compile(r"_dump_\w+_trace_json")
 
 
 class Heartbeat:
@@ -92,13 +100,6 @@ def shared_memory() -> int:
     descriptor = os.memfd_create("anytron-heartbeat")
     os.ftruncate(descriptor, _SIZE)
     return descriptor
-
-
-logger = logging.getLogger(__name__)
-
-FRAMES = 6
-"""Innermost frames of the main thread that are told."""
-_DUMP = re.compile(r"_dump_\w+_trace_json")
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,20 @@ if TYPE_CHECKING:
     from anytron.device.runtime import DeviceRuntime, MemoryStats
     from anytron.workers.executor.channel import Bootstrap
 
-
 OBSERVED = ("begin_trace", "end_trace", "peak_memory")
 """Methods that a worker answers itself."""
+BUILDING = "start"
+"""What stands for a method while the engine is built."""
+WITH_GRADIENTS = ("update", "update_critic", "inspect_update", "export_gradients")
+"""Methods of a training engine that keep activations."""
+WITH_TOKENS = ("score", "values", "logits", *WITH_GRADIENTS)
+"""Methods of a training engine that compute a micro-batch."""
 
 
 class RankObserver:
-    """Observes the calls of one process.
+    """Observes the calls of one training rank, whatever the engine: its memory, and where its time goes.
+
+    The methods named in :data:`OBSERVED` are called on groups of workers like the methods of their engine.
 
     Args:
         runtime: The device; None = the engine of this process may leave it alone, and it is not touched.
@@ -103,14 +110,6 @@ class RankObserver:
             file.unlink()
             return f"it had {size:,} bytes, and trainer.profile.max_mib allows {largest:,}"
         return None
-
-
-BUILDING = "start"
-"""What stands for a method while the engine is built."""
-WITH_GRADIENTS = ("update", "update_critic", "inspect_update", "export_gradients")
-"""Methods of a training engine that keep activations."""
-WITH_TOKENS = ("score", "values", "logits", *WITH_GRADIENTS)
-"""Methods of a training engine that compute a micro-batch."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Calls whose answers have not all come, and the wait for the first of several to be over."""
+"""Calls of ranks that are under way, and a rank as its group sees it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from anytron.base.errors import WorkerError
     from anytron.workers.executor.channel import Message
     from anytron.workers.executor.heartbeat import Standing
+
+POLL_S = 1.0
+"""How often silent processes are looked for, and ended ones whose channel a child of theirs keeps open."""
 
 
 class Rank(Protocol):
@@ -52,10 +55,6 @@ class Rank(Protocol):
 
 
 AnyRank = TypeVar("AnyRank", bound=Rank)
-
-
-POLL_S = 1.0
-"""How often silent processes are looked for, and ended ones whose channel a child of theirs keeps open."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,12 @@ constructed with ``(config, session)``). What every implementation promises:
   cannot be used again. What happens while no call is waiting is found by the next.
 * When the driver itself dies, its workers end themselves.
 * SIGTERM, which schedulers send to every process of a job, does not end a worker: the driver does.
+
+:func:`submit`, :func:`call`, :func:`submit_each` and :func:`scatter` name a method by its protocol, so that a name that
+the protocol does not have, and an argument that the method does not take, are errors of mypy; the result has the
+method's type::
+
+    call(group, TrainingEngine.score, micro_batches, "policy")
 """
 
 from __future__ import annotations
@@ -18,10 +24,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from typing_extensions import Self, TypeVar
+from typing_extensions import ParamSpec, Self, TypeVar, TypeVarTuple, Unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Concatenate
 
     from anytron.base.results import Result
     from anytron.config.schema import RunConfig
@@ -52,7 +59,7 @@ class GroupSpec:
 
     Attributes:
         role: What the processes are; plugins give environment and patches by it.
-        engine_group: Result-point group of the engine, for example ``anytron.training_engines``.
+        engine_group: Entry-point group of the engine, for example ``anytron.training_engines``.
         engine_name: Name of the engine in that group.
         world_size: Number of processes.
         num_threads: Processor threads of each; None = as the driver's ``OMP_NUM_THREADS`` says, or where it does not, a
@@ -220,3 +227,42 @@ class ExaminedExecutor(Protocol):
         Returns:
             Entries of the topic ``executors``.
         """
+
+
+Returned = TypeVar("Returned")
+Arguments = ParamSpec("Arguments")
+Each = TypeVarTuple("Each")
+
+
+def submit(
+    group: WorkerGroup,
+    method: Callable[Concatenate[Any, Arguments], Returned],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Pending[Returned]:
+    """Call a method on all ranks with the same arguments; see :meth:`WorkerGroup.submit`."""
+    return group.submit(method.__name__, *args, **kwargs)
+
+
+def call(
+    group: WorkerGroup,
+    method: Callable[Concatenate[Any, Arguments], Returned],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> list[Returned]:
+    """Call a method on all ranks with the same arguments, and wait; see :meth:`WorkerGroup.call`."""
+    return group.call(method.__name__, *args, **kwargs)
+
+
+def submit_each(
+    group: WorkerGroup, method: Callable[[Any, Unpack[Each]], Returned], arguments: Sequence[tuple[Unpack[Each]]]
+) -> Pending[Returned]:
+    """Call a method on all ranks, each with its own arguments; see :meth:`WorkerGroup.submit_each`."""
+    return group.submit_each(method.__name__, arguments)
+
+
+def scatter(
+    group: WorkerGroup, method: Callable[[Any, Unpack[Each]], Returned], arguments: Sequence[tuple[Unpack[Each]]]
+) -> list[Returned]:
+    """Call a method on all ranks, each with its own arguments, and wait; see :meth:`WorkerGroup.scatter`."""
+    return group.scatter(method.__name__, arguments)

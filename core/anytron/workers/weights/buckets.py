@@ -1,4 +1,7 @@
-"""Buckets: pieces of memory, shared by processes, through which tensors of any size go."""
+"""Buckets: pieces of memory through which tensors of any size go, and what a stream needs of whatever carries them.
+
+Carriers are memory that processes of one machine share, and the network.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-
 ALIGNMENT = 64
 """Pieces begin at a multiple of so many bytes: of every dtype's size, and of a processor's cache line."""
+BUCKETS = 2
+"""Of each end: one is filled, or on its way, while the other one is loaded."""
 
 
 class Bucket:
@@ -154,10 +158,6 @@ class TensorOrder:
                 where=f"{self._name}, the last to come",
                 why=f"{self._next} of its {self._size} elements; {len(self._seen)} of {tensors} tensors",
             )
-
-
-BUCKETS = 2
-"""Of each end: one is filled, or on its way, while the other one is loaded."""
 
 
 class SenderEnd(Protocol):

@@ -1,4 +1,12 @@
-"""Messages between the two ends of a weight transfer: JSON behind its length, over a socket."""
+"""Messages between the two ends of a weight transfer, and how the ends prove that they know its secret.
+
+A message is JSON behind its length, over a socket.
+
+Each end answers a random challenge of the other with an HMAC of both challenges. The side that was called gets the
+first answer, and says nothing to one that does not know the secret. Proofs have fixed sizes: nothing that a stranger
+sends is parsed. ``multiprocessing.connection`` does the same with MD5 before Python 3.12, and without a limit of time.
+What goes over the connection afterwards is neither encrypted nor signed.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import socket
+
+SECRET_BYTES = 32
+_CHALLENGE_BYTES = 32
+CALLER_BYTES = _CHALLENGE_BYTES + hashlib.sha256().digest_size
+"""What a caller says: its own challenge, and its proof."""
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
@@ -56,12 +69,6 @@ def receive_into(connection: socket.socket, data: memoryview, deadline: float | 
         if not count:
             raise EOFError("the connection was closed")
         data = data[count:]
-
-
-SECRET_BYTES = 32
-_CHALLENGE_BYTES = 32
-CALLER_BYTES = _CHALLENGE_BYTES + hashlib.sha256().digest_size
-"""What a caller says: its own challenge, and its proof."""
 
 
 def new_secret() -> bytes:

@@ -12,8 +12,8 @@ sys.path.insert(0, sys.argv[1])
 import own_trainer
 
 from anytron.device.layer import open_layer
-from anytron.device.limits import Feature, Limit
 from anytron.device.patches import Phase
+from anytron.device.platform import Feature, Limit
 
 torch.set_num_threads(1)
 OWN = (torch.cuda.current_device, torch.cuda.Stream, torch.compile, torch.zeros, torch.Tensor.to)

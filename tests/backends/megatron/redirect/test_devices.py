@@ -4,7 +4,7 @@ from torch.utils import _device as device_mode
 
 from anytron.base.errors import EngineError
 from anytron_megatron.redirect.devices import DeviceTranslator
-from anytron_megatron.redirect.factories import OTHER_FACTORIES, TORCH_FACTORIES
+from anytron_megatron.redirect.tensors import OTHER_FACTORIES, TORCH_FACTORIES
 
 pytestmark = pytest.mark.usefixtures("redirected")
 CUDA_NAMES = ["cuda", "cuda:0", "cuda:1", torch.device("cuda"), torch.device("cuda", 1), 0]

@@ -65,10 +65,10 @@ def test_nvtx_ranges_nest_in_the_runtimes_profiler(runtime, request):
             log.append("end " + name)
 
     request.getfixturevalue("redirected")  # active; a second one is for this test only
-    from anytron_megatron.redirect import profiling
+    from anytron_megatron.redirect import streams
     from anytron_megatron.redirect.substitution import substitute
 
-    undo = substitute(profiling.substitutions(Profiled()))
+    undo = substitute(streams.substitutions(Profiled()))
     torch.cuda.nvtx.range_push("a")
     with torch.cuda.nvtx.range("b"):
         torch.cuda.nvtx.mark("now")

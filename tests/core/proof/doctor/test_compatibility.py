@@ -9,7 +9,7 @@ from tests.core.proof.doctor.conftest import by_name
 
 
 def examined(subject):
-    return by_name(packages.examine(subject))
+    return by_name(packages.examine_compatibility(subject))
 
 
 def test_this_environment_is_in_order(subject):

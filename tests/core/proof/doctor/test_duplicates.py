@@ -17,20 +17,20 @@ def lib(monkeypatch):
 
 
 def examined(subject):
-    return by_name(entry for entry in packages.examine(subject) if "acme" in entry.name)
+    return by_name(entry for entry in packages.examine_duplicates(subject) if "acme" in entry.name)
 
 
 def test_one_installation_is_in_order(subject, site, lib):
     site.module("acmelib.core")
     site.distribution("acme-lib", "1.0")
     assert examined(subject) == {}
-    (entry,) = (one for one in modules.examine(subject) if one.name == "versions.acme-lib")
+    (entry,) = (one for one in modules.examine_versions(subject) if one.name == "versions.acme-lib")
     assert (entry.status, entry.detail) == ("passed", f"1.0, loaded from {site.path}/acmelib/core/__init__.py")
 
 
 def test_an_anytron_whose_commit_nobody_knows_is_named(subject, site):
     site.distribution("anytron", "0.1.dev0")
-    (entry,) = (one for one in modules.examine(subject) if one.name == "versions.anytron")
+    (entry,) = (one for one in modules.examine_versions(subject) if one.name == "versions.anytron")
     assert entry.detail.startswith(
         "0.1.dev0, of an unknown commit (it was built from a tree without git), loaded from "
     )
@@ -95,7 +95,7 @@ def test_another_checkout_before_an_editable_one_is_a_warning(subject, make_site
 
 def test_megatron_from_elsewhere_is_named(subject, site):
     file = site.module("megatron.core")
-    found = by_name(packages.examine(subject))["duplicates.megatron.core"]
+    found = by_name(packages.examine_duplicates(subject))["duplicates.megatron.core"]
     assert found.status == "failed"
     assert str(file) in found.detail
     assert "megatron-core" in found.detail

@@ -7,8 +7,7 @@ import pytest
 from anytron.base.errors import HookContractError
 from anytron.base.traits import ModelTraits, ParallelSizes
 from anytron.config.schema import RunConfig
-from anytron.device.limits import Feature, Limit
-from anytron.device.platform import features_asked, limits_of
+from anytron.device.platform import Feature, Limit, features_asked, limits_of
 from anytron.run.preflight.limits import limit_diagnostics
 from anytron_cpu import CpuPlatform
 

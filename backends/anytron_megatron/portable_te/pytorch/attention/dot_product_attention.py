@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+
 SOFTMAX_TYPES = ("vanilla", "off-by-one", "learnable")
 
 MASK_TYPES = (
@@ -295,3 +296,16 @@ def _known_mask_type(mask_type: str) -> str:
     if mask_type not in MASK_TYPES:
         refuse("DotProductAttention", f"mask type {mask_type!r}", f"use one of {', '.join(MASK_TYPES)}")
     return mask_type
+
+
+class _SplitAlongDim(torch.autograd.Function):
+    """``torch.split`` with contiguous parts; Megatron calls ``apply(x, dim, sizes)``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, sizes: list[int]) -> tuple[Tensor, ...]:
+        ctx.dim = dim
+        return tuple(part.contiguous() for part in torch.split(x, sizes, dim))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return torch.cat(grads, ctx.dim), None, None
