@@ -230,7 +230,7 @@ class RolloutPool:
             self._work_until(lambda: self._free(self._replicas[index]))
             replica = self._replicas[index]
             try:
-                return list(submit(replica.group, method, *arguments).result())[0]
+                return submit(replica.group, method, *arguments).result()[0]
             except ProcessLost as error:
                 self._replace(replica, error)
 
