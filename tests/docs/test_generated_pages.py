@@ -12,7 +12,7 @@ from anytron.base.errors import AnytronError
 from anytron.cli import document as cli_page
 from anytron.config.options import section_model
 from anytron.config.schema import RunConfig
-from anytron.record.checkpoint import document as resumed_keys
+from anytron.record.checkpoint import differences as resumed_keys
 from anytron.record.tracking import document as metrics_page
 from tests.docs import error_page, support_matrix
 from tests.house import PACKAGES, ROOT, modules
@@ -36,7 +36,7 @@ def test_a_page_in_the_tree_is_current(page):
 def test_the_keys_that_may_change_are_those_of_the_code():
     page = (ROOT / "docs/how-to/resume-a-run.md").read_text(encoding="utf-8")
     assert page == resumed_keys.drawn(page), (
-        "run: python -m anytron.record.checkpoint.document docs/how-to/resume-a-run.md"
+        "run: python -m anytron.record.checkpoint.differences docs/how-to/resume-a-run.md"
     )
     assert page.count("| `optimizer.lr` | remedy of") == 1
 

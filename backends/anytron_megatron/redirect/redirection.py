@@ -1,4 +1,4 @@
-"""Switch the redirection on and off, and refuse CUDA features without a counterpart: to make one is an error, to ask is not."""
+"""Switch the redirection on and off, and refuse CUDA features without a counterpart: asking about them is no error."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ ADVANTAGE = Kind(
         ("batch", "rewards", "algorithm"),
         f"batch is a RaggedBatch, and {has(RaggedBatch)}; rewards is a float32 tensor with a number for each "
         f"sequence of batch; {_ALGORITHM}",
-        f"an anytron.algorithms.contract.Advantages ({has(Advantages)}) of finite float32 tensors with a number for "
+        f"an anytron.tasks.Advantages ({has(Advantages)}) of finite float32 tensors with a number for "
         "each token of batch",
     ),
 )
@@ -52,7 +52,7 @@ LOSS = Kind(
         "A policy's loss",
         ("tokens", "algorithm"),
         f"tokens is a PolicyTokens, and {has(PolicyTokens)}; {_ALGORITHM}",
-        f"an anytron.algorithms.contract.TokenLosses ({has(TokenLosses)}) of tensors with a number for each token, "
+        f"an anytron.tasks.TokenLosses ({has(TokenLosses)}) of tensors with a number for each token, "
         "made of tokens.log_probs, so that they have a gradient",
     ),
 )

@@ -9,6 +9,7 @@ Shapes: B sequences, S positions, T packed tokens, H heads, D head size; q and k
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -50,16 +51,7 @@ def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None =
     The kernel raises :class:`~anytron.base.errors.HookContractError` for a mode that is not a neutral one
     (:func:`is_causal`).
     """
-    limit = spec.traits.window
-    operator = operator or scaled_dot_product_attention
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        causal = is_causal(call, "neutral attention kernel")
-        window = _binding_window(limit, causal)
-        attend_in_format = _padded if call.format == "bshd" else _packed
-        return attend_in_format(operator, query, key, value, call, causal, window, spec.scale)
-
-    return attend
+    return _Attention(operator or scaled_dot_product_attention, spec.scale, spec.traits.window)
 
 
 def is_causal(call: AttentionCall, kernel: str) -> bool:
@@ -98,6 +90,75 @@ def _source(call: AttentionCall) -> str:
     return f"plugin '{call.mode_from}' answered it to build_attn_mask" if call.mode_from else "the caller gave it"
 
 
+@dataclass(frozen=True)
+class _Attention:
+    operator: Callable[..., Tensor]
+    scale: float
+    limit: Window | None
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        causal = is_causal(call, "neutral attention kernel")
+        window = _binding_window(self.limit, causal)
+        attend = self._padded if call.format == "bshd" else self._packed
+        return attend(query, key, value, call, causal, window)
+
+    def _padded(
+        self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, causal: bool, window: Window | None
+    ) -> Tensor:
+        rows, columns = query.shape[1], key.shape[1]
+        forbidden = call.mask
+        if window is not None or (causal and (rows != columns or forbidden is not None)):
+            by_position = forbidden_pairs(rows, columns, causal, window, query.device)
+            assert by_position is not None
+            forbidden = by_position if forbidden is None else forbidden | by_position
+        restriction = None if forbidden is None else Restriction.of(forbidden)
+        return self._dense(query, key, value, restriction, call, causal)
+
+    def _packed(
+        self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, causal: bool, window: Window | None
+    ) -> Tensor:
+        plan = plan_for(call, query.shape[0], key.shape[0])
+        if plan is None:
+            return zeros_from((*query.shape[:-1], value.shape[-1]), query, key, value, call.sinks)
+        rows, columns = [group.rows for group in plan.groups], [group.columns for group in plan.groups]
+        queries = plan.split(query, plan.queries, rows)
+        keys, values = (plan.split(operand, plan.keys, columns) for operand in (key, value))
+        outputs = [
+            self._dense(q, k, v, group.restriction(causal, window), call, causal)
+            for q, k, v, group in zip(queries, keys, values, plan.groups, strict=True)
+        ]
+        return plan.join(outputs, query.shape[0])
+
+    def _dense(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        restriction: Restriction | None,
+        call: AttentionCall,
+        causal: bool,
+    ) -> Tensor:
+        """Attend in a dense batch ``[B, Sq, H, D]`` -> ``[B, Sq, H, Dv]``.
+
+        ``restriction`` holds every restriction; if it is None, ``causal`` does, and there are as many queries as keys.
+        """
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        if call.sinks is not None:
+            return _with_sinks(query, key, value, restriction, call, causal, self.scale).transpose(1, 2)
+        visible, blind = (None, None) if restriction is None else restriction
+        output = self.operator(
+            query,
+            key,
+            value,
+            attn_mask=visible,
+            is_causal=causal and restriction is None,
+            dropout_p=call.dropout,
+            scale=self.scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return (output if blind is None else output.masked_fill(blind, 0.0)).transpose(1, 2)
+
+
 def _binding_window(window: Window | None, causal: bool) -> Window | None:
     """The window, if it hides anything that causality does not."""
     if window is None:
@@ -105,76 +166,6 @@ def _binding_window(window: Window | None, causal: bool) -> Window | None:
     left, right = window
     right = -1 if causal else right
     return None if left < 0 and right < 0 else (left, right)
-
-
-def _padded(
-    operator: Callable[..., Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    call: AttentionCall,
-    causal: bool,
-    window: Window | None,
-    scale: float,
-) -> Tensor:
-    rows, columns = query.shape[1], key.shape[1]
-    forbidden = call.mask
-    if window is not None or (causal and (rows != columns or forbidden is not None)):
-        by_position = forbidden_pairs(rows, columns, causal, window, query.device)
-        assert by_position is not None
-        forbidden = by_position if forbidden is None else forbidden | by_position
-    restriction = None if forbidden is None else Restriction.of(forbidden)
-    return _dense(operator, query, key, value, restriction, call, causal, scale)
-
-
-def _packed(
-    operator: Callable[..., Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    call: AttentionCall,
-    causal: bool,
-    window: Window | None,
-    scale: float,
-) -> Tensor:
-    plan = plan_for(call, query.shape[0], key.shape[0])
-    if plan is None:
-        return zeros_from((*query.shape[:-1], value.shape[-1]), query, key, value, call.sinks)
-    rows, columns = [group.rows for group in plan.groups], [group.columns for group in plan.groups]
-    queries = plan.split(query, plan.queries, rows)
-    keys, values = (plan.split(operand, plan.keys, columns) for operand in (key, value))
-    outputs = [
-        _dense(operator, q, k, v, group.restriction(causal, window), call, causal, scale)
-        for q, k, v, group in zip(queries, keys, values, plan.groups, strict=True)
-    ]
-    return plan.join(outputs, query.shape[0])
-
-
-def _dense(
-    operator: Callable[..., Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    restriction: Restriction | None,
-    call: AttentionCall,
-    causal: bool,
-    scale: float,
-) -> Tensor:
-    """Attend in a dense batch ``[B, Sq, H, D]`` -> ``[B, Sq, H, Dv]``.
-
-    ``restriction`` holds every restriction; if it is None, ``causal`` does, and there are as many queries as keys.
-    """
-    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    grouped = query.shape[1] != key.shape[1]
-    if call.sinks is not None:
-        output = _with_sinks(query, key, value, restriction, call, causal, scale)
-    elif restriction is None:
-        output = operator(query, key, value, is_causal=causal, dropout_p=call.dropout, scale=scale, enable_gqa=grouped)
-    else:
-        visible, blind = restriction
-        output = operator(query, key, value, attn_mask=visible, dropout_p=call.dropout, scale=scale, enable_gqa=grouped)
-        output = output if blind is None else output.masked_fill(blind, 0.0)
-    return output.transpose(1, 2)
 
 
 def _with_sinks(

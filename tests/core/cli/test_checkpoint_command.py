@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 from anytron.base.errors import CheckpointError, ConfigError
 from anytron.cli.main import app
 from anytron.record.checkpoint.directory import CheckpointDirectory
-from anytron.record.checkpoint.manifest import FileRecord
-from anytron.record.checkpoint.state import DriverState, SourceState
+from anytron.record.checkpoint.manifest import DriverState, FileRecord, SourceState
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ from safetensors import safe_open
 from anytron.base.errors import AnytronError, ResourceError
 from anytron.config.json_files import WITH_CONFIGURATION, parse_json, parse_object, read_bytes, read_object
 from anytron.config.load import load_config
-from anytron.record.checkpoint.best import Best
-from anytron.record.checkpoint.manifest import Manifest
-from anytron.record.checkpoint.state import DriverState
+from anytron.record.checkpoint.directory import Best
+from anytron.record.checkpoint.manifest import DriverState, Manifest
 from anytron.record.tracking.record import RunRecord
 from anytron.run.trainer.non_finite import read_bad_batch
 from anytron.task.data import model_files

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from pydantic import BaseModel
+
 
 CARRIED_OUT: Mapping[str, str] = MappingProxyType(
     {
@@ -124,3 +127,23 @@ def _walk(key: str, model: type[BaseModel] | None, old: Any, new: Any) -> Iterat
             yield from _walk(f"{inside}{index}", model, *pair)
     elif old != new:
         yield Change(key=key, old=old, new=new)
+
+
+BEGIN, END = "<!-- keys: written by python -m anytron.record.checkpoint.differences -->", "<!-- end of keys -->"
+
+
+def render() -> str:
+    """The table, as Markdown."""
+    rows = [f"| `{key}` | {reason} |" for key, reason in {**REMEDIES, **CARRIED_OUT}.items()]
+    return "\n".join(["| key, or section | why it may change |", "|---|---|", *rows])
+
+
+def drawn(page: str) -> str:
+    """Put the table into its place on the page."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{render()}\n\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    file = Path(sys.argv[1])
+    file.write_text(drawn(file.read_text(encoding="utf-8")), encoding="utf-8")

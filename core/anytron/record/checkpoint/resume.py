@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from anytron.config.schema import RunConfig
-    from anytron.record.checkpoint.state import DriverState
+    from anytron.record.checkpoint.manifest import DriverState
     from anytron.record.tracking.claim import ClaimedDirectory
     from anytron.record.tracking.record import Change
     from anytron.task.data.beginning import Beginning

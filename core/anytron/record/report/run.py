@@ -14,8 +14,7 @@ from typing import Any
 from anytron.base.errors import ConfigError, LostDirectoryError
 from anytron.base.files import lock_owner, why_lost
 from anytron.config.json_files import read_object
-from anytron.record.report.history import History, Series
-from anytron.record.report.records import Record, Tail, step_of
+from anytron.record.report.history import History, Record, Series, Tail, step_of
 from anytron.record.tracking.claim import LOCK, LOSSES, PROFILE
 from anytron.record.tracking.record import RECORD, RunRecord
 

@@ -8,8 +8,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from anytron.record.report.history import number_of
-from anytron.record.report.records import parsed, step_of
+from anytron.record.report.history import number_of, parsed, step_of
 from anytron.record.report.run import SAMPLES
 from anytron.record.report.settings import shortened
 

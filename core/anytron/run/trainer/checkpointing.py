@@ -14,8 +14,8 @@ from anytron.algorithms.kl import to_remember
 from anytron.base.errors import AnytronError, DataError, ProcessLost, ResourceError, WorkerError
 from anytron.base.files import publish_directory
 from anytron.record.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
-from anytron.record.checkpoint.state import DriverState, SourceState
-from anytron.record.validation.standing import is_better
+from anytron.record.checkpoint.manifest import DriverState, SourceState
+from anytron.record.validation import is_better
 from anytron.run.preflight.capabilities import can_save_checkpoints, saves_checkpoints
 from anytron.run.trainer.interruptions import StopRequested, StopSignals
 from anytron.run.trainer.models import MODEL
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from anytron.base.errors import LostDirectoryError
     from anytron.config.schema import RunConfig
-    from anytron.record.checkpoint.best import Best
+    from anytron.record.checkpoint.directory import Best
     from anytron.record.checkpoint.resume import Start
     from anytron.record.tracking.record import Change
     from anytron.record.tracking.run_directory import RunDirectory

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import DataError, within
 from anytron.base.seeds import derive_seed
-from anytron.record.checkpoint.best import Best
-from anytron.record.validation.metrics import set_metrics
-from anytron.record.validation.standing import standing
+from anytron.record.checkpoint.directory import Best
+from anytron.record.validation import set_metrics, standing
 from anytron.run.rollout.conversations import turns_of
 from anytron.run.trainer.experience import make_samples
 from anytron.task.environments.pool import start_environments

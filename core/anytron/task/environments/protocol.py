@@ -163,7 +163,7 @@ STEP = Called(
     "An environment's method step",
     ("turn",),
     f"turn is a Turn, and {has(Turn)}; answer any text of the model with an Observation",
-    f"an anytron.task.environments.Observation ({has(Observation)})",
+    f"an anytron.tasks.Observation ({has(Observation)})",
     method="step",
 )
 

@@ -28,13 +28,13 @@ MADE = Called("A reward's class", given="the entries of rewards[].options are it
 CHECK_PROMPT = Called(
     "A reward's method check_prompt",
     ("data",),
-    "data is Prompt.data of one prompt; raise anytron.base.errors.DataError to refuse it",
+    "data is Prompt.data of one prompt; raise anytron.DataError to refuse it",
     method="check_prompt",
     optional=True,
 )
 CHECK_MACHINE = Called(
     "A reward's method check_machine",
-    given="raise anytron.base.errors.ConfigError where the reward cannot work",
+    given="raise anytron.ConfigError where the reward cannot work",
     method="check_machine",
     optional=True,
 )

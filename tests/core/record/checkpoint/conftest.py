@@ -3,8 +3,7 @@
 import pytest
 
 from anytron.record.checkpoint.directory import CheckpointDirectory
-from anytron.record.checkpoint.manifest import FileRecord
-from anytron.record.checkpoint.state import DriverState, SourceState
+from anytron.record.checkpoint.manifest import DriverState, FileRecord, SourceState
 
 
 @pytest.fixture

@@ -7,10 +7,8 @@ import json
 import pytest
 
 from anytron.base.errors import CheckpointError
-from anytron.record.checkpoint.best import BEST, Best
-from anytron.record.checkpoint.directory import CheckpointDirectory, locate
-from anytron.record.checkpoint.manifest import FileRecord
-from anytron.record.checkpoint.state import DriverState, SourceState
+from anytron.record.checkpoint.directory import BEST, Best, CheckpointDirectory, locate
+from anytron.record.checkpoint.manifest import DriverState, FileRecord, SourceState
 
 
 def mark(step, value=0.5):

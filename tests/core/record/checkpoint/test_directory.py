@@ -6,7 +6,7 @@ import pytest
 
 from anytron.base.errors import CheckpointError
 from anytron.record.checkpoint.directory import locate
-from anytron.record.checkpoint.state import DriverState, SourceState
+from anytron.record.checkpoint.manifest import DriverState, SourceState
 
 
 def damage(checkpoint):

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from anytron.base.errors import ConfigError, LostDirectoryError
 from anytron.base.files import Lock
-from anytron.record.report.history import History, Series
-from anytron.record.report.records import Tail
+from anytron.record.report.history import History, Series, Tail
 from anytron.record.report.run import Run, State, runs_in
 from tests.core.record.report.runs import make_run, metrics, record, sample, write_lines
 

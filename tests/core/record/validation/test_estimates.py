@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anytron.record.validation import estimates
-from anytron.record.validation.estimates import interval, pass_at_k
+from anytron.record import validation
+from anytron.record.validation import interval, pass_at_k
 
 
 @pytest.mark.parametrize("samples", range(1, 8))
@@ -79,7 +79,7 @@ def test_a_large_set_is_drawn_in_parts_and_a_small_one_has_no_interval(monkeypat
     assert interval(torch.full((9,), 0.25)) == (0.25, 0.25)
     values = torch.arange(500) % 2
     whole = interval(values)
-    monkeypatch.setattr(estimates, "_DRAWN_AT_ONCE", 1)
+    monkeypatch.setattr(validation, "_DRAWN_AT_ONCE", 1)
     parts = interval(values)
     assert parts == pytest.approx(whole, abs=0.01)
     # The standard error is 0.5 / sqrt(500); the normal approximation is near.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anytron.config.scoring import ValidationSetSection
-from anytron.record.validation.metrics import set_metrics
+from anytron.record.validation import set_metrics
 from anytron.task.rewards.sample import Sample
 from anytron.task.rewards.scoring import RewardScores
 

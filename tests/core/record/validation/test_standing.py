@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from anytron.record.validation.standing import Standing, is_better, standing
+from anytron.record.validation import Standing, is_better, standing
 
 
 def after(values, direction="max", min_delta=0.0):

@@ -7,10 +7,9 @@ import math
 
 import pytest
 
-from anytron.record.checkpoint.best import Best
-from anytron.record.checkpoint.directory import locate
+from anytron.record.checkpoint.directory import Best, locate
 from anytron.record.report.run import Run, State
-from anytron.record.validation.metrics import set_metrics
+from anytron.record.validation import set_metrics
 from anytron.run.trainer import validation as examining
 from tests.core.run.trainer.disturbed_runs import EVERY_STEP, comparable, output, steps
 from tests.core.run.trainer.test_supervised import recorded_traces

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from anytron.base.errors import ConfigError, DataError, ProcessLost
-from anytron.record.checkpoint.best import Best
+from anytron.record.checkpoint.directory import Best
 from anytron.run.preflight.prepare import prepare_held_out, prepare_prompts
 from anytron.run.trainer.workers import TrainingWorkers
 from tests.core.run.trainer.disturbed_runs import EVERY_STEP, assert_equal, comparable, lines, output, raise_at, steps

@@ -12,8 +12,8 @@ import pytest
 from safetensors.torch import load_file
 
 from anytron.base.errors import ConfigError, DataError
-from anytron.record.checkpoint.best import Best
-from anytron.record.validation.metrics import set_metrics
+from anytron.record.checkpoint.directory import Best
+from anytron.record.validation import set_metrics
 from anytron.run.preflight import prepare as sets
 from anytron.run.trainer import validation as examining
 from anytron.task.rewards.scoring import RewardWorkers

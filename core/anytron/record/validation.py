@@ -1,0 +1,148 @@
+"""Validation: metrics of several samples of each prompt, and which result is the best."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from anytron.config.scoring import ValidationSetSection
+    from anytron.task.rewards.sample import Sample
+    from anytron.task.rewards.scoring import RewardScores
+
+
+CONFIDENCE = 0.95
+"""Of intervals: so often they would hold the truth, were prompts drawn anew again and again."""
+RESAMPLES = 2000
+"""Draws of the bootstrap; 1000 to 2000 suffice for percentiles (Efron and Tibshirani 1993, section 13.3)."""
+_DRAWN_AT_ONCE = 1 << 22
+"""Prompts that are drawn at one time, so that large sets need no more memory."""
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """Estimate the probability that at least one of k responses to a prompt passes, without bias.
+
+    It is the share of all choices of k of the responses that hold one that passes,
+    ``1 - C(samples - passed, k) / C(samples, k)`` (https://arxiv.org/abs/2107.03374, equation 1), in exact integers.
+
+    Args:
+        samples: Responses to the prompt.
+        passed: Those that passed.
+        k: From 1 to ``samples``.
+    """
+    return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def interval(values: Tensor) -> tuple[float, float] | None:
+    """Give the confidence interval of the mean of prompts' numbers: percentiles of the bootstrap over prompts.
+
+    Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3. It is the same whenever it is computed
+    from the same numbers: draws come from a generator of their own. Prompts that are all alike say nothing of their
+    spread; the interval has no width then.
+
+    Args:
+        values: ``[P]``, one number of each prompt.
+
+    Returns:
+        Its ends; None with fewer than two prompts.
+    """
+    count = len(values)
+    if count < 2:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    at_once = max(1, _DRAWN_AT_ONCE // count)
+    means = torch.cat(
+        [
+            values.double()[torch.randint(count, (min(at_once, RESAMPLES - done), count), generator=generator)].mean(1)
+            for done in range(0, RESAMPLES, at_once)
+        ]
+    )
+    tail = (1.0 - CONFIDENCE) / 2.0
+    low, high = torch.quantile(means, torch.tensor([tail, 1.0 - tail], dtype=torch.float64)).tolist()
+    return low, high
+
+
+ROUNDING = 1e-6
+"""Part of a threshold by which float32 may miss it: weights of rewards that add up to 1, like 0.35, 0.45 and 0.2."""
+
+
+def set_metrics(section: ValidationSetSection, samples: Sequence[Sample], rewards: RewardScores) -> dict[str, float]:
+    """Compute the metrics of a set.
+
+    Args:
+        section: The set.
+        samples: ``section.samples_per_prompt`` responses to each prompt, side by side.
+        rewards: Theirs. A response that was dropped counts neither as passed nor as failed, and a prompt that has
+            fewer than k others is in no ``pass@k``.
+
+    Returns:
+        A number for each metric; NaN where no prompt is left that has one.
+    """
+    groups = rewards.total.view(-1, section.samples_per_prompt)
+    kept = ~groups.isnan()
+    passed = groups >= section.pass_threshold - ROUNDING * max(1.0, abs(section.pass_threshold))
+    means = groups.double().nanmean(dim=1)
+    metrics = _estimate(section.mean_metric, means[~means.isnan()])
+    counted = list(zip(kept.sum(1).tolist(), passed.sum(1).tolist(), strict=True))
+    for k in section.pass_at:
+        found = [pass_at_k(count, passed, k) for count, passed in counted if count >= k]
+        metrics |= _estimate(section.pass_metric(k), torch.tensor(found, dtype=torch.float64))
+    name = f"validation/{section.name}"
+    if len(rewards.parts) > 1:
+        metrics |= {f"{name}/reward/{part}/mean": values.nanmean().item() for part, values in rewards.parts.items()}
+    return metrics | {
+        f"{name}/response/length_mean": sum(sample.own_tokens for sample in samples) / len(samples),
+        f"{name}/response/truncated_fraction": sum(not sample.finished for sample in samples) / len(samples),
+        f"{name}/failed": float((~kept).sum()),
+    }
+
+
+def _estimate(name: str, values: Tensor) -> dict[str, float]:
+    """Average prompts' numbers, with an interval if there are two prompts or more."""
+    metrics = {name: values.mean().item() if len(values) else math.nan}
+    ends = interval(values)
+    return metrics if ends is None else metrics | {f"{name}/low": ends[0], f"{name}/high": ends[1]}
+
+
+Direction = Literal["max", "min"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a metric stands after some validations.
+
+    Attributes:
+        best_step: The step with its best value; None as long as it never was a number.
+        best: That value.
+        waited: Validations since then.
+    """
+
+    best_step: int | None = None
+    best: float | None = None
+    waited: int = 0
+
+
+def is_better(value: float, best: float | None, direction: Direction, min_delta: float = 0.0) -> bool:
+    """Whether a value beats the best one so far by more than ``min_delta``; NaN never does."""
+    if best is None:
+        return not math.isnan(value)
+    return value > best + min_delta if direction == "max" else value < best - min_delta
+
+
+def standing(found: Iterable[tuple[int, float]], direction: Direction, min_delta: float) -> Standing:
+    """Go through the values of a metric, step by step.
+
+    As with other trainers' early stopping, a value that is better by ``min_delta`` or less changes nothing, so that
+    several of them together still count once they are better by more.
+    """
+    now = Standing()
+    for step, value in found:
+        better = is_better(value, now.best, direction, min_delta)
+        now = Standing(step, value) if better else Standing(now.best_step, now.best, now.waited + 1)
+    return now
