@@ -23,7 +23,7 @@ PARSED_ELSEWHERE = {
     "core/anytron/task/isolation/plain.py": "what a confined process has read; depth is an error there, too",
     "core/anytron/task/isolation/process.py": "answers of processes, which are refused in words, depth included",
     "core/anytron/task/isolation/worker.py": "the first message of the process that started it",
-    "core/anytron/record/report/workers.py": "what the line above has written",
+    "core/anytron/record/report/settings.py": "what the line above has written",
     "core/anytron/task/rewards/judge.py": "answers of a server, a fault of which is the sample's, depth included",
     "core/anytron_conformance/prediction_modules.py": "a model that a test has made",
     "core/anytron_conformance/training/runs.py": "metrics of a run that a test has made",

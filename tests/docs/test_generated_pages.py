@@ -13,14 +13,14 @@ from anytron.cli import document as cli_page
 from anytron.config.options import section_model
 from anytron.config.schema import RunConfig
 from anytron.record.checkpoint import differences as resumed_keys
-from anytron.record.tracking import document as metrics_page
+from anytron.record.tracking import metric_table as metrics_page
 from tests.docs import error_page, support_matrix
 from tests.house import PACKAGES, ROOT, modules
 
 REFERENCE = ROOT / "docs" / "reference"
 GENERATED = {
     "cli.md": (cli_page, "anytron.cli.document"),
-    "metrics.md": (metrics_page, "anytron.record.tracking.document"),
+    "metrics.md": (metrics_page, "anytron.record.tracking.metric_table"),
     "errors.md": (error_page, "tests.docs.error_page"),
     "support-matrix.md": (support_matrix, "tests.docs.support_matrix"),
 }

@@ -11,7 +11,7 @@ from anytron.config.imports import resolve
 from anytron.config.load import load_config
 from anytron.config.schema import DataSection
 from anytron.record.sinks import SinkRun
-from anytron.record.sinks.loading import load_sink, sink_diagnostics
+from anytron.record.sinks.delivery import load_sink, sink_diagnostics
 from anytron.task.data.sources import load_prompts
 from anytron.task.environments import Task, Turn
 from anytron.task.environments.pool import check_environment

@@ -174,17 +174,13 @@ def grpo(rewards: Tensor, normalize_std: bool) -> Tensor:
 
 def group_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
     """Give every response token the advantage of its response in its group (``algorithm.advantage=grpo``)."""
-    groups = required(batch.groups, "groups", "grpo")
-    per_sequence = compare(rewards, groups, partial(grpo, normalize_std=algorithm.normalize_std))
-    return Advantages(broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask))
+    return Advantages(_of_responses(batch, rewards, partial(grpo, normalize_std=algorithm.normalize_std), "grpo"))
 
 
 def centred_group_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
     """Do the same without the standard deviation (``algorithm.advantage=dr_grpo``)."""
     del algorithm
-    groups = required(batch.groups, "groups", "dr_grpo")
-    per_sequence = compare(rewards, groups, partial(grpo, normalize_std=False))
-    return Advantages(broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask))
+    return Advantages(_of_responses(batch, rewards, partial(grpo, normalize_std=False), "dr_grpo"))
 
 
 def rloo(rewards: Tensor) -> Tensor:
@@ -206,8 +202,13 @@ def rloo(rewards: Tensor) -> Tensor:
 def leave_one_out_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
     """Give every response token its response's difference (``algorithm.advantage=rloo``)."""
     del algorithm
-    per_sequence = compare(rewards, required(batch.groups, "groups", "rloo"), rloo)
-    return Advantages(broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask))
+    return Advantages(_of_responses(batch, rewards, rloo, "rloo"))
+
+
+def _of_responses(batch: RaggedBatch, rewards: Tensor, formula: Callable[[Tensor], Tensor], name: str) -> Tensor:
+    """Apply a formula of groups, and give every response token its response's value: ``[T]``."""
+    per_sequence = compare(rewards, required(batch.groups, "groups", name), formula)
+    return broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask)
 
 
 def no_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
@@ -311,9 +312,8 @@ def returns_against_group(batch: RaggedBatch, rewards: Tensor, algorithm: Algori
     up, as its own deviation would do (arXiv:2501.03262, section 3.2).
     """
     del algorithm
-    groups = required(batch.groups, "groups", "reinforce_plus_plus_baseline")
-    per_sequence = compare(rewards, groups, partial(grpo, normalize_std=False))
-    per_token = broadcast_to_tokens(per_sequence, batch.lengths, batch.response_mask)
+    centred = partial(grpo, normalize_std=False)
+    per_token = _of_responses(batch, rewards, centred, "reinforce_plus_plus_baseline")
     return Advantages(whiten(per_token, batch.response_mask))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from anytron.algorithms.contract import LossOutputs, PolicyTokens, TokenLosses, required
 from anytron.algorithms.importance import correct
 from anytron.algorithms.kl import KL_ESTIMATORS
-from anytron.algorithms.registered import LOSS, LOSSES, call, policy_loss_function, unusable
+from anytron.algorithms.registered import LOSS, LOSSES, call, misfit, policy_loss_function, unusable
 from anytron.base.metric import is_maximum
 
 if TYPE_CHECKING:
@@ -104,12 +104,9 @@ class PolicyLoss:
             raise refused(f"a {type(found).__name__}, not a TokenLosses")
         if not isinstance(found.metrics, Mapping):
             raise refused(f"metrics that are a {type(found.metrics).__name__}, not a mapping")
-        shape = tokens.log_probs.shape
         for what, values in {"per_token": found.per_token, **found.metrics}.items():
-            if not isinstance(values, Tensor) or values.shape != shape:
-                is_tensor = isinstance(values, Tensor)
-                got = f"of shape {list(values.shape)}" if is_tensor else f"that is a {type(values).__name__},"
-                raise refused(f"{what} {got} for {shape[0]} tokens")
+            if fault := misfit(what, values, tokens.log_probs.numel()):
+                raise refused(fault)
         if tokens.log_probs.requires_grad and not found.per_token.requires_grad:
             raise refused("losses without a gradient, not made of tokens.log_probs")
         # Whatever they are called, they are none of ours: one named `reward/mean` would take its place.

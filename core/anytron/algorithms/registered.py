@@ -116,11 +116,8 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
     for name, values in wanted.items():
         if values is None and (name == "advantages" or batch.values is not None):
             raise refused(f"no {name}")
-        if values is not None and not isinstance(values, Tensor):
-            raise refused(f"{name} that are a {type(values).__name__}")
-        if values is not None and values.shape != (batch.num_tokens,):
-            shapes = f"{name} of shape {list(values.shape)} for {batch.num_tokens} tokens"
-            raise refused(shapes)
+        if values is not None and (fault := misfit(name, values, batch.num_tokens)):
+            raise refused(fault)
         if values is not None and not bool(torch.isfinite(values[batch.response_mask]).all()):
             raise refused(f"{name} that are not finite")
     # NumPy's are float64, which would make the loss so, and some devices have none.
@@ -138,6 +135,13 @@ def call(kind: Kind, name: str, function: Callable[..., Any], *given: object) ->
         OSError: It raised one that says that the machine has run out of something.
     """
     return kind.call.call(function, f"{kind.key}: {name}", *given) if ":" in name else function(*given)
+
+
+def misfit(name: str, values: object, tokens: int) -> str:
+    """Say why values are no tensor with a number for each token; empty if they are."""
+    if not isinstance(values, Tensor):
+        return f"a {type(values).__name__} as {name}"
+    return "" if values.shape == (tokens,) else f"{name} of shape {list(values.shape)} for {tokens} tokens"
 
 
 def unusable(kind: Kind, name: str, function: object, returned: str) -> AnytronError:

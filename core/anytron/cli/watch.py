@@ -19,8 +19,8 @@ from anytron.record.report.chapters import LEADING, validation_means
 from anytron.record.report.page import duration
 from anytron.record.report.run import Run, State, runs_in
 from anytron.record.report.samples import last_samples
+from anytron.record.report.settings import devices
 from anytron.record.report.sparkline import BLOCKS, PLAIN, plot
-from anytron.record.report.workers import devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

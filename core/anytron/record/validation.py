@@ -1,4 +1,8 @@
-"""Validation: metrics of several samples of each prompt, and which result is the best."""
+"""Metrics of a validation set, how far to trust them, and which of several validations was the best.
+
+Prompts are drawn independently; responses to one prompt resemble each other. So each prompt gives one number, and
+intervals come from how these differ between prompts (https://arxiv.org/abs/2411.00640, section 2.2).
+"""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ from anytron import (
     hookimpl,
 )
 from anytron_ascend import cann, vllm_ascend
+from anytron_ascend.adaptors.adaptor import PortableAdaptor
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.adaptors.mindspeed_llm import MindSpeedLlmAdaptor
-from anytron_ascend.adaptors.portable import PortableAdaptor
 from anytron_ascend.environment import (
     EXPANDABLE_SEGMENTS_SINCE,
     VISIBLE_DEVICES,

@@ -84,7 +84,7 @@ def test_an_estimator_of_the_user_is_used(named):
         ("short", r"advantages of shape \[2\] for 5 tokens"),
         ("broken", "advantages that are not finite"),
         ("bare", "a Tensor, not an Advantages"),
-        ("listed", "advantages that are a list"),
+        ("listed", "a list as advantages"),
     ],
 )
 def test_what_an_estimator_returns_is_checked(named, name, says):
@@ -198,7 +198,7 @@ def test_what_a_loss_gives_outside_of_responses_is_not_looked_at(named):
     [
         ("short_loss", r"per_token of shape \[\] for 5 tokens"),
         ("bare_loss", "a Tensor, not a TokenLosses"),
-        ("number", "per_token that is a float, for 5 tokens"),
+        ("number", "a float as per_token"),
         ("detached", "losses without a gradient"),
         ("metric", r"mine of shape \[\] for 5 tokens"),
     ],

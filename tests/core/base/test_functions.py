@@ -24,8 +24,7 @@ from anytron.config.generation import EnvironmentSection
 from anytron.config.imports import resolve
 from anytron.config.schema import ModelSection
 from anytron.config.scoring import RewardSection
-from anytron.record.sinks.delivery import MetricSinks
-from anytron.record.sinks.loading import sink_diagnostics
+from anytron.record.sinks.delivery import MetricSinks, sink_diagnostics
 from anytron.run.preflight.forms import reference_answers
 from anytron.task.data.pretrained import load_image_processor, load_tokenizer
 from anytron.task.data.prompts import TokenizedPrompt

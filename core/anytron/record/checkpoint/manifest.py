@@ -1,4 +1,7 @@
-"""x"""
+"""What makes a checkpoint complete, every file by name with size and checksum; and what the driver itself remembers.
+
+All else follows from the configuration or lies with the engine.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from anytron.base.errors import CheckpointError, ResourceError
 from anytron.base.files import PRIVATE, exhausted, write_durably
 from anytron.config.json_files import WITH_CONFIGURATION, read_object
-from anytron.task.data.beginning import Beginning
+from anytron.task.data.beginning import Beginning  # noqa: TC001 - pydantic reads the annotation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -5,27 +5,69 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import io
 import json
 import math
 import time
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import ConfigError
+from anytron.base.errors import ConfigError, DataError
 from anytron.record.report.chapters import chapters, descriptions, is_end, leading
 from anytron.record.report.history import mean, smooth
-from anytron.record.report.names import short_names
-from anytron.record.report.pictures import embed_pictures
 from anytron.record.report.run import REST
 from anytron.record.report.samples import choose_samples
-from anytron.record.report.settings import compared, settings, shortened
-from anytron.record.report.workers import describe_workers, devices
+from anytron.record.report.settings import compared, describe_workers, devices, settings, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from anytron.record.report.history import Series
     from anytron.record.report.run import Run
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Name each path by its last parts, as many as tell all of them apart."""
+    for length in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-length:]) for path in paths]
+        if len(set(names)) == len(paths):
+            return names
+    return [str(path) for path in paths]
+
+
+LONGEST_SIDE = 224
+"""Pixels."""
+
+
+def embed_pictures(directory: Path, names: Iterable[str], room: int) -> dict[str, str]:
+    """Give pictures as ``data:`` addresses, in this order as many as there is room for.
+
+    Args:
+        directory: Of the run.
+        names: Below the directory.
+        room: Characters.
+    """
+    from anytron.task.data.vision import read_picture  # Pillow
+
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        if (directory / name).is_symlink():
+            continue
+        try:
+            small = read_picture(directory / name, name)
+        except DataError:
+            continue
+        small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+        file = io.BytesIO()
+        small.save(file, "JPEG", quality=80)
+        address = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+        room -= len(address)
+        if room < 0:
+            break
+        found[name] = address
+    return found
+
 
 LARGEST = 3_000_000
 """Bytes of a report."""

@@ -1,4 +1,4 @@
-"""Configurations of runs beside each other, without their secrets."""
+"""Configurations and workers of runs, as a report shows them: side by side, and without secrets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from anytron.config.secrets import HIDDEN, is_secret, without_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
 
 LONGEST = 2000
 """Characters of a value that are shown."""
@@ -50,3 +51,60 @@ def compared(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str |
     flat = [settings(config) for config in configs]
     keys = dict.fromkeys(key for one in flat for key in one)
     return [(key, [one.get(key) for one in flat]) for key in keys]
+
+
+_PATCH = ("id", "outcome", "target", "reason", "detail")
+
+
+def describe_workers(workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Describe workers for people; those of a role that say the same stand together.
+
+    Args:
+        workers: By role, as ``patches.json`` has them.
+
+    Returns:
+        For each kind of worker ``role``, ``ranks``, ``facts`` (pairs of texts) and ``patches`` (dictionaries of texts).
+    """
+    found = []
+    for role, ranks in workers.items():
+        groups: dict[str, list[str]] = {}
+        for place, rank in enumerate(ranks):
+            said = json.dumps({key: value for key, value in rank.items() if key != "rank"}, sort_keys=True)
+            groups.setdefault(said, []).append(str(rank.get("rank", place)))
+        for said, numbers in groups.items():
+            rank = json.loads(said)
+            patches = rank.pop("patches", [])
+            found.append(
+                {
+                    "role": role,
+                    "ranks": _numbers(numbers),
+                    "facts": [[key.replace("_", " "), _said(value)] for key, value in rank.items() if value],
+                    "patches": [
+                        {key: _said(patch.get(key, "")) for key in _PATCH}
+                        for patch in (patches if isinstance(patches, list) else [])
+                        if isinstance(patch, dict)
+                    ],
+                }
+            )
+    return found
+
+
+def devices(workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Say in a few words what the run trains on: ``8 x Ascend910B2``."""
+    counted: dict[str, int] = {}
+    for rank in workers.get("trainer", ()):
+        name = str(rank.get("device", "unknown device"))
+        counted[name] = counted.get(name, 0) + 1
+    return ", ".join(f"{count} x {name}" for name, count in counted.items())
+
+
+def _numbers(ranks: Sequence[str]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks: {shortened(', '.join(ranks), 60)}"
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_said(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(_said, value))
+    return shortened(value if isinstance(value, str) else json.dumps(value))

@@ -1,29 +1,191 @@
-"""Give the metrics of each step to all sinks of a run, and tell what did not arrive."""
+"""Find the sinks of a run, give each step's metrics to all of them in threads, and report what did not arrive.
+
+Whatever a sink does, the run neither waits for it nor fails with it.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import threading
 import time
+from collections import deque
 from functools import partial, wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from anytron.base.components import METRIC_SINKS, component_names, load_component
+from anytron.base.errors import ConfigError, did_you_mean
+from anytron.config.diagnostics import Diagnostic
+from anytron.config.imports import resolve
+from anytron.config.options import model_diagnostics
 from anytron.config.secrets import without_secrets
-from anytron.record.sinks.contract import SinkRun
-from anytron.record.sinks.loading import load_sink, sink_name
-from anytron.record.sinks.thread import SinkThread
+from anytron.record.sinks.contract import CLOSE, MADE, SINK, WRITE, WRITE_VALIDATION, MetricSink, SinkRun
 from anytron.record.tracking.claim import SINKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from anytron.base.functions import Fault
+    from anytron.base.functions import Called, Fault
     from anytron.config.running import SinkSection
     from anytron.config.schema import RunConfig
-    from anytron.record.sinks.contract import MetricSink
     from anytron.record.tracking.progress import Progress
     from anytron.record.tracking.run_directory import RunDirectory
+
+
+def sink_name(section: SinkSection) -> str:
+    """Give the short name of a sink: as it is registered, or its class's."""
+    return section.sink.rpartition(":")[2]
+
+
+def load_sink(section: SinkSection, key: str) -> type[MetricSink]:
+    """Find the class of a sink. The library that it needs is not imported.
+
+    Args:
+        section: Names it.
+        key: Where that stands in the configuration, for the error.
+
+    Raises:
+        ConfigError: Nothing has that name, or what has it is no sink.
+    """
+    where = f"{key}.sink"
+    if ":" in section.sink:
+        found: object = resolve(section.sink, SINK, key=where)
+    elif section.sink in (known := component_names(METRIC_SINKS)):
+        found = load_component(METRIC_SINKS, section.sink, where)
+        SINK.check(found, where)
+    else:
+        raise ConfigError(
+            f"There is no sink {section.sink!r}.",
+            where=where,
+            why=f"installed are: {', '.join(known)}",
+            fix=did_you_mean(section.sink, known) or "name one of them, 'module:Class' or 'file.py:Class'",
+        )
+    if not (isinstance(found, type) and issubclass(found, MetricSink)):
+        raise ConfigError(
+            f"{section.sink} is not a sink of metrics.",
+            where=where,
+            why="it is not a subclass of anytron.record.sinks.MetricSink",
+            fix="make it a subclass, as docs/how-to/write-a-metric-sink.md shows",
+        )
+    return found
+
+
+def sink_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Find sinks that do not exist, whose package is missing, whose options are wrong, or that are named twice."""
+    names: list[str] = []
+    for index, section in enumerate(config.tracking.sinks):
+        key = f"tracking.sinks.{index}"
+        try:
+            sink = load_sink(section, key)
+        except ConfigError as error:
+            yield Diagnostic("error", f"{key}.sink", f"{error.what.removesuffix('.')}; {error.why}", error.fix)
+            continue
+        for package in sink.packages:
+            if importlib.util.find_spec(package) is None:
+                why = f"{section.sink} needs the package {package}, which is not installed"
+                yield Diagnostic("error", f"{key}.sink", why, sink.install or f"install {package}")
+        yield from model_diagnostics(sink.options_model, section.options, f"{key}.options")
+        if sink_name(section) in names:
+            why = f"two sinks have the name {sink_name(section)}, and would write into the same directory"
+            yield Diagnostic("error", f"{key}.sink", why, "remove one of them")
+        names.append(sink_name(section))
+
+
+QUEUED = 1000
+"""Steps that wait for a slow sink, at most: later ones are dropped until there is room."""
+
+
+class SinkThread:
+    """A sink and the steps that wait for it.
+
+    The thread is a daemon: a sink that never returns does not keep the process.
+
+    Args:
+        name: The sink's, for people.
+        open_sink: Makes it, on its thread.
+        queued: Steps that may wait.
+
+    Attributes:
+        name: As given.
+        place: Where its metrics are seen, once it says so.
+        failure: What went wrong first; None = nothing so far.
+        failed: Steps for which it raised, and all that come to one that could not be made.
+        dropped: Steps that found the queue full.
+    """
+
+    def __init__(self, name: str, open_sink: Callable[[], MetricSink], queued: int = QUEUED) -> None:
+        self.name = name
+        self.place = ""
+        self.failure: Fault | None = None
+        self.failed = self.dropped = 0
+        self._open_sink, self._queued = open_sink, queued
+        self._waiting: deque[tuple[bool, int, Mapping[str, float]]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"anytron-sink-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Steps that it has not taken."""
+        return len(self._waiting)
+
+    def put(self, step: int, metrics: Mapping[str, float], *, validation: bool = False) -> None:
+        """Let the sink write a step, or a validation, when it gets to it. Returns at once."""
+        with self._changed:
+            if not self._thread.is_alive():
+                self.failed += 1
+            elif len(self._waiting) >= self._queued:
+                self.dropped += 1
+            else:
+                self._waiting.append((validation, step, metrics))
+                self._changed.notify()
+
+    def begin_close(self) -> None:
+        """Ask it to write what waits, and to close. Returns at once."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for that; say whether it is done."""
+        self._thread.join(max(0.0, seconds))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        opened: list[MetricSink] = []
+        if not self._did(MADE, self._open_sink, opened):
+            with self._changed:
+                self.failed += len(self._waiting)
+                self._waiting.clear()
+            return
+        (sink,) = opened
+        self.place = sink.place
+        while (taken := self._next()) is not None:
+            validation, step, metrics = taken
+            called, method = (WRITE_VALIDATION, sink.write_validation) if validation else (WRITE, sink.write)
+            if not self._did(called, method, [], step, metrics):
+                self.failed += 1  # the next step may pass
+        self._did(CLOSE, sink.close, [])
+
+    def _next(self) -> tuple[bool, int, Mapping[str, float]] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            return self._waiting.popleft() if self._waiting else None
+
+    def _did(self, called: Called, function: Callable[..., Any], gave: list[Any], *given: object) -> bool:
+        """Call the sink, whatever it does; say whether it did it. :attr:`failure` keeps the first fault."""
+        fault: Fault | None
+        try:
+            gave.append(found := function(*given))
+            fault = called.returned_async(function, found)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - third-party code
+            fault = called.raised(error, function)
+        self.failure = self.failure or fault
+        return fault is None
+
 
 LONGEST = 250
 """Characters of a metric's name, as MLflow has it."""

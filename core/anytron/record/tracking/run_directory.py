@@ -14,10 +14,8 @@ from typing_extensions import Self
 from anytron.base.errors import AnytronError, LostDirectoryError
 from anytron.base.files import PRIVATE, open_to_append, write_durably
 from anytron.config.dump import to_yaml
-from anytron.record.tracking.album import Album, remove_pictures
-from anytron.record.tracking.record import Resume, RunRecord
-from anytron.record.tracking.sinks import JsonlSink, read_jsonl
-from anytron.record.tracking.versions import installed_versions
+from anytron.record.tracking.files import Album, JsonlSink, read_jsonl, remove_pictures
+from anytron.record.tracking.record import Resume, RunRecord, installed_versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -210,7 +208,7 @@ class RunDirectory:
 
     def plot(self) -> None:
         """Draw ``plots/reward.png`` from ``metrics.jsonl``, or ``plots/loss.png`` where nothing is rewarded."""
-        from anytron.record.tracking.plot import plot_loss, plot_reward
+        from anytron.record.tracking.files import plot_loss, plot_reward
 
         draw, name = (plot_loss, "loss") if self._supervised else (plot_reward, "reward")
         draw(self.path / "metrics.jsonl", self.path / "plots" / f"{name}.png")

@@ -13,7 +13,7 @@ from anytron.device.hooks.types import ConfigEdit
 from anytron.device.loading import Session, check_requirements, open_session
 from anytron.device.loading.session import options_of_variable
 from anytron.device.platform import decisions_of
-from anytron.record.sinks.loading import sink_diagnostics
+from anytron.record.sinks.delivery import sink_diagnostics
 from anytron.run.preflight.capabilities import platform_diagnostics, rollout_diagnostics, training_diagnostics
 from anytron.run.preflight.files import output_diagnostics, reference_diagnostics
 from anytron.run.preflight.limits import limit_diagnostics

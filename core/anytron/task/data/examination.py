@@ -152,7 +152,7 @@ def _asked(answers: list[Any], errand: Errand) -> AskedModel:
     raise errand.failed("the process that reads it wrote an invalid answer")
 
 
-def _load_and_use(model: ModelSection, note: Note) -> Iterator[None]:
+def _load_and_use(model: ModelSection, note: Note) -> Iterator[str]:
     """Load a model's files; say so; use its tokenizer."""
     config = load_hf_config(model)
     note()
@@ -160,7 +160,7 @@ def _load_and_use(model: ModelSection, note: Note) -> Iterator[None]:
     note()
     if not _made(model.processor) and (model.processor or (model.path and processor_files(Path(model.path)))):
         load_image_processor(model)
-    yield None
+    yield "loaded"
     if tokenizer is not None:
         _use(tokenizer, config.get_text_config().vocab_size, note)
 

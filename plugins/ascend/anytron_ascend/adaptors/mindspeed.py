@@ -96,9 +96,9 @@ class MindSpeedAdaptor(Adaptor):
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
         """Set MindSpeed's global lengths and positions in the micro-batch's scope."""
         from anytron.sequences import scopes  # imports torch, which finding the platform must not
-        from anytron_ascend.mindspeed.sequence_lengths import scope_of
+        from anytron_ascend.mindspeed.sequence_lengths import sequence_scope
 
-        return dataclasses.replace(inputs, scope=scopes.combine(inputs.scope, scope_of(inputs.layout)))
+        return dataclasses.replace(inputs, scope=scopes.combine(inputs.scope, sequence_scope(inputs.layout)))
 
 
 def _seeing_itself(mask: Tensor | None) -> Tensor | None:

@@ -66,14 +66,12 @@ class MindSpeedLlmAdaptor(Adaptor):
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
         """Set MindSpeed's and MindSpeed-LLM's global lengths and positions in the micro-batch's scope."""
         from anytron.sequences import scopes  # imports torch, which finding the platform must not
-        from anytron_ascend.mindspeed import sequence_lengths
-        from anytron_ascend.mindspeed_llm import process_state
+        from anytron_ascend.mindspeed.sequence_lengths import sequence_scope
+        from anytron_ascend.mindspeed_llm.process_state import scope_of
 
         if inputs.layout.format == "bshd":
             return inputs
-        scope = scopes.combine(
-            inputs.scope, sequence_lengths.scope_of(inputs.layout), process_state.scope_of(inputs.layout)
-        )
+        scope = scopes.combine(inputs.scope, sequence_scope(inputs.layout), scope_of(inputs.layout))
         return dataclasses.replace(inputs, scope=scope)
 
 

@@ -27,7 +27,7 @@ GLOBALS = (
 """Module and name of MindSpeed core_r0.16.0."""
 
 
-def scope_of(layout: SequenceLayout) -> ScopeFactory:
+def sequence_scope(layout: SequenceLayout) -> ScopeFactory:
     """Make scopes within which MindSpeed knows the sequences of a finished layout.
 
     Lengths are int32 ``[B]``, cumulative, padded, without a leading 0 (the contract of ``npu_fusion_attention`` in

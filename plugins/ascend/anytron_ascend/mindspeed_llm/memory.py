@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from anytron import ConfigError
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
-from anytron_megatron import estimate_training
 
 if TYPE_CHECKING:
     from anytron import RunConfig
@@ -20,6 +19,8 @@ def estimate(run: RunConfig) -> TrainingEstimate:
         ConfigError: ``engine.options.recompute`` keeps other activations than that engine would; or the tensors of the
             model are not known before it is built.
     """
+    from anytron_megatron import estimate_training
+
     section = MindSpeedLlmOptions.model_validate(run.engine.options).recompute
     defaults = type(section)()
     if others := [name for name in type(section).model_fields if getattr(section, name) != getattr(defaults, name)]:

@@ -8,6 +8,7 @@ import io
 import os
 import sys
 
+from anytron_ascend_simulator.pyacl import install_pyacl
 from anytron_ascend_simulator.paths import SimulatorError, library_paths
 
 VARIABLE = "ANYTRON_ASCEND_SIMULATOR"
@@ -51,9 +52,9 @@ def activate() -> None:
     if _activated:
         return
     preload()
-    from anytron_ascend_simulator import aclnn, pyacl
+    from anytron_ascend_simulator import aclnn
 
-    pyacl.install(_loaded[0])
+    install_pyacl(_loaded[0])
     aclnn.install(next(library for library in _loaded if library._name.endswith("libopapi.so")), _loaded[0])
     said = io.StringIO()
     with contextlib.redirect_stdout(said):

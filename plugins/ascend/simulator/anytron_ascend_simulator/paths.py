@@ -68,7 +68,7 @@ def library_directory() -> Path:
     digest = hashlib.sha256(torch_npu_version().encode())
     here = Path(__file__)
     for source in sorted(
-        [*SOURCES.iterdir(), *(here.with_name(f"{name}.py") for name in ("build", "paths", "signatures"))]
+        [*SOURCES.iterdir(), *(here.with_name(f"{name}.py") for name in ("build", "signatures"))]
     ):
         digest.update(source.read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

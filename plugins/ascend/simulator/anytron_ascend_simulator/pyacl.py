@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 
-def install(runtime: ctypes.CDLL) -> None:
+def install_pyacl(runtime: ctypes.CDLL) -> None:
     """Make ``import acl`` find it; ``runtime`` is the simulated libascendcl.so."""
     sys.modules["acl"] = _PyAcl(runtime)
 

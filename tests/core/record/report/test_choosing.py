@@ -12,13 +12,11 @@ from PIL import Image
 
 from anytron.base.terminal import visible
 from anytron.record.report.chapters import chapters, descriptions
-from anytron.record.report.names import short_names
-from anytron.record.report.pictures import embed_pictures
+from anytron.record.report.page import embed_pictures, short_names
 from anytron.record.report.run import Run
 from anytron.record.report.samples import by_importance, choose_samples, last_samples
-from anytron.record.report.settings import HIDDEN, compared, settings, shortened
+from anytron.record.report.settings import HIDDEN, compared, describe_workers, devices, settings, shortened
 from anytron.record.report.sparkline import BLOCKS, PLAIN, plot
-from anytron.record.report.workers import describe_workers, devices
 from tests.core.record.report.runs import HOSTILE, make_run, sample
 
 

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from anytron.record.sinks.contract import MetricSink
-from anytron.record.sinks.thread import SinkThread
+from anytron.record.sinks.delivery import SinkThread
 
 
 def lines(tmp_path, name="seen.txt"):
@@ -203,7 +203,7 @@ def test_the_process_ends_although_a_sink_hangs(tmp_path):
     """Also where it hangs as it is opened, and where it has threads of its own that are no daemons' business."""
     program = textwrap.dedent("""
         import time
-        from anytron.record.sinks.thread import SinkThread
+        from anytron.record.sinks.delivery import SinkThread
         thread = SinkThread("hanging", lambda: time.sleep(1000))
         thread.put(1, {})
         thread.begin_close()

@@ -10,7 +10,7 @@ import pytest
 
 from anytron.base.components import METRIC_SINKS, component_names, load_component
 from anytron.record.sinks.contract import MetricSink
-from anytron.record.sinks.loading import sink_diagnostics
+from anytron.record.sinks.delivery import sink_diagnostics
 from tests.core.record.sinks.conftest import configuration
 from tests.house import ROOT
 

@@ -12,9 +12,9 @@ from anytron.base.errors import ConfigError, LostDirectoryError
 from anytron.base.files import Lock
 from anytron.config.schema import RunConfig
 from anytron.record.tracking.claim import ClaimedDirectory, overwritten
+from anytron.record.tracking.files import read_jsonl
 from anytron.record.tracking.record import RunRecord
 from anytron.record.tracking.run_directory import RunDirectory
-from anytron.record.tracking.sinks import read_jsonl
 
 
 def config(tmp_path, **sections):

@@ -17,10 +17,9 @@ from PIL import Image
 from anytron.base.errors import EngineError
 from anytron.config.schema import RunConfig
 from anytron.record.tracking.claim import ClaimedDirectory
-from anytron.record.tracking.plot import plot_reward, smoothed
+from anytron.record.tracking.files import JsonlSink, plot_reward, read_jsonl, smoothed
 from anytron.record.tracking.record import RunRecord
 from anytron.record.tracking.run_directory import RunDirectory
-from anytron.record.tracking.sinks import JsonlSink, read_jsonl
 from anytron.task.rewards import Sample
 from anytron.task.rewards.answer import Failure
 from anytron.task.rewards.scoring import RewardScores

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _formula(x: Tensor, dim: int) -> Tensor:
+def _gated(x: Tensor, dim: int) -> Tensor:
     """``silu(A) * B`` of the halves of ``x`` along ``dim`` (torch_npu's documentation of npu_swiglu)."""
     require(x.size(dim) % 2 == 0, f"dimension {dim} of x {tuple(x.shape)} is not even")
     first, second = x.chunk(2, dim)
@@ -23,11 +23,8 @@ def _formula(x: Tensor, dim: int) -> Tensor:
 
 
 def _swiglu(x: Tensor, dim: int, y: Tensor) -> None:
-    y.copy_(_formula(x.float(), dim))
+    y.copy_(_gated(x.float(), dim))
 
 
 def _swiglu_grad(dy: Tensor, x: Tensor, dim: int, dx: Tensor) -> None:
-    dx.copy_(gradients(lambda given: _formula(given, dim), (x,), dy)[0])
-
-
-KERNELS: dict[str, Callable[..., None]] = {"aclnnSwiGlu": _swiglu, "aclnnSwiGluGrad": _swiglu_grad}
+    dx.copy_(gradients(lambda given: _gated(given, dim), (x,), dy)[0])

@@ -14,13 +14,3 @@ if TYPE_CHECKING:
 
 def _pad(source: Tensor, padding: list[int], value: Any, target: Tensor) -> None:
     target.copy_(torch.nn.functional.pad(source, padding, value=value))
-
-
-KERNELS: dict[str, Callable[..., Any]] = {
-    "aclnnInplaceFillScalar": torch.Tensor.fill_,
-    "aclnnInplaceZero": torch.Tensor.zero_,
-    "aclnnInplaceOne": lambda target: target.fill_(1),
-    "aclnnInplaceCopy": torch.Tensor.copy_,
-    "aclnnCast": lambda source, _dtype, target: target.copy_(source),
-    "aclnnConstantPadNd": _pad,
-}

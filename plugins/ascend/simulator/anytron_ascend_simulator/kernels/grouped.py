@@ -67,6 +67,3 @@ def _reduced(x: Tensor, weight: Tensor, counts: list[int], output: Tensor) -> No
     for index, count in enumerate(counts):
         output[index].copy_(x[:, begin : begin + count] @ weight[begin : begin + count])
         begin += count
-
-
-KERNELS: dict[str, Callable[..., None]] = {"aclnnGroupedMatmulV4": _grouped_matmul}

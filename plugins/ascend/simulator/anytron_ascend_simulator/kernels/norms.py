@@ -40,6 +40,3 @@ def _axes(x: Tensor, gamma: Tensor) -> tuple[int, ...]:
         f"gamma {tuple(gamma.shape)} is not the end of x's shape {tuple(x.shape)}",
     )
     return tuple(range(-gamma.dim(), 0))
-
-
-KERNELS: dict[str, Callable[..., None]] = {"aclnnRmsNorm": _rms_norm, "aclnnRmsNormGrad": _rms_norm_grad}

@@ -38,6 +38,3 @@ def _adamw(
     denominator = (second.float() / (1 - beta2**number)).sqrt() + eps
     updated = param.float() * (1 - lr * weight_decay) - lr * first.float() / (1 - beta1**number) / denominator
     param.copy_(updated)
-
-
-KERNELS: dict[str, Callable[..., None]] = {"aclnnApplyAdamWV2": _adamw}

@@ -18,7 +18,7 @@ HALF, INTERLEAVED = 0, 1
 """Modes of ``aclnnRotaryPositionEmbedding``."""
 
 
-def _formula(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
     if mode == HALF:
         first, second = x.chunk(2, -1)
         rotated = torch.cat((-second, first), -1)
@@ -27,7 +27,7 @@ def _formula(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
     return x * cos + rotated * sin
 
 
-def _check(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> None:
+def _check_rotary(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> None:
     require(mode in (HALF, INTERLEAVED), f"mode {mode}: 0 (half) or 1 (interleaved)")
     require(x.dim() == 4, f"x has {x.dim()} dimensions, not 4")
     require(x.size(-1) % 2 == 0 and x.size(-1) <= 896, f"head size {x.size(-1)}: even, and at most 896")
@@ -38,8 +38,8 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> None:
 
 
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor, mode: int, y: Tensor) -> None:
-    _check(x, cos, sin, mode)
-    y.copy_(_formula(x.float(), cos.float(), sin.float(), mode))
+    _check_rotary(x, cos, sin, mode)
+    y.copy_(_rotated(x.float(), cos.float(), sin.float(), mode))
 
 
 def _rotary_grad(
@@ -47,15 +47,9 @@ def _rotary_grad(
 ) -> None:
     # Without x only dx is wanted; it does not depend on x.
     given = dy if x is None else x
-    _check(given, cos, sin, mode)
-    found = gradients(lambda a, b, c: _formula(a, b, c, mode), (given, cos, sin), dy)
+    _check_rotary(given, cos, sin, mode)
+    found = gradients(lambda a, b, c: _rotated(a, b, c, mode), (given, cos, sin), dy)
     dx.copy_(found[0])
     if x is not None:
         dcos.copy_(found[1])
         dsin.copy_(found[2])
-
-
-KERNELS: dict[str, Callable[..., None]] = {
-    "aclnnRotaryPositionEmbedding": _rotary,
-    "aclnnRotaryPositionEmbeddingGrad": _rotary_grad,
-}

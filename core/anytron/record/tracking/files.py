@@ -1,0 +1,211 @@
+"""Files that a run writes as it goes on: records as JSON lines, plots, and small copies of samples' pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.files import replacing, why_lost
+from anytron.config.json_files import parse_object
+from anytron.task.data.vision import read_picture
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from anytron.task.data.vision import Picture
+
+
+class JsonlSink:
+    """One JSON object per line, flushed line by line.
+
+    Args:
+        path: The file; it must not exist.
+        after: Instead: continue an existing file after the records of this step. Later ones, and a line that a crash
+            has cut short, are removed first.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(self, path: Path, *, after: int | None = None) -> None:
+        if after is not None:
+            _cut_back(path, after)
+        # Text from prompts can hold halves of surrogate pairs, which UTF-8 cannot: they are escaped, as JSON allows.
+        self.path = path
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if after is None else 0)
+        self._file = os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8", errors="backslashreplace")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append a record, in the file when this returns. NaN and infinity are written as Python's ``json`` does."""
+        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def lost(self) -> str:
+        """Say why what is written is not in the file at :attr:`path` any more; nothing as long as it is."""
+        return why_lost(self.path, self._file.fileno())
+
+    def take(self, other: JsonlSink) -> None:
+        """Append all records of another one: also of a file that was removed, which ends when it is closed."""
+        offset = 0
+        while block := os.pread(other._file.fileno(), 1 << 20, offset):
+            self._file.buffer.write(block)
+            offset += len(block)
+        self.sync()
+
+    def sync(self) -> None:
+        """Wait until all records are on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Read what a :class:`JsonlSink` wrote."""
+    # Not splitlines(): JSON strings may hold other characters that it takes for ends of lines (U+2028, U+0085).
+    return [parse_object(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def _cut_back(path: Path, step: int) -> None:
+    """Keep the records of the steps up to ``step``."""
+    with replacing(path) as kept:
+        if not path.is_file() or path.is_symlink():
+            return
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            for line in lines:
+                record = _parsed(line)
+                if record is not None and record["step"] <= step:
+                    kept.write(line)
+
+
+def _parsed(line: str) -> Any:
+    """A record with a step; None for a line that was cut short."""
+    try:
+        record = parse_object(line)
+    except ValueError:
+        return None
+    return record if line.endswith("\n") and "step" in record else None
+
+
+INK, ACCENT, GRID = "#1f2933", "#0b6e99", "#d9dee4"
+
+
+def plot_reward(metrics: Path, image: Path) -> None:
+    """Draw mean reward over steps: smoothed line, each step's mean, band of one standard deviation.
+
+    Args:
+        metrics: A ``metrics.jsonl`` with ``step``, ``reward/mean``, ``reward/std``.
+        image: The PNG to write; its directory is made.
+    """
+    records = read_jsonl(metrics)
+    spread = smoothed([record["reward/std"] for record in records])
+    _plot(records, "reward/mean", "Reward", image, spread)
+
+
+def plot_loss(metrics: Path, image: Path) -> None:
+    """Draw the loss of supervised fine-tuning over steps: smoothed line, and each step's.
+
+    Args:
+        metrics: A ``metrics.jsonl`` with ``step`` and ``loss/nll``.
+        image: The PNG to write; its directory is made.
+    """
+    _plot(read_jsonl(metrics), "loss/nll", "Loss (nats per token)", image)
+
+
+def _plot(
+    records: Sequence[Mapping[str, float]], metric: str, title: str, image: Path, spread: Sequence[float] = ()
+) -> None:
+    # The object interface, not pyplot: no global state, and no display is looked for.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    steps = [record["step"] for record in records]
+    mean = [record[metric] for record in records]
+    smooth = smoothed(mean)
+
+    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    if spread:
+        low = [value - width for value, width in zip(smooth, spread, strict=True)]
+        high = [value + width for value, width in zip(smooth, spread, strict=True)]
+        axes.fill_between(steps, low, high, color=ACCENT, alpha=0.12, linewidth=0, label="one standard deviation")
+    axes.plot(steps, mean, color=ACCENT, alpha=0.35, linewidth=0.8, label="mean of each step")
+    axes.plot(steps, smooth, color=ACCENT, linewidth=2.2, label="smoothed")
+    axes.annotate(
+        f"{mean[-1]:.2f}",
+        (steps[-1], smooth[-1]),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        color=ACCENT,
+        weight="bold",
+        annotation_clip=False,
+    )
+    axes.set_title(title, loc="left", color=INK, weight="bold")
+    axes.set_xlabel("training step", color=INK)
+    axes.margins(x=0.01)
+    axes.grid(visible=True, axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+    axes.legend(frameon=False, labelcolor=INK, loc="best")
+    image.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(image, dpi=160)
+
+
+def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
+    """Average exponentially, corrected for the start (as Adam's moments are, arXiv:1412.6980, section 3)."""
+    result, average = [], 0.0
+    for count, value in enumerate(values, start=1):
+        average = weight * average + (1.0 - weight) * value
+        result.append(average / (1.0 - weight**count))
+    return result
+
+
+LONGEST_SIDE = 512
+"""Pixels; larger pictures are scaled down."""
+
+
+class Album:
+    """The pictures of a step, or of a validation after it, in ``images/`` of a run's directory.
+
+    A picture of several samples is saved once.
+
+    Args:
+        directory: Of the run.
+        step: The step, part of the files' names.
+        validation: The set's name, which is another part; None = training's samples.
+    """
+
+    def __init__(self, directory: Path, step: int, validation: str | None = None) -> None:
+        self._directory = directory
+        self._begin = f"{step:05d}" if validation is None else f"{step:05d}-{validation}"
+        self._names: dict[int, str] = {}
+
+    def add(self, pictures: Sequence[Picture]) -> list[str]:
+        """Save pictures, and return their paths relative to the run's directory."""
+        return [self._add(picture) for picture in pictures]
+
+    def _add(self, picture: Picture) -> str:
+        if id(picture) not in self._names:
+            name = f"images/{self._begin}-{len(self._names)}.png"
+            (self._directory / "images").mkdir(exist_ok=True)
+            small = read_picture(picture, name)
+            small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+            small.save(self._directory / name)
+            self._names[id(picture)] = name
+        return self._names[id(picture)]
+
+
+def remove_pictures(directory: Path, step: int) -> None:
+    """Delete the pictures of the steps after ``step``."""
+    for file in (directory / "images").glob("*-*.png"):
+        number = file.name.partition("-")[0]
+        if number.isdigit() and int(number) > step:
+            file.unlink()
