@@ -14,8 +14,8 @@ import typer
 
 from anytron.base.errors import PluginError
 from anytron.base.files import exhausted, publish_directory
-from anytron.device.loading.discovery import GROUPS
 from anytron.device.loading.choice import OFFICIAL_PLATFORMS
+from anytron.device.loading.discovery import GROUPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

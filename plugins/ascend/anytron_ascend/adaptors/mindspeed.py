@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from anytron import AnytronError, Diagnostic, Feature, HookContractError, Limit, NeutralDefaults, Requirement
 from anytron.sequences import AttnMask, MaskKind
 from anytron_ascend.adaptors.adaptor import Adaptor
-from anytron_ascend.mindspeed.attention import CAUSAL, FULL
-from anytron_ascend.mindspeed.installation import find_installation
-from anytron_ascend.mindspeed.models import model_diagnostics
+from anytron_ascend.mindspeed.fixes import CAUSAL, FULL
+from anytron_ascend.mindspeed.installation import find_installation, model_diagnostics
 from anytron_ascend.mindspeed.patches import PATCHES
 
 if TYPE_CHECKING:
@@ -59,8 +58,7 @@ class MindSpeedAdaptor(Adaptor):
 
     def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
         """Let MindSpeed patch for this engine, every argument set."""
-        from anytron_ascend.mindspeed.arguments import engine_arguments
-        from anytron_ascend.mindspeed.repatching import default_arguments, forget_engine, repatch
+        from anytron_ascend.mindspeed.process_state import default_arguments, engine_arguments, forget_engine, repatch
 
         forget_engine()
         repatch(engine_arguments(default_arguments(), facts.sizes, self._options), ledger)
@@ -96,7 +94,7 @@ class MindSpeedAdaptor(Adaptor):
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
         """Set MindSpeed's global lengths and positions in the micro-batch's scope."""
         from anytron.sequences import scopes  # imports torch, which finding the platform must not
-        from anytron_ascend.mindspeed.sequence_lengths import sequence_scope
+        from anytron_ascend.mindspeed.process_state import sequence_scope
 
         return dataclasses.replace(inputs, scope=scopes.combine(inputs.scope, sequence_scope(inputs.layout)))
 

@@ -66,7 +66,7 @@ class MindSpeedLlmAdaptor(Adaptor):
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
         """Set MindSpeed's and MindSpeed-LLM's global lengths and positions in the micro-batch's scope."""
         from anytron.sequences import scopes  # imports torch, which finding the platform must not
-        from anytron_ascend.mindspeed.sequence_lengths import sequence_scope
+        from anytron_ascend.mindspeed.process_state import sequence_scope
         from anytron_ascend.mindspeed_llm.process_state import scope_of
 
         if inputs.layout.format == "bshd":

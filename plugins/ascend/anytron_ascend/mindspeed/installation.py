@@ -1,4 +1,4 @@
-"""Find MindSpeed and check its version against Megatron's, without importing either."""
+"""Find MindSpeed and check it against Megatron and the run's model, without importing either."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from anytron import PlatformError
+from anytron import Diagnostic, PlatformError
+from anytron_megatron import models_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anytron import RunConfig
+
 
 SUPPORTED = "0.16"
 """The release of megatron-core, and of MindSpeed for it, whose patches this adaptor was made for."""
@@ -96,3 +104,22 @@ def checkout_version(folder: Path, fix: str) -> str:
             why="there is neither a setup.py beside it nor metadata of an installed distribution",
             fix=fix,
         ) from error
+
+
+def model_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
+    """Refuse multi-latent attention with context parallelism.
+
+    MindSpeed's ring attention takes no sizes of heads from a layer: ``CPDotProductAttentionImpl.__init__``
+    (mindspeed/core/context_parallel/dot_product_attention.py) has neither ``k_channels`` nor ``v_channels``, and its
+    class that has them stands in for ``kvallgather_cp_algo`` only (mindspeed/features_manager/context_parallel).
+    """
+    if config.parallel.context_parallel_size == 1:
+        return
+    for model in models_of(config):
+        if model.text.get("kv_lora_rank"):
+            yield Diagnostic(
+                "error",
+                "parallel.context_parallel_size",
+                f"MindSpeed's ring attention has no multi-latent attention, which {model.key} has",
+                "parallel.context_parallel_size=1, or platform.options.adaptor=none",
+            )

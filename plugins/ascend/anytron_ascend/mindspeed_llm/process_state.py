@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from anytron import EngineError, Installed
-from anytron_ascend.mindspeed.repatching import bare_command_line
+from anytron_ascend.mindspeed.process_state import bare_command_line
 from anytron_ascend.mindspeed_llm.arguments import SPEC, check_names
 from anytron_ascend.mindspeed_llm.installation import find_installation
 
@@ -99,7 +99,7 @@ def layer_specification() -> Any:
 def scope_of(layout: SequenceLayout) -> ScopeFactory:
     """Make scopes within which MindSpeed-LLM's attention knows where packed sequences end.
 
-    It keeps the ends beside MindSpeed's (:mod:`anytron_ascend.mindspeed.sequence_lengths`), as a list, which a
+    It keeps the ends beside MindSpeed's (:mod:`anytron_ascend.mindspeed.process_state`), as a list, which a
     recomputation would find as the last forward pass left it.
     """
     ends = layout.cu_seqlens_padded[1:].tolist()

@@ -18,11 +18,10 @@ from anytron.sequences.masks import AttnMask, MaskKind, MaskRequest, Polarity, s
 from anytron.sequences.planning import plan_layout
 from anytron_ascend import AscendPlatform
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
-from anytron_ascend.mindspeed import installation, sequence_lengths
-from anytron_ascend.mindspeed.arguments import engine_arguments
-from anytron_ascend.mindspeed.attention import call_as_documented
+from anytron_ascend.mindspeed import installation, process_state
+from anytron_ascend.mindspeed.fixes import call_as_documented, take_arguments
 from anytron_ascend.mindspeed.installation import INSTALL, Installation, check_pair, find_installation
-from anytron_ascend.mindspeed.model_config import take_arguments
+from anytron_ascend.mindspeed.process_state import engine_arguments
 from anytron_ascend.options import AscendOptions, MindSpeedOptions
 
 NONE, ROWS_2D, FULL = MaskKind.NONE, MaskKind.PADDING_2D, MaskKind.FULL_4D
@@ -257,11 +256,11 @@ def test_what_mindspeed_cannot_attend_is_refused(adaptor, traits, word):
 @pytest.fixture
 def mindspeed_globals(monkeypatch):
     """Modules with MindSpeed's globals; that the real ones have them is tested with the real ones."""
-    for name, attribute in sequence_lengths.GLOBALS:
+    for name, attribute in process_state.GLOBALS:
         module = sys.modules.get(name) or ModuleType(name)
         setattr(module, attribute, None)
         monkeypatch.setitem(sys.modules, name, module)
-    return lambda: [getattr(sys.modules[name], attribute) for name, attribute in sequence_lengths.GLOBALS]
+    return lambda: [getattr(sys.modules[name], attribute) for name, attribute in process_state.GLOBALS]
 
 
 def inputs_of(lengths, format="thd"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from anytron_ascend.mindspeed.sequence_lengths import GLOBALS
+from anytron_ascend.mindspeed.process_state import GLOBALS
 
 pytestmark = pytest.mark.mindspeed
 

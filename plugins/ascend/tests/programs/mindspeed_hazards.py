@@ -12,9 +12,8 @@ from anytron.device.hooks.types import PatchContext
 from anytron.device.loading import open_session
 from anytron.device.patches import Ledger, Patch, Phase
 from anytron.device.platform import EngineFacts
-from anytron_ascend.mindspeed.arguments import engine_arguments
-from anytron_ascend.mindspeed.model_config import take_arguments
-from anytron_ascend.mindspeed.repatching import default_arguments, repatch
+from anytron_ascend.mindspeed.fixes import take_arguments
+from anytron_ascend.mindspeed.process_state import default_arguments, engine_arguments, repatch
 from anytron_ascend.options import MindSpeedOptions
 
 sys.argv += ["--context-parallel-size", "4", "--a-typo", "1"]  # of this process, none of MindSpeed's business

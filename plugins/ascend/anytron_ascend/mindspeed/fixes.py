@@ -1,16 +1,21 @@
-"""Call MindSpeed's attention as ``npu_fusion_attention`` is documented: ends of sequences, a mask with its mode."""
+"""Fixes of MindSpeed: its calls of attention, its arguments in mcore-bridge's models, and its imports of triton."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anytron import PlatformError
 from anytron.sequences import current_mask
+from anytron_megatron import stand_in_during_imports
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from anytron import Installed, PatchContext
+
 
 CAUSAL, FULL = "sparse_mode=2", "sparse_mode=1"
 """Kernel modes of masks: left-up causal with the compressed triangle, and a mask of full size."""
@@ -69,3 +74,35 @@ def _ends_of_padded_sequences(packed: Any) -> Any:
     ends = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
     ends = ends[1:]
     return replace(packed, cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=ends, cu_seqlens_kv_padded=ends)
+
+
+def take_arguments(_original: Callable[..., None]) -> Callable[..., None]:
+    """Replace ``ModelConfig._augment_mindspeed_defaults``: take the installed arguments.
+
+    What Megatron's config has itself, such as ``variable_seq_lengths``, the engine has set there: MindSpeed's arguments
+    of these names decide about its patches only.
+    """
+
+    def _augment_mindspeed_defaults(self: Any) -> None:
+        from megatron.core.transformer import TransformerConfig
+        from mindspeed.args_utils import get_full_args
+
+        megatrons = {field.name for field in dataclasses.fields(TransformerConfig)}
+        for name, value in vars(get_full_args()).items():
+            if name not in megatrons:
+                setattr(self, name, value)
+
+    return _augment_mindspeed_defaults
+
+
+KERNELS = "Gated DeltaNet and other kernels for triton-ascend"
+
+
+def stand_in_for_mindspeed(_context: PatchContext) -> Installed:
+    """Let MindSpeed be imported without triton-ascend."""
+    return stand_in_during_imports({"mindspeed.ops.triton": KERNELS})
+
+
+def stand_in_for_mindspeed_llm(_context: PatchContext) -> Installed:
+    """Let MindSpeed and MindSpeed-LLM be imported without triton-ascend."""
+    return stand_in_during_imports(dict.fromkeys(("mindspeed.ops.triton", "mindspeed_llm.ops.triton"), KERNELS))

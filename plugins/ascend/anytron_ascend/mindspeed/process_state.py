@@ -1,4 +1,4 @@
-"""Import MindSpeed, and let it patch for each engine without losing the patches of others."""
+"""MindSpeed's process-wide state: its arguments, its patches for each engine, and the sequences of a micro-batch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from anytron import Installed, PatchError
 from anytron_ascend.mindspeed.installation import find_installation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from anytron import Ledger, PatchContext
+    from torch import Tensor
+
+    from anytron import Ledger, ParallelSizes, PatchContext
+    from anytron.sequences import SequenceLayout
+    from anytron.sequences.scopes import ScopeFactory
+    from anytron_ascend.options import MindSpeedOptions
 
 
 _last: list[dict[str, Any]] = []
@@ -140,3 +147,72 @@ def bare_command_line() -> Iterator[None]:
         yield
     finally:
         sys.argv = arguments
+
+
+def engine_arguments(defaults: Mapping[str, Any], sizes: ParallelSizes, options: MindSpeedOptions) -> dict[str, Any]:
+    """Return every argument of an engine: ``defaults`` (MindSpeed's own), its sizes, and what the options ask for."""
+    return {
+        **defaults,
+        "tensor_model_parallel_size": sizes.tensor,
+        "pipeline_model_parallel_size": sizes.pipeline,
+        "context_parallel_size": sizes.context,
+        "expert_model_parallel_size": sizes.expert,
+        "expert_tensor_parallel_size": sizes.expert_tensor,
+        "sequence_parallel": sizes.sequence_parallel,
+        "context_parallel_algo": options.context_parallel_algo,
+        "transformer_impl": "transformer_engine",
+        "multi_latent_attention": False,
+        "use_flash_attn": True,
+        # A mask and its mode come together, call by call (anytron_ascend.mindspeed.fixes); these hold
+        # for calls without a mask: MindSpeed's compressed triangle, left-up causal.
+        "attention_mask_type": "causal",
+        "sparse_mode": 2,
+        # With context parallelism MindSpeed would put a Gated DeltaNet of its own in the place of Megatron's, and it
+        # would be the parent of mcore-bridge's layer or not, by which of the two was imported first.
+        "gated_delta_net": False,
+    }
+
+
+GLOBALS = (
+    ("mindspeed.utils", "_ACTUAL_SEQ_LEN"),
+    ("mindspeed.core.context_parallel.get_batch_utils", "_ACTUAL_SEQ_LEN"),
+    ("mindspeed.utils", "_POSITION_IDS"),
+)
+"""Module and name of MindSpeed core_r0.16.0."""
+
+
+def sequence_scope(layout: SequenceLayout) -> ScopeFactory:
+    """Make scopes within which MindSpeed knows the sequences of a finished layout.
+
+    Lengths are int32 ``[B]``, cumulative, padded, without a leading 0 (the contract of ``npu_fusion_attention`` in
+    layout TND); positions int64 ``[T, 1]`` (thd) or ``[S, B]`` (bshd), from 0 in each sequence. Both are of all
+    context-parallel shards: MindSpeed takes its own part (``rotary_pos_embedding.py``, ``rotary_forward``).
+    """
+    ends = layout.cu_seqlens_padded[1:].clone()
+    if layout.format == "thd":
+        starts = torch.repeat_interleave(layout.cu_seqlens_padded[:-1], layout.cu_seqlens_padded.diff())
+        positions = (torch.arange(starts.numel(), device=starts.device) - starts)[:, None]
+    else:
+        positions = torch.arange(layout.max_seqlen, device=ends.device)[:, None].expand(-1, layout.num_sequences)
+
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        before = _set((ends, ends, positions))
+        try:
+            yield
+        finally:
+            _set(before)
+
+    return scope
+
+
+def _set(values: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+    """Set the globals; return what they held."""
+    from importlib import import_module
+
+    before = []
+    for (module, name), value in zip(GLOBALS, values, strict=True):
+        holder = import_module(module)
+        before.append(getattr(holder, name))
+        setattr(holder, name, value)
+    return tuple(before)
