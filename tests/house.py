@@ -70,7 +70,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("engine", "reward_model"),
         ("__init__",),
     ),
-    "anytron_rollout": (("generation", "options", "routing", "weights"), ("transformers_engine",), ("__init__",)),
+    "anytron_rollout": (("generation", "options", "weights"), ("transformers_engine",), ("__init__",)),
     "anytron_vllm": (
         ("installation", "options", "requests", "transfer", "weights"),
         ("checks", "start"),

@@ -70,7 +70,7 @@ def test_no_file_is_in_two_wheels(wheels):
         for path in wheel.files:
             owners.setdefault(path, []).append(name)
     assert {path: names for path, names in owners.items() if len(names) > 1} == {}
-    assert owners["anytron_conformance/command.py"] == ["anytron-conformance"]
+    assert owners["anytron_conformance/run.py"] == ["anytron-conformance"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -31,151 +31,7 @@ if TYPE_CHECKING:
     from anytron.workers.engines.sampling import StopStrings
 
 
-class TokenSampler(LogitsProcessor):
-    """Draw each row's next token (``anytron.workers.engines.sampling.TokenDraws``), and keep the tokens' log-probs.
-
-    Only one ``[B, V]`` tensor exists at a time (``output_logits=True`` would keep W of them).
-
-    Args:
-        sampling: How to sample.
-        seeds: Each row's seed, B of them.
-        prompt_width: Columns of the prompt.
-        stop: Finds the stop strings of ``sampling``; None = there are none.
-    """
-
-    def __init__(
-        self, sampling: SamplingParams, seeds: Sequence[int], *, prompt_width: int, stop: StopStrings | None
-    ) -> None:
-        self.stopping = _Stopping(sampling, prompt_width, stop)
-        self._prompt_width = prompt_width
-        self._draws = TokenDraws(sampling, seeds)
-        self._log_probs: list[Tensor] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Draw the next tokens.
-
-        Args:
-            input_ids: int64 ``[B, prompt_width + tokens so far]``.
-            scores: float32 ``[B, V]`` logits.
-
-        Returns:
-            float32 ``[B, V]``: 0 for the token that was drawn, -inf for all others. ``generate`` takes the largest.
-        """
-        drawn, log_probs = self._draws(scores, input_ids.shape[1] - self._prompt_width)
-        self._log_probs.append(log_probs)
-        return torch.full_like(scores, -torch.inf).scatter_(-1, drawn[:, None], 0.0)
-
-    def responses(self, sequences: Tensor, version: int) -> list[Response]:
-        """Cut each row at its end.
-
-        Args:
-            sequences: int64 ``[B, prompt_width + W]``, as ``generate`` returns them; tokens after a row's end
-                mean nothing.
-            version: Of the weights.
-        """
-        tokens = sequences[:, self._prompt_width :].tolist()
-        log_probs = torch.stack(self._log_probs, dim=1).tolist()
-        responses = []
-        for row, values, end in zip(tokens, log_probs, self.stopping.ends.tolist(), strict=True):
-            length = end or len(row)
-            reason: StopReason = "stop" if end else "length"
-            responses.append(Response(tuple(row[:length]), tuple(values[:length]), reason, (version,) * length))
-        return responses
-
-
-class _Stopping(StoppingCriteria):
-    """Tell which rows have ended, and keep after how many tokens each did.
-
-    The count is needed because tokens after an end look like any others.
-    """
-
-    def __init__(self, sampling: SamplingParams, prompt_width: int, stop: StopStrings | None) -> None:
-        self.ends: Tensor = torch.empty(0)
-        self._prompt_width = prompt_width
-        self._minimum = sampling.min_new_tokens
-        self._end_tokens = torch.tensor(sampling.end_token_ids, dtype=torch.int64)
-        self._stop = stop
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:  # noqa: ARG002 - a fixed signature
-        """Look at the drawn tokens, int64 ``input_ids[:, -1]``; return bool ``[B]``, True = ended."""
-        drawn = input_ids[:, -1]
-        count = input_ids.shape[1] - self._prompt_width
-        if count == 1:
-            self._end_tokens = self._end_tokens.to(drawn.device)
-            self.ends = torch.zeros_like(drawn)
-        if count >= self._minimum:
-            ended = torch.isin(drawn, self._end_tokens)
-            if self._stop is not None:
-                tails = input_ids[:, max(self._prompt_width, input_ids.shape[1] - self._stop.tail) :]
-                ended |= torch.tensor(self._stop.shown(tails.tolist()), device=drawn.device)
-            self.ends = torch.where((self.ends == 0) & ended, count, self.ends)
-        return self.ends > 0
-
-
 _ARGUMENTS = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values"})
-
-
-def can_share(model: Any) -> bool:
-    """Tell whether a model generates from a cache that it has been given, as it does from its own.
-
-    That is so for models of text alone whose layers keep what they know in transformers' ``DynamicCache``. Those with
-    images count positions by themselves, and some families have caches of their own.
-
-    Args:
-        model: A Hugging Face model.
-    """
-    config, decoder = model.config, model.get_decoder()
-    return (
-        not config.is_encoder_decoder
-        and config.get_text_config() is config
-        and model._supports_default_dynamic_cache()  # as generate decides; no public way to ask
-        and decoder is not model
-        and set(inspect.signature(decoder.forward).parameters) >= _ARGUMENTS
-    )
-
-
-def owners_of(prompts: Sequence[PromptInputs]) -> tuple[list[int], list[int]]:
-    """Find the different prompts.
-
-    Args:
-        prompts: B prompts.
-
-    Returns:
-        The rows of the P different ones, where each occurs first; and which of the P each of the B rows has.
-    """
-    places: dict[tuple[int, ...], int] = {}
-    rows: list[int] = []
-    owners: list[int] = []
-    for row, prompt in enumerate(prompts):
-        place = places.setdefault(tuple(prompt.tokens), len(rows))
-        if place == len(rows):
-            rows.append(row)
-        owners.append(place)
-    return rows, owners
-
-
-def read_prompts(
-    model: Any, input_ids: Tensor, attention_mask: Tensor, rows: Sequence[int], owners: Sequence[int]
-) -> DynamicCache:
-    """Pass different prompts through a model without their last tokens, whose outputs ``generate`` itself needs.
-
-    Args:
-        model: One that :func:`can_share`.
-        input_ids: int64 ``[B, S]``, padded to the left, S > 1.
-        attention_mask: int64 ``[B, S]``, 1 = real token.
-        rows: Of the P different prompts.
-        owners: Which of the P each row has.
-
-    Returns:
-        The cache of B rows and S - 1 columns, for the argument ``past_key_values`` of ``generate``.
-    """
-    ids, mask = input_ids[list(rows), :-1], attention_mask[list(rows), :-1]
-    cache = DynamicCache(config=model.config)
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)  # padding's too, as generate counts them
-    model.get_decoder()(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache)
-    # Unlike batch_select_indices, beam search's way of choosing rows is known to recurrent layers as well.
-    cache.reorder_cache(torch.LongTensor(owners))
-    return cache
 
 
 def build_model(config: Any, dtype: torch.dtype, **arguments: Any) -> Any:
@@ -272,3 +128,147 @@ def _left_pad(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tens
     input_ids = torch.full((len(prompts), width), pad_token_id)
     input_ids[real] = torch.tensor([token for prompt in prompts for token in prompt])
     return input_ids, real.long()
+
+
+class TokenSampler(LogitsProcessor):
+    """Draw each row's next token (``anytron.workers.engines.sampling.TokenDraws``), and keep the tokens' log-probs.
+
+    Only one ``[B, V]`` tensor exists at a time (``output_logits=True`` would keep W of them).
+
+    Args:
+        sampling: How to sample.
+        seeds: Each row's seed, B of them.
+        prompt_width: Columns of the prompt.
+        stop: Finds the stop strings of ``sampling``; None = there are none.
+    """
+
+    def __init__(
+        self, sampling: SamplingParams, seeds: Sequence[int], *, prompt_width: int, stop: StopStrings | None
+    ) -> None:
+        self.stopping = _Stopping(sampling, prompt_width, stop)
+        self._prompt_width = prompt_width
+        self._draws = TokenDraws(sampling, seeds)
+        self._log_probs: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Draw the next tokens.
+
+        Args:
+            input_ids: int64 ``[B, prompt_width + tokens so far]``.
+            scores: float32 ``[B, V]`` logits.
+
+        Returns:
+            float32 ``[B, V]``: 0 for the token that was drawn, -inf for all others. ``generate`` takes the largest.
+        """
+        drawn, log_probs = self._draws(scores, input_ids.shape[1] - self._prompt_width)
+        self._log_probs.append(log_probs)
+        return torch.full_like(scores, -torch.inf).scatter_(-1, drawn[:, None], 0.0)
+
+    def responses(self, sequences: Tensor, version: int) -> list[Response]:
+        """Cut each row at its end.
+
+        Args:
+            sequences: int64 ``[B, prompt_width + W]``, as ``generate`` returns them; tokens after a row's end
+                mean nothing.
+            version: Of the weights.
+        """
+        tokens = sequences[:, self._prompt_width :].tolist()
+        log_probs = torch.stack(self._log_probs, dim=1).tolist()
+        responses = []
+        for row, values, end in zip(tokens, log_probs, self.stopping.ends.tolist(), strict=True):
+            length = end or len(row)
+            reason: StopReason = "stop" if end else "length"
+            responses.append(Response(tuple(row[:length]), tuple(values[:length]), reason, (version,) * length))
+        return responses
+
+
+class _Stopping(StoppingCriteria):
+    """Tell which rows have ended, and keep after how many tokens each did.
+
+    The count is needed because tokens after an end look like any others.
+    """
+
+    def __init__(self, sampling: SamplingParams, prompt_width: int, stop: StopStrings | None) -> None:
+        self.ends: Tensor = torch.empty(0)
+        self._prompt_width = prompt_width
+        self._minimum = sampling.min_new_tokens
+        self._end_tokens = torch.tensor(sampling.end_token_ids, dtype=torch.int64)
+        self._stop = stop
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:  # noqa: ARG002 - a fixed signature
+        """Look at the drawn tokens, int64 ``input_ids[:, -1]``; return bool ``[B]``, True = ended."""
+        drawn = input_ids[:, -1]
+        count = input_ids.shape[1] - self._prompt_width
+        if count == 1:
+            self._end_tokens = self._end_tokens.to(drawn.device)
+            self.ends = torch.zeros_like(drawn)
+        if count >= self._minimum:
+            ended = torch.isin(drawn, self._end_tokens)
+            if self._stop is not None:
+                tails = input_ids[:, max(self._prompt_width, input_ids.shape[1] - self._stop.tail) :]
+                ended |= torch.tensor(self._stop.shown(tails.tolist()), device=drawn.device)
+            self.ends = torch.where((self.ends == 0) & ended, count, self.ends)
+        return self.ends > 0
+
+
+def can_share(model: Any) -> bool:
+    """Tell whether a model generates from a cache that it has been given, as it does from its own.
+
+    That is so for models of text alone whose layers keep what they know in transformers' ``DynamicCache``. Those with
+    images count positions by themselves, and some families have caches of their own.
+
+    Args:
+        model: A Hugging Face model.
+    """
+    config, decoder = model.config, model.get_decoder()
+    return (
+        not config.is_encoder_decoder
+        and config.get_text_config() is config
+        and model._supports_default_dynamic_cache()  # as generate decides; no public way to ask
+        and decoder is not model
+        and set(inspect.signature(decoder.forward).parameters) >= _ARGUMENTS
+    )
+
+
+def owners_of(prompts: Sequence[PromptInputs]) -> tuple[list[int], list[int]]:
+    """Find the different prompts.
+
+    Args:
+        prompts: B prompts.
+
+    Returns:
+        The rows of the P different ones, where each occurs first; and which of the P each of the B rows has.
+    """
+    places: dict[tuple[int, ...], int] = {}
+    rows: list[int] = []
+    owners: list[int] = []
+    for row, prompt in enumerate(prompts):
+        place = places.setdefault(tuple(prompt.tokens), len(rows))
+        if place == len(rows):
+            rows.append(row)
+        owners.append(place)
+    return rows, owners
+
+
+def read_prompts(
+    model: Any, input_ids: Tensor, attention_mask: Tensor, rows: Sequence[int], owners: Sequence[int]
+) -> DynamicCache:
+    """Pass different prompts through a model without their last tokens, whose outputs ``generate`` itself needs.
+
+    Args:
+        model: One that :func:`can_share`.
+        input_ids: int64 ``[B, S]``, padded to the left, S > 1.
+        attention_mask: int64 ``[B, S]``, 1 = real token.
+        rows: Of the P different prompts.
+        owners: Which of the P each row has.
+
+    Returns:
+        The cache of B rows and S - 1 columns, for the argument ``past_key_values`` of ``generate``.
+    """
+    ids, mask = input_ids[list(rows), :-1], attention_mask[list(rows), :-1]
+    cache = DynamicCache(config=model.config)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)  # padding's too, as generate counts them
+    model.get_decoder()(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache)
+    # Unlike batch_select_indices, beam search's way of choosing rows is known to recurrent layers as well.
+    cache.reorder_cache(torch.LongTensor(owners))
+    return cache

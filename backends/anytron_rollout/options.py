@@ -75,7 +75,7 @@ def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -
 
 
 TOLD = ("deepseek_v3", "qwen3_moe")
-"""Types of models of which :mod:`anytron_rollout.routing` can tell the routing: a test compares it with Megatron's."""
+"""Types of models whose routing the engine can record: a test compares it with Megatron's."""
 
 
 def routing_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:

@@ -1,8 +1,13 @@
-"""Generate with Hugging Face ``transformers``, in a process without any code of a training engine."""
+"""Generate with Hugging Face ``transformers``, in a process without any code of a training engine.
+
+Legend of routing: B rows, S columns of the prompt, W generated columns, L mixture-of-experts layers, K experts of a
+token.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,16 +17,16 @@ import transformers
 from anytron.base.errors import ConfigError, EngineError
 from anytron.task.data.pretrained import load_hf_config, load_tokenizer
 from anytron.workers.engines.device_memory import MemoryUse, Parked
+from anytron.workers.engines.rollout_engine import RoutingShape
 from anytron.workers.engines.sampling import RequestQueue, StopStrings
 from anytron_rollout.generation import build_model, generate, image_arguments
 from anytron_rollout.options import TransformersOptions
-from anytron_rollout.routing import RoutingRecorder, with_routing
 from anytron_rollout.weights import differing_weights, load_verified
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from anytron.device.runtime import DeviceRuntime
     from anytron.workers.engines.context import EngineContext
@@ -29,41 +34,12 @@ if TYPE_CHECKING:
     from anytron.workers.weights.transfer import WeightOrigin
 
 
+EXPERTS = ".mlp.experts"
+"""How the names of modules end that are called with (hidden states ``[N, H]``, experts ``[N, K]``, weights ``[N, K]``):
+what a layer's tokens are sent to, however its router has chosen."""
+
 _NO_LIMIT = 1 << 60
 """Bytes. How much fits is only known once the training engine has taken its part, which is later."""
-
-
-def place(model: Any, runtime: DeviceRuntime, device_map: Literal["balanced"] | None) -> Any:
-    """Move a model to its device or devices.
-
-    Args:
-        model: A Hugging Face model, on the host.
-        runtime: The devices.
-        device_map: None = the whole model on the current device; ``balanced`` = its layers in order on all devices
-            that this process can use, as many bytes on each (accelerate's big model inference). Then one device
-            computes at a time: use it for models that do not fit on one.
-
-    Raises:
-        ConfigError: There is no second device.
-    """
-    if device_map is None:
-        return model.to(runtime.current_device())
-    devices = runtime.device_count()
-    if devices < 2:
-        raise ConfigError(
-            "The rollout model cannot be spread over several devices.",
-            where="rollout.options.device_map",
-            why=f"{device_map} needs two devices, and this process can use {devices}",
-            fix="leave the option out, or let the process use several devices",
-        )
-    from accelerate import dispatch_model, infer_auto_device_map
-    from accelerate.utils import get_balanced_memory
-
-    whole = model._no_split_modules
-    limits = get_balanced_memory(
-        model, max_memory=dict.fromkeys(range(devices), _NO_LIMIT), no_split_module_classes=whole
-    )
-    return dispatch_model(model, infer_auto_device_map(model, max_memory=limits, no_split_module_classes=whole))
 
 
 class TransformersEngine:
@@ -193,3 +169,104 @@ class TransformersEngine:
         if sampling.stop and self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._context.config.model)
         return StopStrings(sampling.stop, self._tokenizer) if sampling.stop else None
+
+
+def place(model: Any, runtime: DeviceRuntime, device_map: Literal["balanced"] | None) -> Any:
+    """Move a model to its device or devices.
+
+    Args:
+        model: A Hugging Face model, on the host.
+        runtime: The devices.
+        device_map: None = the whole model on the current device; ``balanced`` = its layers in order on all devices
+            that this process can use, as many bytes on each (accelerate's big model inference). Then one device
+            computes at a time: use it for models that do not fit on one.
+
+    Raises:
+        ConfigError: There is no second device.
+    """
+    if device_map is None:
+        return model.to(runtime.current_device())
+    devices = runtime.device_count()
+    if devices < 2:
+        raise ConfigError(
+            "The rollout model cannot be spread over several devices.",
+            where="rollout.options.device_map",
+            why=f"{device_map} needs two devices, and this process can use {devices}",
+            fix="leave the option out, or let the process use several devices",
+        )
+    from accelerate import dispatch_model, infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    whole = model._no_split_modules
+    limits = get_balanced_memory(
+        model, max_memory=dict.fromkeys(range(devices), _NO_LIMIT), no_split_module_classes=whole
+    )
+    return dispatch_model(model, infer_auto_device_map(model, max_memory=limits, no_split_module_classes=whole))
+
+
+class RoutingRecorder:
+    """Tells the routing of one model.
+
+    Args:
+        model: A Hugging Face model of a type that the checks let through.
+
+    Raises:
+        EngineError: It has no experts where this version of transformers should have them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._experts: list[Any] = [module for name, module in model.named_modules() if name.endswith(EXPERTS)]
+        if not self._experts:
+            raise _unknown(f"it has no module whose name ends with {EXPERTS}")
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[list[Tensor]]:
+        """Give a list that gets the experts of each forward pass: ``[B * columns, L, K]`` on the host."""
+        steps: list[Tensor] = []
+        layers: list[Tensor] = []
+
+        def note_layer(experts: nn.Module, arguments: tuple[Any, ...]) -> None:
+            chosen = arguments[1] if len(arguments) > 1 else None
+            if not isinstance(chosen, torch.Tensor) or chosen.is_floating_point() or chosen.ndim != 2:
+                raise _unknown(f"{type(experts).__name__} is not called with the experts of each token")
+            layers.append(chosen)
+
+        def note_step(*_: Any) -> None:
+            shape = RoutingShape(len(layers), layers[0].shape[1], self._experts[0].num_experts)
+            device = layers[-1].device  # layers may lie on several
+            steps.append(torch.stack([layer.to(device, shape.dtype) for layer in layers], dim=1).cpu())
+            layers.clear()
+
+        with contextlib.ExitStack() as hooks:
+            for module in self._experts:
+                hooks.callback(module.register_forward_pre_hook(note_layer).remove)
+            hooks.callback(self._model.register_forward_hook(note_step).remove)
+            yield steps
+
+
+def with_routing(
+    responses: Sequence[Response], prompts: Sequence[PromptInputs], passes: Sequence[Tensor]
+) -> list[Response]:
+    """Give each response of a batch its routing.
+
+    Args:
+        responses: B responses.
+        prompts: Theirs; the batch had them padded to the left.
+        passes: What :meth:`RoutingRecorder.recording` has given. The last column has been through none.
+    """
+    rows = torch.cat([step.view(len(responses), -1, *step.shape[1:]) for step in passes], dim=1)  # [B, S + W - 1, L, K]
+    width = max(len(prompt.tokens) for prompt in prompts)
+    return [
+        replace(response, routing=row[width - len(prompt.tokens) : width + len(response.tokens) - 1])
+        for response, prompt, row in zip(responses, prompts, rows, strict=True)
+    ]
+
+
+def _unknown(why: str) -> EngineError:
+    return EngineError(
+        "The rollout engine cannot record the routing of this model.",
+        where="rollout.replay_routing",
+        why=f"{why}, in this version of transformers",
+        fix="leave rollout.replay_routing out, or install the version in constraints/",
+    )

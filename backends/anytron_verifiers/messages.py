@@ -10,6 +10,11 @@ from typing import Any
 
 from anytron.base.functions import Called, Kind
 
+ToolCallFormat = Callable[[str], tuple[str, Sequence[tuple[str, str]]]]
+"""Takes what the model wrote; gives the text without its tool calls, and each call's tool and arguments (as JSON)."""
+
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
 
 def plain(message: Any) -> dict[str, Any]:
     """Give a message, an object of verifiers or a row's mapping, as a chat template reads it.
@@ -48,12 +53,6 @@ def _text(content: Any) -> str:
     return "".join(part["text"] for part in parts)
 
 
-ToolCallFormat = Callable[[str], tuple[str, Sequence[tuple[str, str]]]]
-"""Takes what the model wrote; gives the text without its tool calls, and each call's tool and arguments (as JSON)."""
-
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-
-
 def hermes(text: str) -> tuple[str, list[tuple[str, str]]]:
     """Read ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes, Qwen2.5 and Qwen3 write it.
 
@@ -79,6 +78,7 @@ TOOL_CALLS = Kind(
         "call",
     ),
 )
+
 FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType({"hermes": hermes})
 """By their name in the option ``tool_calls``."""
 

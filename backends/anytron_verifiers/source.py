@@ -20,28 +20,35 @@ if TYPE_CHECKING:
 SUPPORTED = SpecifierSet(">=0.2.1,<0.4")
 """The versions in which whoever runs an environment gives it the model as an object (``Environment.run_rollout(input,
 client, ...)``), without those that want older ``datasets`` than training does."""
+
 INSTALL = "pip install 'anytron[verifiers]', with Python 3.11 or newer"
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def require_supported() -> None:
-    """Check which verifiers is installed. Imports nothing of it.
+def prompts(name: str, args: Mapping[str, Any] | None = None, count: int = -1) -> Iterator[Prompt]:
+    """Give the rows of an environment's training dataset, with the tools that the model may call.
+
+    Args:
+        name: As for ``verifiers.load_environment``.
+        args: Keyword arguments of the environment's ``load_environment``.
+        count: How many rows, from the first; -1 = all.
 
     Raises:
-        ConfigError: None is, or another version than these.
+        ConfigError: The environment cannot be loaded.
+        TypeError: A row's prompt is no list of messages.
+        ValueError: A message has something else than text.
     """
-    try:
-        found = version("verifiers")
-    except PackageNotFoundError:
-        why = "verifiers is not installed"
-    else:
-        if SUPPORTED.contains(found, prereleases=True):
-            return
-        why = f"verifiers {found} is installed, not {SUPPORTED}"
-        if found not in SpecifierSet("<0.4", prereleases=True):
-            why += "; from 0.4 on its environments reach the model over HTTP only, and tokens are not the run's own"
-    raise ConfigError("No supported version of verifiers is installed.", where="verifiers", why=why, fix=INSTALL)
+    environment = load(name, args or {})
+    for row in environment.get_dataset(n=count).to_list():
+        number, asked = row["example_id"], row["prompt"]
+        if not isinstance(asked, list):
+            found = f"the prompt of {name}, row {number}, is {type(asked).__name__}, no list of messages"
+            raise TypeError(f"{found}: environments of plain completions are not supported")
+        if isinstance(row.get("info"), str):
+            row["info"] = json.loads(row["info"])
+        messages = [plain(message) for message in asked]
+        yield Prompt(f"{name}-{number}", messages=messages, tools=tools_of(environment, row), data=row)
 
 
 def load(name: str, args: Mapping[str, Any]) -> Any:
@@ -79,26 +86,20 @@ def load(name: str, args: Mapping[str, Any]) -> Any:
     return environment
 
 
-def prompts(name: str, args: Mapping[str, Any] | None = None, count: int = -1) -> Iterator[Prompt]:
-    """Give the rows of an environment's training dataset, with the tools that the model may call.
-
-    Args:
-        name: As for ``verifiers.load_environment``.
-        args: Keyword arguments of the environment's ``load_environment``.
-        count: How many rows, from the first; -1 = all.
+def require_supported() -> None:
+    """Check which verifiers is installed. Imports nothing of it.
 
     Raises:
-        ConfigError: The environment cannot be loaded.
-        TypeError: A row's prompt is no list of messages.
-        ValueError: A message has something else than text.
+        ConfigError: None is, or another version than these.
     """
-    environment = load(name, args or {})
-    for row in environment.get_dataset(n=count).to_list():
-        number, asked = row["example_id"], row["prompt"]
-        if not isinstance(asked, list):
-            found = f"the prompt of {name}, row {number}, is {type(asked).__name__}, no list of messages"
-            raise TypeError(f"{found}: environments of plain completions are not supported")
-        if isinstance(row.get("info"), str):
-            row["info"] = json.loads(row["info"])
-        messages = [plain(message) for message in asked]
-        yield Prompt(f"{name}-{number}", messages=messages, tools=tools_of(environment, row), data=row)
+    try:
+        found = version("verifiers")
+    except PackageNotFoundError:
+        why = "verifiers is not installed"
+    else:
+        if SUPPORTED.contains(found, prereleases=True):
+            return
+        why = f"verifiers {found} is installed, not {SUPPORTED}"
+        if found not in SpecifierSet("<0.4", prereleases=True):
+            why += "; from 0.4 on its environments reach the model over HTTP only, and tokens are not the run's own"
+    raise ConfigError("No supported version of verifiers is installed.", where="verifiers", why=why, fix=INSTALL)

@@ -81,6 +81,27 @@ def _name(patches: Tensor, grid: Tensor) -> str:
     return content.hexdigest()
 
 
+def sampling_params(request: GenerationRequest) -> Any:
+    """Make vLLM's ``SamplingParams`` of a request."""
+    from vllm import SamplingParams as VllmSamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling: SamplingParams = request.sampling
+    return VllmSamplingParams(
+        max_tokens=sampling.max_new_tokens,
+        min_tokens=sampling.min_new_tokens,
+        temperature=1.0,  # logits are divided before vLLM sees them
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop_token_ids=list(sampling.end_token_ids),
+        ignore_eos=True,  # the end tokens are those of the request, not of the checkpoint
+        logprobs=0,  # of the token that was drawn
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        seed=request.seed % 2**63,
+    )
+
+
 @dataclass(eq=False)
 class UnderWay:
     """A request, and what there is of its response.
@@ -109,24 +130,3 @@ class UnderWay:
     def response(self, reason: StopReason) -> Response:
         """What there is."""
         return Response(tuple(self.tokens), tuple(self.log_probs), reason, tuple(self.versions))
-
-
-def sampling_params(request: GenerationRequest) -> Any:
-    """Make vLLM's ``SamplingParams`` of a request."""
-    from vllm import SamplingParams as VllmSamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    sampling: SamplingParams = request.sampling
-    return VllmSamplingParams(
-        max_tokens=sampling.max_new_tokens,
-        min_tokens=sampling.min_new_tokens,
-        temperature=1.0,  # logits are divided before vLLM sees them
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        stop_token_ids=list(sampling.end_token_ids),
-        ignore_eos=True,  # the end tokens are those of the request, not of the checkpoint
-        logprobs=0,  # of the token that was drawn
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        seed=request.seed % 2**63,
-    )

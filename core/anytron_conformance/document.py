@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron_conformance.levels import rules_of
-from anytron_conformance.rules import LEVELS, TITLE
+from anytron_conformance.rules import LEVELS, TITLE, rules_of
 
 if TYPE_CHECKING:
     from anytron_conformance.rules import Level, Rule

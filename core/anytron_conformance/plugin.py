@@ -29,7 +29,7 @@ def conformance(
     """
     import pytest
 
-    from anytron_conformance.levels import checked_levels, rules_of
+    from anytron_conformance.rules import checked_levels, rules_of
     from anytron_conformance.run import Checker
     from anytron_conformance.subject import Source
 

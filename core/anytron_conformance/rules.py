@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from anytron.base.errors import ConfigError, did_you_mean
 from anytron.base.results import Result
 from anytron.proof.checks import Check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from anytron.base.results import Status
     from anytron.device.platform import Feature
     from anytron_conformance.subject import Subject
+
 
 Level = Literal["device", "sequences", "kernels", "model", "training"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -129,3 +132,31 @@ def rule(
         )
 
     return make
+
+
+def rules_of(level: Level) -> tuple[Rule, ...]:
+    """Import a level and give its rules, in order. Imports torch."""
+    rules: tuple[Rule, ...] = importlib.import_module(f"anytron_conformance.{level}").RULES
+    return rules
+
+
+def find_rule(level: Level, name: str) -> Rule:
+    """Give one rule of a level."""
+    return next(rule for rule in rules_of(level) if rule.title == name)
+
+
+def checked_levels(asked: Sequence[str]) -> tuple[Level, ...]:
+    """Give the levels that were asked for in their order; all of them if none was.
+
+    Raises:
+        ConfigError: There is no such level.
+    """
+    for name in asked:
+        if name not in LEVELS:
+            raise ConfigError(
+                f"There is no level '{name}'.",
+                where="--level",
+                why=f"the levels are {', '.join(LEVELS)}",
+                fix=did_you_mean(name, LEVELS),
+            )
+    return tuple(level for level in LEVELS if level in asked or not asked)

@@ -1,16 +1,20 @@
-"""Run the kit: a process for each level, and another one whenever a check has taken its process down."""
+"""``anytron conformance``: check a platform in a process for each level, and in another one after a check has ended it."""
 
 from __future__ import annotations
 
 import time
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import AnytronError
+import yaml
+
+from anytron.base.errors import AnytronError, ConfigError
 from anytron.base.results import Result, in_one_line
-from anytron.proof.checks import make
+from anytron.cli.checks import print_report, progress_of
+from anytron.cli.output import ScratchDirectory, error_console
+from anytron.proof.checks import Report, make
 from anytron.task.isolation.process import Gone, IsolatedProcess, ProcessSettings
-from anytron_conformance.levels import rules_of
+from anytron_conformance.rules import rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from anytron.proof.checks import Watcher
     from anytron_conformance.rules import Level, Rule
     from anytron_conformance.subject import Source
+
 
 START_S = 300.0
 """Seconds in which the platform must be opened."""
@@ -112,4 +117,45 @@ def run(source: Source, levels: Sequence[Level], scratch: Path, watcher: Watcher
     for level in levels:
         with Checker(source, scratch, threads) as checker:
             found += make(rules_of(level), lambda rule: [checker.check(rule)], watcher)
+    return found
+
+
+def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str], *, as_json: bool) -> bool:
+    """Check all rules of some levels, and print the results.
+
+    The standard output has the table and the failures, or the JSON object; progress goes to the error output.
+
+    Returns:
+        Whether no rule is broken.
+
+    Raises:
+        AnytronError: The platform is not installed or its device not there; there is no such level or option.
+        KeyboardInterrupt: Ctrl-C. The rules that had been checked are printed; all processes have ended.
+    """
+    from anytron_conformance.rules import checked_levels, rules_of
+    from anytron_conformance.subject import Source
+
+    asked = checked_levels(levels)
+    source = Source(platform, _parsed(options))
+    session = source.open()
+    notes = error_console()
+    notes.print(f"platform: {platform} ({session.probe.reason})")
+    with progress_of(notes, {"platform": platform}, as_json=as_json) as watcher:
+        watcher.expects(sum(len(rules_of(level)) for level in asked))  # torch: only when nothing has been found wrong
+
+        with ScratchDirectory("conformance", notes) as scratch:
+            (scratch.path / "logs").mkdir()
+            report = Report(run(source, asked, scratch.path / "logs", watcher), {"platform": platform})
+            if not report.passed:
+                scratch.keep_logs()
+    return print_report(report, as_json=as_json)
+
+
+def _parsed(options: Sequence[str]) -> dict[str, Any]:
+    found = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"'{option}' is no KEY=VALUE.", where="command line", fix="write, for example, tile=8")
+        found[key] = yaml.safe_load(value)
     return found

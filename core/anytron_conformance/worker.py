@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import PluginError
+from anytron.base.results import Result, in_one_line
 from anytron.device.hooks.types import ProcessInfo
 from anytron.device.loading import open_process
+from anytron.proof.checks import Inapplicable
 from anytron.task.isolation.worker import calls, enter
-from anytron_conformance.levels import find_rule
+from anytron_conformance.rules import Broken, find_rule
 from anytron_conformance.subject import Source, Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from anytron.task.isolation.worker import Answer
-    from anytron_conformance.rules import Case
+    from anytron_conformance.rules import Case, Rule
 
 
 def main(channel: int, lifeline: int) -> None:
@@ -29,8 +31,6 @@ def main(channel: int, lifeline: int) -> None:
     """
     connection, start = enter(channel, lifeline)
     subject = open_subject(start, ProcessInfo("trainer"))
-
-    from anytron_conformance.checking import check_rule
 
     for (level, name), give in calls(connection, start):
 
@@ -58,3 +58,38 @@ def open_subject(start: Mapping[str, Any], process: ProcessInfo) -> Subject:
 
     torch.set_num_threads(start["threads"])
     return Subject(source, session, Path(start["scratch"]))
+
+
+def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = lambda _case: None) -> Result:
+    """Make the cases of a rule, the smallest first, and stop at the first that fails.
+
+    Args:
+        rule: The rule.
+        subject: The platform.
+        begins: Is told each case before it is made.
+
+    Returns:
+        The result. Whatever a platform's code raises is a failure with its traceback's end.
+    """
+    case: Case | None = None
+    made: list[str] = []
+    left_out: dict[str, str] = {}
+    try:
+        if declined := subject.declined(rule.needs):
+            return rule.result("skipped", declined)
+        for case in rule.cases_for(subject):
+            reason = subject.declined(case.needs)
+            if reason is None:
+                begins(case)
+                try:
+                    rule.function(subject, case)
+                    made.append(case.name)
+                except Inapplicable as error:
+                    reason = error.reason
+            if reason is not None:
+                left_out[case.name] = reason
+    except Exception as error:  # noqa: BLE001 - whatever a platform's code raises is its result
+        found = (error.what, error.difference) if isinstance(error, Broken) else (in_one_line(error),)
+        return rule.failed(*found, made=made, left_out=left_out, broken=case.name if case else None)
+    reasons = "; ".join(dict.fromkeys(left_out.values())) or ("" if made else "the rule has no case here")
+    return rule.result("passed" if made else "skipped", reasons, made=made, left_out=left_out)

@@ -231,7 +231,7 @@ class NoDefaults(Mutant):
 
 
 class TwoDecisions(Mutant):
-    rule, says = "says-what-it-is", "which is no Decision"
+    rule, says = "says-what-it-is", "which is not a Decision"
 
     def decisions(self):
         return ["tile"]

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from anytron_conformance.prediction_modules import turn_last_layers_into_prediction_modules
-from anytron_conformance.tiny_models import write_tiny_model
+from anytron_conformance.tiny_models import turn_last_layers_into_prediction_modules, write_tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from anytron_conformance.checking import check_rule
-from anytron_conformance.levels import rules_of
 from anytron_conformance.model.table import FAMILIES
+from anytron_conformance.rules import rules_of
 from anytron_conformance.subject import Source, Subject
 from anytron_conformance.tiny_models import CONFIGS
+from anytron_conformance.worker import check_rule
 from anytron_megatron.models import families
 from tests.conformance import engine_mutants
 from tests.conformance.mutant import mutants_of

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_map_only
 
 from anytron.kernels import fused
 from anytron.kernels.contract import KernelName
-from anytron_conformance.levels import rules_of
+from anytron_conformance.rules import rules_of
 from tests.conformance.kernel_mutant import KernelMutant
 from tests.conformance.test_mutants import result_of
 

@@ -24,13 +24,12 @@ from anytron.device.loading import hooks_of
 from anytron.device.loading.session import Session
 from anytron.device.platform import Feature, Limit
 from anytron.proof.checks import Inapplicable, Report, Watcher
-from anytron_conformance import document, levels
-from anytron_conformance.checking import check_rule
-from anytron_conformance.command import run_conformance
-from anytron_conformance.levels import checked_levels, find_rule, rules_of
-from anytron_conformance.rules import LEVELS, PAGE, TITLE, Broken, Case, rule
-from anytron_conformance.run import Checker, run
+from anytron_conformance import document
+from anytron_conformance import rules as rules_module
+from anytron_conformance.rules import LEVELS, PAGE, TITLE, Broken, Case, checked_levels, find_rule, rule, rules_of
+from anytron_conformance.run import Checker, run, run_conformance
 from anytron_conformance.subject import Source, Subject
+from anytron_conformance.worker import check_rule
 from anytron_cpu import CpuPlatform
 from tests.conformance.device_mutants import with_runtime
 from tests.conformance.mutant import Mutant
@@ -260,7 +259,7 @@ def test_before_any_rule_ctrl_c_gives_an_empty_report(monkeypatch, capsys):
     def interrupted(level):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(levels, "rules_of", interrupted)
+    monkeypatch.setattr(rules_module, "rules_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_conformance("cpu", [], ["device"], as_json=True)
     found = json.loads(capsys.readouterr().out)
@@ -306,7 +305,7 @@ def test_without_torch_it_says_what_to_install(tmp_path):
 def test_a_mistake_is_told_before_torch_is_imported(started_cold):
     program = (
         "import sys\nfrom anytron.base.errors import AnytronError\n"
-        "from anytron_conformance.command import run_conformance\n"
+        "from anytron_conformance.run import run_conformance\n"
         "try:\n    run_conformance(sys.argv[1], [], sys.argv[2:], as_json=False)\n"
         "except AnytronError as error:\n    print(error.what, 'torch' in sys.modules)"
     )

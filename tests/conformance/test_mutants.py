@@ -6,10 +6,9 @@ import pytest
 
 from anytron.device.loading import hooks_of
 from anytron.device.loading.session import Session
-from anytron_conformance.checking import check_rule
-from anytron_conformance.levels import rules_of
-from anytron_conformance.rules import LEVELS
+from anytron_conformance.rules import LEVELS, rules_of
 from anytron_conformance.subject import Source, Subject
+from anytron_conformance.worker import check_rule
 from anytron_cpu import CpuPlatform
 from tests.conformance import attention_mutants, device_mutants, kernel_mutants, no_rows_mutants, sequence_mutants
 from tests.conformance.mutant import mutants_of

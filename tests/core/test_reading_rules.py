@@ -16,7 +16,7 @@ METHODS = {"model_validate_json", "validate_json"}
 PARSED_ELSEWHERE = {
     "core/anytron/config/json_files.py": "the reader",
     "core/anytron/config/load.py": "YAML, whose depth is bounded before it is built",
-    "core/anytron_conformance/command.py": "values of the command line, which its user types",
+    "core/anytron_conformance/run.py": "values of the command line, which its user types",
     "core/anytron/workers/weights/messages.py": "from an end that has proved that it knows the run's secret",
     "core/anytron/workers/executor/channel.py": "the first message of the process that started it",
     "core/anytron/workers/executor/heartbeat.py": "notes in memory that processes share, and of torch's recorder",
@@ -25,7 +25,7 @@ PARSED_ELSEWHERE = {
     "core/anytron/task/isolation/worker.py": "the first message of the process that started it",
     "core/anytron/record/report/settings.py": "what the line above has written",
     "core/anytron/task/rewards/judge.py": "answers of a server, a fault of which is the sample's, depth included",
-    "core/anytron_conformance/prediction_modules.py": "a model that a test has made",
+    "core/anytron_conformance/tiny_models.py": "a model that a test has made",
     "core/anytron_conformance/training/runs.py": "metrics of a run that a test has made",
     "backends/anytron_verifiers/environment.py": "arguments of the driver",
     "backends/anytron_verifiers/source.py": "rows of an environment, a package that the user has installed",

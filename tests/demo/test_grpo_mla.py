@@ -9,7 +9,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from anytron_conformance.prediction_modules import turn_last_layers_into_prediction_modules
+from anytron_conformance.tiny_models import turn_last_layers_into_prediction_modules
 from tests.demo.test_grpo_sort import ROOT, anytron
 
 EXAMPLE = ROOT / "examples" / "grpo_mla.yaml"

@@ -55,7 +55,7 @@ def test_a_killed_run_is_continued_to_the_digit_and_its_model_comes_out_of_the_c
     assert metrics(killed) == metrics(whole)
     weights = (whole / "hf/model.safetensors").read_bytes()
     assert (killed / "hf/model.safetensors").read_bytes() == weights
-    assert "the run is finished after step 5" in anytron(*given, "resume=auto")
+    assert "the run has finished: step 5 is the last" in anytron(*given, "resume=auto")
 
     assert [row["step"] for row in json.loads(anytron("checkpoint", "list", killed, "--json"))] == [4, 5]
     assert anytron("checkpoint", "verify", killed).count("good") == 2

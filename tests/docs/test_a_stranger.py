@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from anytron.proof.verification.checks import CHECKS
-from anytron_conformance.levels import rules_of
-from anytron_conformance.rules import LEVELS
+from anytron_conformance.rules import LEVELS, rules_of
 from tests.docs.test_commands import BLOCKS
 from tests.house import ROOT
 

@@ -26,7 +26,7 @@ STARTS = {
     "backends/anytron_megatron/engine.py": "asked by programs of one's own: a run's loop asks for what the run has",
     "backends/anytron_megatron/models/bridge.py": "a configuration is read while the engine is built",
     "backends/anytron_megatron/lora/peft_directory.py": "the adapter is read before the first step",
-    "backends/anytron_rollout/routing.py": "found while the rollout engine is built",
+    "backends/anytron_rollout/transformers_engine.py": "found while the rollout engine is built",
     "core/anytron/task/rewards/matching.py": "right answers are looked at before the first step",
     "core/anytron/task/rewards/judge.py": "right answers are looked at before the first step",
 }

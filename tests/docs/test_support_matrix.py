@@ -10,8 +10,7 @@ from copy import deepcopy
 
 import pytest
 
-from anytron_conformance.levels import rules_of
-from anytron_conformance.rules import LEVELS
+from anytron_conformance.rules import LEVELS, rules_of
 from tests.docs import results, support_matrix
 from tests.docs.measure import Measurement, measurements
 from tests.docs.results import FOLDER, NOT_RUN, Measured, measured, of_case, of_test, worst

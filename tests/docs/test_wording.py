@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 NOT_YET = (
     "core/anytron/cli/",
-    "core/anytron/device/",
     "core/anytron/proof/",
-    "core/anytron/run/",
-    "core/anytron/workers/",
     "core/anytron_conformance/",
     "plugins/",
 )
@@ -54,7 +51,7 @@ def test_texts_are_read_once():
                 source = path.read_text(encoding="utf-8")
                 found += [f"{name}:{line}: {phrase!r}" for line, phrase in phrases(source)]
     assert found == []
-    assert read > 300
+    assert read > 200
     assert all((ROOT / folder).is_dir() for folder in NOT_YET)
 
 

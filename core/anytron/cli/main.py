@@ -163,7 +163,7 @@ def conformance(
             why="it is a distribution of its own, anytron-conformance",
             fix='pip install "anytron[conformance]"',
         )
-    from anytron_conformance.command import run_conformance
+    from anytron_conformance.run import run_conformance
 
     _handle_signals()
     try:

@@ -55,7 +55,7 @@ class Layer:
     def apply_phase(self, phase: Phase, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
         """Apply the plugins' patches of a phase, and further ones of the caller.
 
-        They depend on the process alone. Those of an earlier engine in it are in effect; it is only checked that
+        They depend on the process alone. Patches of an earlier engine in it are in effect; it is only checked that
         nothing imported since has replaced them.
 
         Raises:
@@ -77,7 +77,7 @@ class Layer:
         """
         if refused := declined(self.platform, asked):
             raise ConfigError(
-                "The platform does not do what the model asks for.",
+                "The platform does not support what the model needs.",
                 where=f"platform {self.platform.name}",
                 why="; ".join(refused.values()),
                 fix="change the model, its split or the format of its sequences, or use another platform",
@@ -113,12 +113,12 @@ def open_layer(
         platform: Name of the platform; None = ``ANYTRON_PLATFORM``, else the one device that is usable.
         options: ``platform.options``; None = ``ANYTRON_PLATFORM_OPTIONS``.
         role: What the process does; patches differ.
-        engine: Whose models it builds: those of an engine of Anytron's, or Megatron's own.
+        engine: The engine of Anytron whose models it builds; by default, Megatron's own models.
 
     Raises:
         PlatformError: The platform cannot be used, or the choice is not clear.
         PluginError: An installed plugin cannot be loaded.
-        ConfigError: ``options`` do not fit the platform, or are others than the variable's.
+        ConfigError: ``options`` are not valid for the platform, or differ from the variable's.
         PatchError: Megatron, or another package that has to be patched before, is imported already.
     """
     return enter_layer(open_session(platform, options, engine), role, engine)

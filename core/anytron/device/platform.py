@@ -70,7 +70,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What of an engine a process's global state depends on; see :meth:`Platform.prepare_engine`.
+    """Engine settings that process-wide state depends on; see :meth:`Platform.prepare_engine`.
 
     Attributes:
         sizes: The parallel sizes.
@@ -100,7 +100,7 @@ class LayoutRequest:
 
     Attributes:
         format: ``thd`` (packed) or ``bshd`` (padded rows).
-        traits: What about the model matters.
+        traits: The traits of the model.
         parallel: The parallel sizes.
     """
 
@@ -211,7 +211,7 @@ class Platform(abc.ABC):
         state that a vendor's library derives from an engine's settings is set here.
 
         Args:
-            facts: What of the engine matters.
+            facts: The settings of the engine.
             ledger: The patches of this process; who replaces patched attributes calls ``revalidate``.
         """
 
@@ -276,7 +276,7 @@ def decisions_of(platform: Platform) -> tuple[Decision, ...]:
         if not isinstance(one, Decision):
             raise HookContractError(
                 f"Platform '{platform.name}' breaks the contract of decisions.",
-                why=f"the answer lists {one!r}, which is no Decision",
+                why=f"the answer lists {one!r}, which is not a Decision",
             )
     names = [one.name for one in found]
     if len(set(names)) < len(names):
@@ -298,7 +298,7 @@ def limits_of(platform: Platform) -> dict[Feature, str]:
         if not isinstance(one, Limit) or not isinstance(one.feature, Feature) or not one.reason:
             raise HookContractError(
                 f"Platform '{platform.name}' breaks the contract of limits.",
-                why=f"the answer lists {one!r}, which is no Limit of a Feature with a reason",
+                why=f"the answer lists {one!r}, which is not a Limit of a Feature with a reason",
             )
         found[one.feature] = one.reason
     return found
@@ -316,13 +316,13 @@ def layout_constraints_of(platform: Platform, request: LayoutRequest) -> LayoutC
     if not isinstance(found, LayoutConstraints):
         raise HookContractError(
             f"Platform '{platform.name}' breaks the contract of layout_constraints.",
-            why=f"the answer is {found!r}, which is no LayoutConstraints",
+            why=f"the answer is {found!r}, which is not LayoutConstraints",
         )
     return found
 
 
 def declined(platform: Platform, asked: Iterable[Feature]) -> dict[Feature, str]:
-    """Say what of the features asked for a platform declares not to have, with its reason: half a sentence by feature.
+    """Find the requested features that a platform declares not to have: half a sentence with the reason, by feature.
 
     Raises:
         HookContractError: As :func:`limits_of`.

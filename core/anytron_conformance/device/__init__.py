@@ -5,19 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anytron_conformance.device.collectives import collective_results
-from anytron_conformance.device.dtypes import dtypes_compute
 from anytron_conformance.device.environment import (
     environment_agrees,
     environment_is_plain,
     environment_reaches_ranks,
 )
-from anytron_conformance.device.memory import memory_figures, out_of_memory, peak_memory
+from anytron_conformance.device.memory import (
+    memory_figures,
+    out_of_memory,
+    peak_memory,
+    pinned_memory,
+    streams_order_work,
+    synchronize_waits,
+)
 from anytron_conformance.device.options import options_are_typed
 from anytron_conformance.device.patches import patches_take_effect
-from anytron_conformance.device.placement import own_device, tensors_stay
-from anytron_conformance.device.presence import probe_and_runtime, ranks_own_devices, says_what_it_is
+from anytron_conformance.device.placement import (
+    dtypes_compute,
+    own_device,
+    probe_and_runtime,
+    ranks_own_devices,
+    says_what_it_is,
+    tensors_stay,
+)
 from anytron_conformance.device.random_numbers import own_generator, rng_round_trip, seeds_decide
-from anytron_conformance.device.streams import pinned_memory, streams_order_work, synchronize_waits
 
 if TYPE_CHECKING:
     from anytron_conformance.rules import Rule

@@ -15,9 +15,8 @@ from anytron.proof.verification.prediction import allowed_difference, expected_m
 from anytron_conformance.model.observed import Observer, recorded_of
 from anytron_conformance.model.parts import SHOWN, gradients_shown, hold_gradients, weights_of
 from anytron_conformance.model.table import CONTEXT, DEEPSEEK_V3, ONE, PADDED, PIPELINE, TENSOR, cases
-from anytron_conformance.prediction_modules import turn_last_layers_into_prediction_modules
 from anytron_conformance.rules import Broken, rule
-from anytron_conformance.tiny_models import write_tiny_model
+from anytron_conformance.tiny_models import turn_last_layers_into_prediction_modules, write_tiny_model
 from anytron_conformance.training_ranks import START_S, said
 
 if TYPE_CHECKING:

@@ -69,7 +69,7 @@ def test_a_package_that_ms_swift_misses_is_named(capsys, monkeypatch):
     ("variable", "value", "what"),
     [
         ("ANYTRON_PLATFORM", "tpu", "Platform 'tpu' is not installed."),
-        ("ANYTRON_PLATFORM_OPTIONS", "{", "ANYTRON_PLATFORM_OPTIONS is no JSON object."),
+        ("ANYTRON_PLATFORM_OPTIONS", "{", "ANYTRON_PLATFORM_OPTIONS is not a JSON object."),
     ],
 )
 def test_the_platform_is_refused_once_and_not_by_each_rank(capsys, monkeypatch, supported, variable, value, what):

@@ -12,7 +12,7 @@ from anytron.task.data.pretrained import model_class
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron_conformance.tiny_models import write_tiny_model
 from anytron_rollout.options import TOLD, routing_diagnostics
-from anytron_rollout.routing import RoutingRecorder
+from anytron_rollout.transformers_engine import RoutingRecorder
 from tests.backends.rollout.conftest import generate, run_config
 
 LENGTHS = (1, 2, 9, 4)

@@ -257,6 +257,6 @@ def test_mistakes_of_all_stages_are_told_before_any_is_trained(tmp_path):
     assert "trainer.save_hf" in done.stderr
     assert "the next stage begins with the model that this one writes" in done.stderr
     assert "rollout.temperature" in done.stderr
-    assert "with algorithm.name=sft it has no meaning: nothing is generated" in done.stderr
+    assert "it has no effect with algorithm.name=sft: nothing is generated" in done.stderr
     assert "nowhere" in done.stderr
     assert not (tmp_path / "run").exists()

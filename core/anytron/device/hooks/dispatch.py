@@ -203,7 +203,7 @@ class InputChecks:
 
         Raises:
             HookContractError: It is of another class or has another layout; ids, labels or positions have another shape
-                or dtype; a real token has another position; its scope is no factory, or gives one object twice.
+                or dtype; a real token has another position; its scope is not a factory, or gives one object twice.
         """
         from anytron.sequences.layout import ModelInputs
         from anytron.sequences.scopes import parts
@@ -234,7 +234,7 @@ def _check_positions(plugin: str, before: ModelInputs, after: ModelInputs) -> No
     if bool(moved.any()):
         place = tuple(int(index) for index in moved.nonzero()[0])
         was, now = int(before.position_ids[place]), int(after.position_ids[place])
-        why = f"position_ids{list(place)} was {was} and became {now}; only those of padding may change"
+        why = f"position_ids{list(place)} was {was} and became {now}; only positions of padding may change"
         raise broken(_HOOK, plugin, "real tokens keep their positions", why)
 
 

@@ -119,7 +119,7 @@ class Hooks:
     def remarks(self, config: RunConfig) -> tuple[list[tuple[str, ConfigEdit]], list[Diagnostic]]:
         """Ask the plugins what they would change, and what they find wrong.
 
-        Each of them sees the configuration as it was read, without the others' edits.
+        Each plugin sees the configuration as it was read, without the edits of other plugins.
 
         Returns:
             The edits, each with the plugin it comes from, without defaults of keys that the user has set; the
@@ -182,7 +182,7 @@ class Hooks:
         return kernel
 
     def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
-        """A fused kernel; its signature is that of the neutral default in :mod:`anytron.kernels.fused`."""
+        """A fused kernel, with the signature of the neutral default in :mod:`anytron.kernels.fused`."""
         kernel: Callable[..., Any] = self._kernel(f"fused_kernel {name.value}", "fused_kernel", name, spec)
         return kernel
 

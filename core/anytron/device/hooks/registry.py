@@ -91,7 +91,7 @@ def read_member(plugin: object, name: str, precedence: Precedence) -> Member:
         precedence: Its place in the order.
 
     Raises:
-        PluginError: A marked function is no hook, asks for an argument that the hook does not have,
+        PluginError: A marked function is not a hook, asks for an argument that the hook does not have,
             or is a wrapper; a function has a hook's name and no marker.
     """
     manager = pluggy.PluginManager(PROJECT)

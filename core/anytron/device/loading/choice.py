@@ -68,7 +68,7 @@ def _probe(platform: Platform) -> Probe:
         reason = f"its probe raised {type(error).__name__}: {error}"
         return Probe(Availability.BROKEN, reason, f"report this to the authors of platform '{platform.name}'")
     if not isinstance(probe, Probe):
-        return Probe(Availability.BROKEN, f"its probe answered {probe!r}, which is no Probe")
+        return Probe(Availability.BROKEN, f"its probe answered {probe!r}, which is not a Probe")
     return probe
 
 

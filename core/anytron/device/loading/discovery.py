@@ -90,14 +90,14 @@ def _listed(variable: str) -> frozenset[str] | None:
 def _check_lists(allowed: frozenset[str] | None, disabled: frozenset[str], installed: set[str]) -> None:
     if unknown := sorted((allowed or frozenset()) - installed):
         raise PluginError(
-            f"{ALLOW} names what is not installed: {', '.join(unknown)}.",
+            f"{ALLOW} names plugins that are not installed: {', '.join(unknown)}.",
             where=f"environment variable {ALLOW}",
             why=f"installed plugins: {', '.join(sorted(installed)) or 'none'}",
             fix="correct the name, install the plugin, or unset the variable",
         )
     if unknown := sorted(disabled - installed):
         # Not an error: one setting is often shared by machines on which different plugins are installed.
-        logger.warning("%s names what is not installed: %s", DISABLE, ", ".join(unknown))
+        logger.warning("%s names plugins that are not installed: %s", DISABLE, ", ".join(unknown))
 
 
 def _blocked_by(report: PluginReport, allowed: frozenset[str] | None, disabled: frozenset[str]) -> str | None:
@@ -161,7 +161,7 @@ def _instance(report: PluginReport, point: EntryPoint) -> object:
         raise _RefusedError(
             State.INCOMPATIBLE,
             f"it was written for version {written_for} of the plugin contract, this anytron has {API_VERSION}",
-            f"install versions of anytron and {report.distribution} that fit each other",
+            f"install versions of anytron and {report.distribution} that match",
         )
     if report.kind == "platform":
         _check_platform(report, point, loaded)

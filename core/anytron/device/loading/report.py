@@ -73,7 +73,7 @@ class PluginReport:
         """Whether the plugin itself is at fault and no run can use it.
 
         A platform without its device, a plugin that the user excluded, and packages that a plugin needs and that
-        are missing (a run with another engine may not need them) are no faults of the plugin.
+        are missing (a run with another engine may not need them) are not faults of the plugin.
         """
         at_fault = (State.BROKEN, State.DUPLICATE, State.INCOMPATIBLE)
         return self.state in at_fault and not self.requirements
@@ -194,7 +194,7 @@ def check_requirements(hooks: Hooks, engine: str | None = None) -> list[Finding]
     needed = [one for one in unmet if not one.requirement.optional]
     if needed:
         raise PluginError(
-            "Packages that plugins need are missing or do not fit.",
+            "Packages that plugins need are missing or have the wrong version.",
             where=", ".join(sorted({one.plugin for one in needed})),
             why="; ".join(one.reason for one in needed),
             fix="; ".join(dict.fromkeys(one.remedy for one in needed)),

@@ -65,7 +65,7 @@ class Session:
             settled: They have the plugins' edits, and may be others than the variable's.
 
         Raises:
-            ConfigError: They do not fit the platform, or are others than the variable's.
+            ConfigError: They are not valid for the platform, or differ from the variable's.
         """
         self.platform.configure_options(validated_options(self.platform, options, settled=settled))
 
@@ -98,7 +98,7 @@ def open_session(
     Raises:
         PlatformError: The platform asked for cannot be used, or the probes leave no single choice.
         PluginError: An extension cannot be loaded. It is never skipped silently.
-        ConfigError: ``options`` do not fit the platform, or are others than the variable's.
+        ConfigError: ``options`` are not valid for the platform, or differ from the variable's.
     """
     disable_device_autoload()
     found = find_plugins()
@@ -179,7 +179,7 @@ def validated_options(platform: Platform, options: Mapping[str, Any], *, settled
     """Make the platform's options from what the user wrote, here or in :data:`OPTIONS_VARIABLE`.
 
     A process without a configuration, such as one of another framework's, takes them from the variable. A run's
-    configuration and the variable must agree: neither wins silently, because both were written by somebody.
+    configuration and the variable must agree: neither wins silently.
 
     Args:
         platform: Whose they are.
@@ -221,7 +221,7 @@ def options_of_variable() -> dict[str, Any]:
 
 def _malformed(why: str) -> ConfigError:
     fix = f"""for example {OPTIONS_VARIABLE}='{{"adaptor": "mindspeed"}}'"""
-    return ConfigError(f"{OPTIONS_VARIABLE} is no JSON object.", where="environment variables", why=why, fix=fix)
+    return ConfigError(f"{OPTIONS_VARIABLE} is not a JSON object.", where="environment variables", why=why, fix=fix)
 
 
 def _neutral() -> Member:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from anytron.device.platform import Platform
 
 OF_PROCESSES = ("replicas", "num_threads", "python", "weights", "lora", "placement", "max_staleness")
-"""Keys of section ``rollout`` that say something of rollout processes."""
+"""Keys of section ``rollout`` that configure rollout processes."""
 
 
 def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
@@ -25,28 +25,28 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         fix = "use another engine, or an algorithm.advantage that needs no critic"
         yield from _lacking(config, "engine", "critic", "critic", "train a critic", fix)
     if config.teacher is not None:
-        yield from _lacking(config, "engine", "teacher", "teacher", "ask a teacher", "use another engine")
+        yield from _lacking(config, "engine", "teacher", "teacher", "score with a teacher", "use another engine")
     if config.reward_model is not None:
         info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
         if info is not None and info.reward_model is None:
-            message = f"the engine {config.engine.name} cannot hold a reward model: it declares none"
+            message = f"the engine {config.engine.name} cannot hold a reward model: it does not declare one"
             yield Diagnostic("error", "reward_model", message, "use another engine, or rewards that are functions")
     if config.model.lora is not None:
         yield from _lacking(config, "engine", "adapters", "model.lora", "train adapters", "leave model.lora out")
     if config.engine.offload:
-        yield from _lacking(config, "engine", "offload", "engine.offload", "leave its device", "engine.offload=[]")
+        yield from _lacking(config, "engine", "offload", "engine.offload", "free its device", "engine.offload=[]")
     if config.rollout.sleep:
-        yield from _lacking(config, "rollout", "sleep", "rollout.sleep", "leave its device", "rollout.sleep=false")
+        yield from _lacking(config, "rollout", "sleep", "rollout.sleep", "free its device", "rollout.sleep=false")
     if config.rollout.lora == "alone":
         yield from _adapters_alone(config)
     if config.rollout.replay_routing:
         key, fix = "rollout.replay_routing", "leave it out, or use the engine"
-        yield from _lacking(config, "rollout", "routing", key, "tell its routing", f"{fix} transformers")
-        yield from _lacking(config, "engine", "routing", key, "repeat the rollout's routing", f"{fix} megatron")
+        yield from _lacking(config, "rollout", "routing", key, "report its routing", f"{fix} transformers")
+        yield from _lacking(config, "engine", "routing", key, "replay the rollout's routing", f"{fix} megatron")
     if config.resume != "never":
         yield from _lacking(config, "engine", "checkpoints", "resume", "continue from a checkpoint", "resume=never")
     elif config.checkpoint.keep > 0:
-        fix = "a run that dies begins again; checkpoint.keep=0 says that this is known"
+        fix = "a run that dies starts over; checkpoint.keep=0 accepts that"
         yield from _lacking(config, "engine", "checkpoints", "checkpoint", "save checkpoints", fix, severity="warning")
 
 
@@ -54,10 +54,10 @@ def _adapters_alone(config: RunConfig) -> Iterator[Diagnostic]:
     key, fix = "rollout.lora", "rollout.lora=merged"
     if config.model.lora is None:
         yield Diagnostic("error", key, "there are no adapters to send: model.lora is not set", fix)
-    yield from _lacking(config, "rollout", "adapters", key, "compute with adapters", fix)
+    yield from _lacking(config, "rollout", "adapters", key, "generate with adapters", fix)
     for other in ("check_weights_every", "sleep"):
         if getattr(config.rollout, other):
-            message = "it needs all weights to be sent, and with rollout.lora=alone adapters are"
+            message = "it needs all weights, and rollout.lora=alone sends adapters only"
             yield Diagnostic("error", f"rollout.{other}", message, f"leave it out, or {fix}")
 
 
@@ -68,7 +68,7 @@ def generates_in_training(config: RunConfig) -> bool:
 
 
 def rollout_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find what is asked of rollout processes where there are none, or another training engine than generates."""
+    """Find settings of rollout processes in a run without any, and a training engine that cannot generate."""
     info, rollout = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options"), config.rollout
     if info is None or not info.part_of:
         return
@@ -86,7 +86,7 @@ def rollout_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
 
 
 def weight_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find why weights cannot come on a stream, if they must, or not be compared."""
+    """Find why weights cannot be streamed, if they must be, or cannot be compared."""
     obstacle = why_a_file(config)
     if config.rollout.weights in ("shared_memory", "network") and obstacle is not None:
         yield Diagnostic("error", "rollout.weights", obstacle, "rollout.weights=auto")
@@ -99,7 +99,7 @@ def why_a_file(config: RunConfig) -> str | None:
     """Say why weights must go through a file, wherever processes are; None if they need not."""
     info = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options")
     if info is not None and not info.takes_stream:
-        return f"the engine {config.rollout.engine} takes weights from a file only"
+        return f"the engine {config.rollout.engine} loads weights only from a file"
     return None
 
 
@@ -143,7 +143,7 @@ def verification_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
 def replay_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """Find an engine that cannot say where a number stops being finite."""
     fix = "name an engine that can, and that has the model: engine.name=NAME engine.options={}"
-    yield from _lacking(config, "engine", "inspection", "engine.name", "look into an update", fix)
+    yield from _lacking(config, "engine", "inspection", "engine.name", "inspect an update", fix)
 
 
 def _lacking(

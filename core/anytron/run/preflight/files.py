@@ -42,7 +42,7 @@ def reference_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
 
 
 def output_diagnostics(config: RunConfig, file: Path) -> Iterator[Diagnostic]:
-    """Find what is wrong with the places that a run writes to.
+    """Find problems with the places that a run writes to.
 
     Args:
         config: The configuration, its paths absolute.
@@ -58,7 +58,7 @@ def output_diagnostics(config: RunConfig, file: Path) -> Iterator[Diagnostic]:
         yield Diagnostic("error", "trainer.output_dir", f"{existing} is not a directory", "choose another directory")
         return
     if not os.access(existing, os.W_OK | os.X_OK):
-        yield Diagnostic("error", "trainer.output_dir", f"{existing} may not be written to", "choose another directory")
+        yield Diagnostic("error", "trainer.output_dir", f"{existing} is not writable", "choose another directory")
     if config.trainer.overwrite:
         for key, needed in _needed(config, file).items():
             if overwritten(path, needed):
@@ -137,7 +137,7 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "error",
                 key,
-                f"{_size(free)} are free at {place}, and a copy of the weights has {_size(weights)}",
+                f"{_size(free)} are free at {place}, and a copy of the weights takes {_size(weights)}",
                 "make room, or choose another directory",
             )
     if config.model.lora is None and saves_checkpoints(config):
@@ -149,7 +149,7 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "warning",
                 "checkpoint.keep",
-                f"{_size(free)} are free at {place}, and {count} checkpoints have about {_size(needed)}",
+                f"{_size(free)} are free at {place}, and {count} checkpoints take about {_size(needed)}",
                 "make room, lower checkpoint.keep, or set checkpoint.path",
             )
 

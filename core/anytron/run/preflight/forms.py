@@ -1,4 +1,4 @@
-r"""What is tried on a reward: right answers in the forms that models write, and texts that are no answer."""
+r"""The responses that a reward is tried on: right answers in the forms that models write, and wrong ones."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def right_forms(section: RewardSection, answer: str, prompt: TokenizedPrompt) ->
 
 
 def wrong_forms(section: RewardSection, other: str | None, prompt: TokenizedPrompt) -> dict[str, str]:
-    """Give texts that are no answer to a prompt, by what they are.
+    """Give wrong responses to a prompt, by kind.
 
     Args:
         section: The reward.

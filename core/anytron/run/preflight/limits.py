@@ -52,7 +52,7 @@ WITHOUT: Mapping[Feature, tuple[tuple[str, Any], ...]] = MappingProxyType(
 
 
 def limit_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
-    """Find what of a run the platform declares not to do (:meth:`anytron.device.platform.Platform.limits`)."""
+    """Find what a run asks for that the platform declares not to do, in ``Platform.limits``."""
     messages = declined(platform, Feature)
     asked = list({**_asked_by_configuration(config), **asked_by_model(config)}.items()) if messages else []
     if messages and config.reward_model is not None:
@@ -82,7 +82,7 @@ def adapted(wanted: RunConfig, session: Session, key: str, value: Callable[[RunC
         wanted: The configuration.
         session: The plugins and the active platform.
         key: What the configuration is about: a key, or a section; empty = several.
-        value: What of it must stay as it is.
+        value: Reads from a configuration what edits must not change.
 
     Raises:
         NotPossible: A plugin finds an error, edits change the value, or the platform declares not to do what is asked.
@@ -101,7 +101,7 @@ def adapted(wanted: RunConfig, session: Session, key: str, value: Callable[[RunC
 
 
 class NotPossible(Exception):  # noqa: N818 - what happened
-    """The platform or a plugin refuses it, or edits change what it is about; the message says who and why."""
+    """The platform or a plugin refuses a configuration, or edits change its value; the message says who and why."""
 
 
 def _asked_by_configuration(config: RunConfig) -> dict[Feature, str]:

@@ -46,16 +46,16 @@ def interpreter_diagnostics(key: str, python: str) -> Iterator[Diagnostic]:
         yield Diagnostic("error", key, f"{python} cannot be run: {error}", fix)
         return
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         fix = f"{python} -m pip install {installable(__version__)}"
         yield Diagnostic("error", key, f"Anytron cannot be imported with {python}: {last}", fix)
     elif (found := done.stdout.strip()) != __version__:
-        message = f"{python} has Anytron {found}, and this is {__version__}: what crosses between them has one version"
+        message = f"{python} has Anytron {found}, and this is {__version__}: both must be the same version"
         yield Diagnostic("error", key, message, f"{python} -m pip install {installable(__version__)}")
 
 
 def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:
-    """Find what cannot work, or hardly as it was meant.
+    """Find what cannot work on this machine, or is probably a mistake.
 
     Args:
         config: The configuration, its paths absolute, with the edits of plugins.
@@ -111,7 +111,7 @@ def _critic(config: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "error",
             "critic.warmup_steps",
-            f"in all of trainer.total_steps, {config.trainer.total_steps}, the policy would not be trained",
+            f"it covers all of trainer.total_steps, {config.trainer.total_steps}: the policy would not be trained",
             f"at most {config.trainer.total_steps - 1}",
         )
     if critic.path is not None:
@@ -142,8 +142,8 @@ def _with_tokenizer(key: str, directory: Path, fix: str) -> Iterator[Diagnostic]
     """Check the directory of a model that is asked about the policy's tokens."""
     yield from directory_diagnostics(key, directory, fix)
     if directory.is_dir() and not any(directory.glob("tokenizer*")):
-        message = f"{directory} has no tokenizer, so that nobody knows which tokens its numbers are"
-        yield Diagnostic("error", key, message, "copy the files of its tokenizer there")
+        message = f"{directory} has no tokenizer, so the meaning of its token ids is unknown"
+        yield Diagnostic("error", key, message, "copy its tokenizer files there")
 
 
 def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:
@@ -163,14 +163,14 @@ def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Di
         )
     processors = len(os.sched_getaffinity(0))
     if not platform.accelerator and ranks > processors and runs_here(config):
-        message = f"{ranks} training ranks share {processors} processors: the run works and is slow"
+        message = f"{ranks} training ranks share {processors} processors: the run works but is slow"
         yield Diagnostic("warning", "parallel", message)
 
 
 def _separate_devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:
     ranks, replicas, obstacle = config.parallel.world_size, config.rollout.replicas, None
     if not platform.accelerator or platform.visible_devices_variable is None:
-        obstacle = f"{platform.name} has no devices that could be given to one process alone"
+        obstacle = f"{platform.name} cannot reserve a device for one process"
     elif ranks <= probe.devices < ranks + replicas and runs_here(config):
         obstacle = f"{ranks} training ranks and {replicas} replicas, but {platform.name} has {probe.devices} devices"
     if obstacle is not None:

@@ -55,11 +55,11 @@ class OpenRun:
 def open_run(path: Path, overrides: Sequence[str], relative_to: Path | None = None) -> OpenRun:
     """Read the configuration, choose the platform, let the plugins adapt the configuration, and check all of it.
 
-    Arguments are those of :func:`~anytron.config.load.read_config`.
+    Takes the arguments of :func:`~anytron.config.load.read_config`.
 
     Raises:
         ConfigError: The configuration is not valid in itself, or has several stages and none is chosen.
-        PlatformError: No platform can be used, or not the one asked for.
+        PlatformError: No platform can be used, or the requested one cannot.
         PluginError: A plugin is broken, or what it needs is not installed.
     """
     config, places = read_config(path, overrides, relative_to)

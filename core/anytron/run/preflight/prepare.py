@@ -146,7 +146,7 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
     beginning = earlier or Beginning.of(tokenizer)
     remarks: tuple[str, ...] = ()
     if tokenizer.chat_template != beginning.chat_template:
-        remarks = ("the chat template is another now: the run goes on with the one that it began with",)
+        remarks = ("the chat template has changed: the run continues with the one that it began with",)
         tokenizer.chat_template = beginning.chat_template
     contexts = [getattr(text_config, "max_position_embeddings", None)]
     for key, section in asked.items():
@@ -156,9 +156,9 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
     vision = load_vision(config.model, hf_config, tokenizer)
     if vision is not None and config.environment is not None:
         raise ConfigError(
-            "An environment cannot answer a vision-language model yet.",
+            "Vision-language models cannot be trained in an environment yet.",
             where="environment",
-            why="a later turn would take image tokens that the model has written for images of the prompt",
+            why="in a later turn, image tokens that the model wrote would count as images of the prompt",
             fix="remove environment, or train a language model",
         )
     drops = not config.supervised and config.data.on_bad_answer == "drop"
@@ -198,11 +198,11 @@ def check_vocabulary(asked: TeacherSection | RewardModelSection, theirs: Mapping
         return
     shown = (f"{token!r} is {number}, and {theirs.get(token, 'nothing')}" for number, token in differing[:SHOWN])
     raise ConfigError(
-        "The teacher has another vocabulary than the policy."
+        "The teacher's vocabulary differs from the policy's."
         if teaches
-        else "The reward model has another vocabulary than the policy.",
+        else "The reward model's vocabulary differs from the policy's.",
         where=f"{key} = {asked.path}",
-        why=f"{len(differing)} of the policy's {len(own)} tokens have another number, or none: {'; '.join(shown)}",
+        why=f"{len(differing)} of the policy's {len(own)} tokens have another id, or none: {'; '.join(shown)}",
         fix="give a teacher of the same family, whose tokenizer is the policy's; to learn from another one, have it "
         "write responses and train on these"
         if teaches
@@ -236,7 +236,7 @@ def prepare_validation(config: RunConfig, prepared: PreparedRun) -> list[Validat
 
     Raises:
         ConfigError: Something that a set names is missing or impossible.
-        DataError: Its prompts are not usable, or there are none.
+        DataError: Its prompts are not usable, or it has no prompts.
     """
     sets = []
     for index, section in enumerate([] if config.validation is None else config.validation.sets):

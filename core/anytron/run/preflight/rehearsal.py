@@ -91,9 +91,11 @@ def require_earnable(
     ]
     tried = [f"{where}: {trial.name} ({trial.tried})" for where, trial in _trials(done) if trial.tried]
     if troubles:
-        progress.warn(f"rehearsal: {'; '.join([*troubles, *late])}. anytron data check says more")
+        progress.warn(f"rehearsal: {'; '.join([*troubles, *late])}. For details: anytron data check")
     elif tried or late:
-        good = [f"can be earned, and not for nothing (prompts tried): {', '.join(tried)}"] if tried else []
+        good = (
+            [f"rewards can be earned, and only by right answers (prompts tried): {', '.join(tried)}"] if tried else []
+        )
         progress.note(f"rehearsal: {'; '.join([*good, *late])}")
 
 
@@ -225,7 +227,7 @@ def _left_out(section: RewardSection, *, has_environment: bool) -> str:
     """Say why a reward is not tried; empty if it is."""
     if section.function in NOT_TRIED:
         return "it asks a model or an environment"
-    return "it may want to see an environment" if has_environment and section.function not in REWARDS else ""
+    return "it may need an environment" if has_environment and section.function not in REWARDS else ""
 
 
 def _looked_at(prepared: PreparedRun, rows: int | None) -> Rehearsal:
@@ -233,10 +235,12 @@ def _looked_at(prepared: PreparedRun, rows: int | None) -> Rehearsal:
     prompts, found = Evenly(prepared.sampler.tables, rows), Rehearsal()
     found.findings += examine_prompts(prompts, prepared)
     if prepared.beginning.reads_the_clock:
-        found.notes.append("the chat template reads the clock: it shows the run's first moment (anytron data show)")
+        found.notes.append("the chat template reads the clock: it shows when the run began (anytron data show)")
     marks = sorted({opened(prompt.text).strip() for prompt in prompts} - {""})
     if marks:
-        found.notes.append(f"prompts open {', '.join(marks)}: format, regex and reasoning_gym see it in front")
+        found.notes.append(
+            f"prompts open {', '.join(marks)}: format, regex and reasoning_gym see it before the response"
+        )
     return found
 
 
@@ -246,10 +250,10 @@ def examine_prompts(prompts: Iterable[TokenizedPrompt], prepared: PreparedRun) -
     begin = tokenizer.bos_token_id
     twice = Finding(
         f"A prompt begins with {tokenizer.bos_token} twice.",
-        f"remove {tokenizer.bos_token} from the prompts or messages: template or tokenizer write it already",
+        f"remove {tokenizer.bos_token} from the prompts or messages: chat template or tokenizer already adds it",
     )
     ended = Finding(
-        "A prompt ends with a token that ends responses.",
+        "A prompt ends with an end-of-response token.",
         "remove it from the prompts, or use a chat template with a generation prompt (add_generation_prompt)",
     )
     for prompt in prompts:

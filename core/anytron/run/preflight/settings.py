@@ -25,7 +25,7 @@ OF_A_SET = ("name", "data")
 
 
 def setting_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find settings that contradict each other, and those that hardly do what was meant.
+    """Find settings that contradict each other, and settings that are probably a mistake.
 
     Yields:
         Errors: impossible sizes, steps and ranks to profile that the run does not have. Warnings: a KL estimator whose
@@ -75,7 +75,7 @@ def _batches(config: RunConfig) -> Iterator[Diagnostic]:
             "error",
             "rollout.samples_per_prompt",
             f"{config.algorithm.advantage if config.algorithm.compares_a_group else 'algorithm.dynamic_sampling'} "
-            "compares the responses to one prompt with each other: with one, nothing is learnt",
+            "compares the responses to one prompt with each other: a single response teaches nothing",
             "set it to 2 or more; 8 to 16 is usual",
         )
 
@@ -109,7 +109,7 @@ def _penalty(algorithm: AlgorithmSection) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "warning",
             "algorithm.kl_estimator",
-            "as a part of the loss, k1 has a gradient that is 0 in expectation: it holds the policy to nothing",
+            "as a part of the loss, k1 has a gradient that is 0 in expectation: it does not constrain the policy",
             "k3 or k2, or algorithm.kl_placement=reward",
         )
     if algorithm.kl_placement == "reward" and algorithm.kl_estimator != "k1":
@@ -148,7 +148,7 @@ def _profile(config: RunConfig) -> Iterator[Diagnostic]:
         if wrong := [value for value in values if not first <= value <= last]:
             yield Diagnostic("error", name, f"{wrong[0]} is not from {first} to {last}, the last of {what}")
         if len(set(values)) < len(values):
-            yield Diagnostic("error", name, f"{values} names one twice", "name each once")
+            yield Diagnostic("error", name, f"{values} lists a value twice", "list each once")
 
 
 def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
@@ -161,11 +161,11 @@ def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         return
     for key, given, what in (
         ("rewards", config.rewards, "no response is scored"),
-        ("environment", config.environment, "nobody answers the model"),
+        ("environment", config.environment, "no environment answers the model"),
         ("critic", config.critic, "there are no advantages to estimate"),
-        ("teacher", config.teacher, "the data teach"),
+        ("teacher", config.teacher, "the responses of the data teach"),
         ("reward_model", config.reward_model, "no response is scored"),
-        ("engine.offload", config.engine.offload, "training never leaves the device to a rollout engine"),
+        ("engine.offload", config.engine.offload, "no rollout engine needs the device"),
         ("trainer.rollout_log_prob_tolerance", config.trainer.rollout_log_prob_tolerance, "there is no rollout"),
     ):
         if given:
@@ -197,7 +197,7 @@ def _changed(key: str, section: BaseModel, meant: Collection[str], what: str) ->
 
 
 def _useless(key: str, what: str) -> Diagnostic:
-    return Diagnostic("error", key, f"with {WITH} it has no meaning: {what}", "remove it")
+    return Diagnostic("error", key, f"it has no effect with {WITH}: {what}", "remove it")
 
 
 def reward_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:

@@ -96,7 +96,7 @@ class Rehearsal:
         tried: By reward: how many prompts it was tried on.
         left_out: By reward: why it was not tried.
         findings: The trouble.
-        notes: What is no trouble, and good to know.
+        notes: Worth knowing, and no problem.
         scores: By reward and form: what responses of the form scored.
         example: By reward: the prompt whose responses stand in ``scores``.
     """

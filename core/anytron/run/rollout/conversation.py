@@ -88,7 +88,7 @@ class Conversation:
         return PromptInputs(self.prompt.tokens + self.tokens, self.prompt.patches), limited, seed
 
     def add_turn(self, response: Response, text: str) -> Turn:
-        """Add what the model wrote; return what its environment is told."""
+        """Add what the model wrote; return the turn for its environment."""
         self.speaking = False
         self._add(response.tokens, response.log_probs, own=True)
         self.turns += (text,)
@@ -166,7 +166,7 @@ def observation_tokens(
 
 def _encoded(text: str, tokenizer: Any) -> tuple[int, ...]:
     if not is_writable(text):
-        raise ValueError("half of a surrogate pair (\\ud800 to \\udfff) is no letter")
+        raise ValueError("half of a surrogate pair (\\ud800 to \\udfff) is not a character")
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -178,5 +178,5 @@ def _rendered(messages: Sequence[Message], tokenizer: Any, template: Mapping[str
             [*before, *messages], add_generation_prompt=True, tokenize=False, **template
         )
     if text.count(TURN) != 2:
-        raise ValueError(f"the chat template does not show an assistant's turn once, as it stands: {text!r}")
+        raise ValueError(f"the chat template does not render an assistant's turn exactly once and unchanged: {text!r}")
     return text.rpartition(TURN)[2]

@@ -133,7 +133,7 @@ class Conversations:
             self._go_on()
 
     def attend(self, call: Pending) -> None:
-        """Go on until a call of the training ranks is over. What goes wrong meanwhile is raised by whoever goes on."""
+        """Go on until a call of the training ranks is over; the next call here raises errors that occur meanwhile."""
         try:
             while not call.done:
                 self._go_on(call)

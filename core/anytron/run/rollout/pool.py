@@ -70,7 +70,7 @@ class RolloutPool:
     Args:
         executor: Starts the processes; the constructor does not wait for the engines.
         settings: Section ``rollout``.
-        lost: Is told of each loss and of what follows, and raises if it is one too many; None = the first is.
+        lost: Called with each loss and what the pool does about it; raises at one too many; None = the first is.
         within: The training ranks, if these generate: the only replica, and none is started.
 
     Attributes:

@@ -84,7 +84,7 @@ class Replica:
     def mistrusted(self, mistake: str) -> ProcessLost:
         """Make the error of an engine that answered wrongly; it cannot be trusted any more."""
         return ProcessLost(
-            f"Rollout replica {self.index} answered wrongly.",
+            f"Rollout replica {self.index} gave a wrong answer.",
             where=f"rollout replica {self.index}",
             why=mistake,
             fix="if it happens again, the engine has a bug: report it with its log",
@@ -103,14 +103,14 @@ def mistake_in(
         routing: Of the model, if responses are to carry it.
     """
     if request is None:
-        return "it was not asked for"
+        return "it was not requested"
     tokens, longest = len(response.tokens), request.sampling.max_new_tokens
     if tokens != len(response.log_probs) or tokens != len(response.versions):
         return f"{tokens} tokens have {len(response.log_probs)} log-probs and {len(response.versions)} versions"
     if tokens > longest:
         return f"it has {tokens} tokens, and {longest} were allowed"
     if response.stop_reason == "abort":
-        return "it was given up"
+        return "it was aborted"
     if other := sorted(set(response.versions) - set(versions)):
         return f"it comes from weights of version {', '.join(map(str, other))}, and version {versions[-1]} is current"
     if list(response.versions) != sorted(response.versions):

@@ -35,7 +35,7 @@ _ROUNDING = 1e-4
 
 
 class Alarms:
-    """Looks at the numbers of a run. A context manager: leaving tells how many steps had suspicious ones.
+    """Looks at the numbers of a run. A context manager: leaving warns how many steps had suspicious ones.
 
     Args:
         config: The run.
@@ -45,7 +45,7 @@ class Alarms:
 
     def __init__(self, config: RunConfig, run: RunDirectory, progress: Progress) -> None:
         self._config, self._run, self._progress = config, run, progress
-        self._examine = f"Find out where it comes from: anytron verify {shlex.quote(str(run.path / 'config.yaml'))}"
+        self._examine = f"To find the cause: anytron verify {shlex.quote(str(run.path / 'config.yaml'))}"
         self._found: dict[str, tuple[str, str]] = {}  # what is to be said, and what to do
         self._sightings: dict[str, _Sightings] = {}
         self._steps = 0
@@ -90,8 +90,8 @@ class Alarms:
             limit = self._config.algorithm.max_steps_without_signal
             self._find(
                 f"{IN_A_ROW} was above 0",
-                f"there is nothing to train on, and the step is skipped: {in_a_row} in a row, and with {limit} the run "
-                "ends (algorithm.max_steps_without_signal)",
+                f"there is nothing to train on, and the step is skipped: {in_a_row} in a row, and the run ends at "
+                f"{limit} (algorithm.max_steps_without_signal)",
                 "Look at the rewards and the lengths of responses in samples.jsonl",
             )
         elif missing:
@@ -100,7 +100,7 @@ class Alarms:
                 f"sampling/groups_missing is {missing}: the step has fewer groups than data.prompts_per_step, as "
                 f"{metrics['sampling/no_signal_fraction']:.0%} of those that were drawn in "
                 f"{metrics['sampling/rounds']:.0f} rounds have no signal",
-                "Take prompts that are neither always nor never solved, or raise algorithm.dynamic_sampling_rounds",
+                "Use prompts that the policy solves sometimes, or raise algorithm.dynamic_sampling_rounds",
             )
         self._steps += 1
         found, self._found = self._found, {}
@@ -141,7 +141,7 @@ class Alarms:
 
 @dataclass
 class _Sightings:
-    """One kind of suspicious number: what to do, how many steps had it, how many of them were told of at which step."""
+    """One kind of suspicious number: what to do, how many steps had it, how many the last warning counted."""
 
     advice: str
     steps: int = 0
@@ -150,7 +150,7 @@ class _Sightings:
 
 
 def policy_has_to_learn(batch: RaggedBatch, metrics: Mapping[str, float], config: RunConfig) -> bool:
-    """Say whether the policy's loss has a gradient, as far as its parts tell.
+    """Say whether the policy's loss has a gradient, as far as its parts show.
 
     It has none if no token has an advantage (every group's rewards are equal), or if the ratio of each that has one
     is clipped or its importance factor masked; and without an entropy bonus and a KL penalty. The penalty has no

@@ -61,7 +61,7 @@ class Checkpointing:
         trainer: The training engine.
         data: Knows the place in the data.
         run: The run's directory.
-        tell: Is told of every checkpoint.
+        tell: Called with a message about every checkpoint.
 
     Attributes:
         stopped_by: Name of the signal that ended the steps; None as long as none has.
@@ -112,7 +112,7 @@ class Checkpointing:
         Args:
             step: Steps that are done; their metrics are written.
             weights_version: Optimizer updates behind the weights that the last responses came from.
-            metrics: Those of the last step.
+            metrics: The last step's.
 
         Raises:
             StopRequested: A signal has asked the run to end.
@@ -207,7 +207,7 @@ class Checkpointing:
         if not why:
             sampler.seek([(state.epoch, state.position) for state in states])
         elif any(change.key == "rollout.max_new_tokens" for change in changes):
-            self._tell(f"rollout.max_new_tokens has changed, so that other prompts fit the model's context: {why}")
+            self._tell(f"rollout.max_new_tokens has changed, so other prompts fit into the model's context: {why}")
             self._tell("prompts are drawn from the beginning")
         else:
             raise DataError(
@@ -258,14 +258,16 @@ class Checkpointing:
         except AnytronError as second:
             self._tell(f"no checkpoint could be saved after the error: {second.what} {second.why}")
         else:
-            self._tell(f"the checkpoint of step {self.last} holds all that was trained before: {type(error).__name__}")
+            self._tell(
+                f"the checkpoint of step {self.last} holds everything trained before the error: {type(error).__name__}"
+            )
 
     def _rescued(self, lost: LostDirectoryError) -> LostDirectoryError:
         """Save what is in memory into a directory beside a lost one; return the error, which names it."""
         new_run = "start a new run"
         try:
             if unread := self._run.rescue():
-                lost.why += f"\nnot all of the record could be carried over: {'; '.join(unread)}"
+                lost.why += f"\nparts of the record could not be carried over: {'; '.join(unread)}"
             path, boundary = self._run.path, self._boundary
             lost.fix = f"metrics and samples lie in {path}, and nothing else could be saved: {new_run}"
             if self._trainer.group.ended:
@@ -274,14 +276,16 @@ class Checkpointing:
             if boundary is not None:
                 self._directory, self._best = CheckpointDirectory(path / CHECKPOINTS), None
                 self._save(asynchronous=False)
-                lost.fix = f"go on after step {boundary.step}: anytron train {shlex.quote(str(path / 'config.yaml'))}"
+                lost.fix = (
+                    f"continue after step {boundary.step}: anytron train {shlex.quote(str(path / 'config.yaml'))}"
+                )
                 lost.fix += " resume=auto"
             else:  # in the middle of an update, or no engine with checkpoints
                 publish_directory(path / MODEL, lambda part: self._trainer.save_hf(str(part)))
                 lost.fix = f"the weights lie in {path / MODEL}, metrics and samples beside them: {new_run}"
         except (AnytronError, OSError) as second:
             said = second.headline if isinstance(second, AnytronError) else str(second)
-            lost.why += f"\nwhat was in memory could not all be saved: {said}"
+            lost.why += f"\nnot everything in memory could be saved: {said}"
             lost.fix = lost.fix or f"{new_run}, with another trainer.output_dir"
         return lost
 
@@ -311,7 +315,7 @@ class Checkpointing:
         self._tell(f"checkpoint of step {checkpoint.step}: {checkpoint.path}")
 
     def _save_best(self) -> None:
-        """Begin to save the state of the boundary, if it is the best and nobody has begun."""
+        """Begin to save the state of the boundary, if it is the best and no save has begun."""
         best, boundary = self._best, self._boundary
         if best is not None and boundary is not None and best.step == boundary.step and self._pending is not boundary:
             self._save(asynchronous=self._settings.asynchronous)
@@ -334,7 +338,7 @@ class Checkpointing:
             self._no_room = ResourceError(
                 f"There is no room for the checkpoint of step {step}.",
                 where=str(self._directory.path),
-                why=f"the last one has {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free",
+                why=f"the last one takes {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free",
                 fix="make room, or lower checkpoint.keep; then continue with resume=auto",
             )
             self._tell(f"warning: {self._no_room.what} {self._no_room.why}")
@@ -349,13 +353,13 @@ def _beats(found: Best, before: Best) -> bool:
 
 
 def _other_prompts(sampler: Mixture, states: Sequence[SourceState]) -> str:
-    """Say in what the prompts are not those of a checkpoint; nothing if they are."""
+    """Say how the prompts differ from those of a checkpoint; empty if they do not."""
     were, are = ", ".join(str(state.prompts) for state in states), ", ".join(str(len(one)) for one in sampler.tables)
     if were != are:
-        return f"there were {were} and are {are}, so that the run's place in them means nothing"
+        return f"there were {were} prompts and now there are {are}, so the run's place in them is lost"
     others = [
         table.name
         for table, state in zip(sampler.tables, states, strict=True)
         if state.digest and state.digest != table.digest
     ]
-    return f"those of {', '.join(others)} have other tokens, or stand in another order" if others else ""
+    return f"prompts of {', '.join(others)} have other tokens or another order" if others else ""

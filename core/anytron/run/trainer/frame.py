@@ -223,14 +223,14 @@ class RunFrame:
 
 
 class Traces:
-    """Lets training ranks record steps. What goes wrong with it is told and does not stop the run.
+    """Lets training ranks record steps. An error in it is reported and does not stop the run.
 
     Args:
         profile: Which steps and ranks; None = nothing is recorded.
         trainer: The ranks.
         directory: The run's.
-        tell: Is told of each trace.
-        warn: Is told why there is none.
+        tell: Called with a message about each trace.
+        warn: Called with the reason why a trace is missing.
     """
 
     def __init__(
@@ -260,4 +260,4 @@ class Traces:
             if (why := reasons[rank]) is None:
                 self._tell(f"step {step} of rank {rank} was recorded: {path}")
             else:
-                self._warn(f"step {step} of rank {rank} was recorded, and there is no trace: {why}")
+                self._warn(f"step {step} of rank {rank} was recorded, and its trace could not be written: {why}")

@@ -89,7 +89,7 @@ class Restarts:
         if goes_on:
             self._tell(f"{error.what} {then[0].upper()}{then[1:]} ({self._in_a_row} of {self._limit} in a row).")
             return
-        advice = f"it was loss number {self._in_a_row} without a finished step in between: see {self._file}"
+        advice = f"it was loss number {self._in_a_row} in a row without a finished step: see {self._file}"
         fix = [error.fix, *([advice] if self._limit else [])]
         raise WorkerError(error.what, where=error.where, why=error.why, fix="; ".join(filter(None, fix))) from None
 

@@ -62,7 +62,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         config: The run, complete: paths absolute, edits of plugins applied, and checked
             (:func:`anytron.run.preflight.open_run.open_run`).
         executor: Starts the workers; the caller closes it.
-        progress: Is told of every step.
+        progress: Shows every step.
 
     Raises:
         ConfigError: The configuration names something impossible or missing, or is not the one of the run to continue.
@@ -120,7 +120,7 @@ def _begun(
             )
         start = choose_start(config, claimed, progress.note)
         if start.finished is not None:
-            progress.note(f"the run is finished after step {start.finished}: trainer.total_steps asks for no more")
+            progress.note(f"the run has finished: step {start.finished} is the last of trainer.total_steps")
             yield RunSummary(claimed.path, start.finished, {}, 0.0)
             return
         with start.open(config, claimed, prepared.beginning) as run:

@@ -175,13 +175,13 @@ class Throughput:
         """Take the numbers of a run from its configuration, and from what its training ranks say of themselves."""
         separate = config.rollout.placement == "separate" and not generates_in_training(config)
         devices = config.parallel.world_size + (config.rollout.replicas if separate else 0)
-        said = [rank.get("peak_flops") or {"per_s": None, "source": "the engine says no peak"} for rank in facts]
+        said = [rank.get("peak_flops") or {"per_s": None, "source": "the engine reports no peak"} for rank in facts]
         unknown = [peak["source"] for peak in said if peak["per_s"] is None]
         total = None if unknown else sum(peak["per_s"] for peak in said)
         policy, critic, why = None, None, "".join(unknown[:1])
         count = engine_info(TRAINING_ENGINES, config.engine.name, "engine.name").load_flops()
         if count is None:
-            why = why or f"the engine {config.engine.name} counts no operations"
+            why = why or f"the engine {config.engine.name} does not count operations"
         else:
             try:
                 policy, critic = count(config)

@@ -62,7 +62,7 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
             draw_padding_rows(model)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
-            "The model cannot be made.",
+            "The model cannot be created.",
             where="model.config",
             why=f"{type(error).__name__}: {error}",
             fix="give the fields of this model_type's Hugging Face config",

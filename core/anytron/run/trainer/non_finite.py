@@ -125,7 +125,7 @@ class GuardedUpdates:
             else f"{self._in_a_row[model]} updates in a row gave numbers that are not finite.",
             where=f"step {step}, update {place} of the {model}",
             why=f"{numbers}; the weights are as before the update",
-            fix=f"see where it arises: anytron replay {directory}; {self._advice(model, loss)}or begin a new run with "
+            fix=f"find where it arises: anytron replay {directory}; {self._advice(model, loss)}or begin a new run with "
             "model.dtype=float32" + (", or go on without such updates: trainer.on_non_finite=skip" if stops else ""),
         )
 
@@ -213,7 +213,7 @@ def read_bad_batch(directory: Path) -> tuple[BadUpdate, RaggedBatch]:
         record = read_object(directory / RECORD)
         tensors: dict[str, Any] = load_file(directory / TENSORS)
         if record.pop("format") != FORMAT:
-            raise _unreadable(directory, f"it is of another format than {FORMAT}, which this version reads")
+            raise _unreadable(directory, f"its format is not {FORMAT}, which this version reads")
         has_images = record.pop("has_images")
         update = BadUpdate(**record)
         images = _images(tensors, tensors["lengths"].numel()) if has_images else None
@@ -235,7 +235,7 @@ def _images(tensors: dict[str, Tensor], sequences: int) -> tuple[ImagePatches | 
 
 def _unreadable(directory: Path, why: str) -> DataError:
     return DataError(
-        "This is no saved mini-batch.",
+        "This is not a saved mini-batch.",
         where=str(directory),
         why=why,
         fix="give a directory below bad_batches/ in a run's directory",
@@ -281,7 +281,7 @@ def replay(
         EngineError: The engine cannot do the passes.
     """
     if update.model == "critic" and config.critic is None:
-        raise DataError("The update is a critic's, and the configuration has none.", where="critic")
+        raise DataError("The update is the critic's, and the configuration has no critic.", where="critic")
     loss: LossFunction = SupervisedLoss() if config.supervised else PolicyLoss(config.corrected_algorithm)
     if config.critic is not None and update.model == "critic":
         loss = ValueLoss(config.critic.clip_value)

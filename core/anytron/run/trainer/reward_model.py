@@ -36,7 +36,7 @@ class RewardModelRanks:
         group: The worker processes.
         topology: Where each rank stands, in rank order.
         plan: Divides samples into micro-batches.
-        turns: The responses that are made while anybody waits for the ranks; None = none are.
+        turns: The responses that continue while the driver waits for the ranks; None = no responses.
     """
 
     group: WorkerGroup
@@ -56,7 +56,7 @@ class RewardModelRanks:
         return cls(group, topology, UpdatePlan.from_config(config.of_reward_model, topology[0]))
 
     def while_generating(self, turns: SingleTurns | Conversations) -> RewardModelRanks:
-        """The same ranks; whoever waits for them goes on with responses."""
+        """The same ranks; waiting for them continues responses."""
         return replace(self, turns=turns)
 
     def begin(self, samples: Sequence[Sample]) -> Callable[[], list[float]]:

@@ -1,7 +1,7 @@
-"""Train stages one after the other: each is a run of its own, which begins with what the one before has left.
+"""Train stages one after the other: each is a separate run, which begins with the model of the stage before.
 
-A stage's files are a run's, in a directory of its own, so that whatever reads, resumes or exports a run does the same
-with a stage. What goes from one to the next are the weights in ``hf/``, or the adapters in ``adapter/``.
+A stage's files are a run's, in a separate directory, so that everything that reads, resumes or exports a run does the
+same with a stage. What goes from one to the next are the weights in ``hf/``, or the adapters in ``adapter/``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
 
     Args:
         stages: By name, in their order; each checked, with the model of the file.
-        tell: Is told what is left out, for people.
+        tell: Called with a message about each stage that is left out.
 
     Raises:
         ConfigError: Earlier runs are in the way; or a stage is to be trained on, or otherwise than it was, whose
@@ -45,7 +45,7 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
             "A configuration with stages cannot start from a checkpoint.",
             where=f"resume = {configs[0].resume}",
             why=f"there are {len(configs)} stages, and it is a checkpoint of one run",
-            fix="resume=auto continues the stage that was interrupted; for anything else write that stage as a run",
+            fix="resume=auto continues the stage that was interrupted; to start one from a checkpoint, write it as a run",
         )
     if configs[0].resume == "never":
         _clear(configs, tell)
@@ -58,7 +58,7 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
         before = config if before is None else continued(config, before)
         if index < max(begun, default=0):
             _require_over(name, before)
-            tell(f"stage {name} is over")
+            tell(f"stage {name} has finished")
         else:
             yield name, before
 
@@ -115,10 +115,10 @@ def _require_over(name: str, config: RunConfig) -> None:
     if over and not changes:
         return
     raise ConfigError(
-        f"The stage {name} is to be trained, and a later one has begun already.",
+        f"Stage {name} still has to be trained, and a later stage has begun already.",
         where=f"trainer.output_dir = {config.trainer.output_dir}",
-        why=f"it is over, and {'; '.join(map(str, changes))}"
+        why=f"it has finished, and {'; '.join(map(str, changes))}"
         if over
-        else "it has no record of a run that came to its end",
+        else "its directory has no record of a finished run",
         fix="undo the change, or begin all stages again: resume=never trainer.overwrite=true",
     )

@@ -1,4 +1,4 @@
-"""Examine the policy on prompts of its own, by the rewards of its responses.
+"""Examine the policy on separate prompts, by the rewards of its responses.
 
 It happens at the boundary between two steps, when the rollout engines have the weights of the first one and nothing of
 the second is under way::
@@ -62,7 +62,7 @@ class Validation:
     run: RunDirectory
 
     def __call__(self, step: int) -> dict[str, float]:
-        """Examine the policy with the weights that the rollout engines have, those of after a step."""
+        """Examine the policy with the weights that the rollout engines have after a step."""
         self.turns.finish_in_flight()
         metrics: dict[str, float] = {}
         examined = []
@@ -111,7 +111,7 @@ class ValidationSchedule:
         measure: Examines the policy on all sets, as it is after so many steps, and returns the metrics.
         run: The run's directory.
         checkpoints: Keep what is best.
-        progress: Is told of every validation.
+        progress: Shows every validation.
         sinks: Are given its numbers.
         first: Steps behind the policy with which the run begins.
 
@@ -155,7 +155,7 @@ class ValidationSchedule:
 
         Args:
             step: Steps behind the policy.
-            clock: That of the next step.
+            clock: The next step's.
         """
         if self.due(step):
             with clock.measure("validation"):
@@ -189,7 +189,7 @@ class ValidationSchedule:
         metric, direction = self._section.criterion(supervised=self._config.supervised)
         value = self._found[step].get(metric, math.nan)
         if math.isnan(value):
-            text = f"step {step}: {metric} is not a number, and counts as no better than those before"
+            text = f"step {step}: {metric} is not a number, so it counts as no improvement"
             self._progress.warn(text)
             self._run.log(f"warning: {text}")
         elif self._section.keep_best and step > 0:
@@ -205,7 +205,7 @@ class ValidationSchedule:
         least = f" by more than {section.min_delta:g}" if section.min_delta else ""
         best = "was never a number" if now.best is None else f"was {now.best:.4g} after step {now.best_step}"
         return (
-            f"early stop after step {step}: {metric} {best} and did not become better{least} in {now.waited} "
+            f"early stop after step {step}: {metric} {best} and did not improve{least} in {now.waited} "
             f"validation{'s' if now.waited > 1 else ''} since (validation.patience)"
         )
 

@@ -69,7 +69,7 @@ class WeightTransfer:
         way: ``shared_memory``, ``network``, ``file``; or ``auto``, which is one of the first two, by where those are
             that get weights.
         timeout_s: How long one end waits for the other.
-        tell: Is told what ``auto`` chose, and why.
+        tell: Called with the choice of ``auto`` and its reason.
         part: Which part of the weights changes, and is sent.
         metrics: The bytes that were sent since :meth:`of`, however many rollout processes they went to.
     """
@@ -173,7 +173,7 @@ class WeightTransfer:
             raise ConfigError(
                 "Weights cannot go through shared memory.",
                 where="rollout.weights=shared_memory",
-                why=f"it is memory of one machine, and {apart}",
+                why=f"shared memory reaches one machine only, and {apart}",
                 fix="rollout.weights=auto",
             )
         return SharedMemory(str(self.directory / f"transfer-{next(self._numbers)}"))

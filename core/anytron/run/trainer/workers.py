@@ -72,7 +72,7 @@ class TrainingWorkers:
         return cls(group, tuple(call(group, TrainingEngine.topology)))
 
     def while_generating(self, turns: SingleTurns | Conversations) -> TrainingWorkers:
-        """The same ranks; whoever waits for them goes on with responses."""
+        """The same ranks; waiting for them continues responses."""
         return replace(self, group=AttendedGroup(self.group, turns))
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,6 +183,8 @@ def load_image_processor(model: ModelSection) -> Any:
 
 def _loaded(auto_class: Any, directory: Path, what: str, key: str) -> Any:
     refuse(file_diagnostics(key, directory))
+    collecting = gc.isenabled()
+    gc.disable()  # a vocabulary is hundreds of thousands of objects, none of them garbage: each collection is in vain
     try:
         return auto_class.from_pretrained(directory, **_DATA_ONLY)
     except Exception as error:  # transformers, and the library of each format, fail in their own ways
@@ -191,6 +194,9 @@ def _loaded(auto_class: Any, directory: Path, what: str, key: str) -> Any:
             why=f"{type(error).__name__}: {error}",
             fix=f"set {key} to a directory that has one",
         ) from error
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def processor_files(directory: Path) -> list[Path]:

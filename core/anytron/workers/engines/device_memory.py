@@ -1,7 +1,7 @@
 """Give the memory of tensors back to the device for a while, and take it again.
 
-Tensors stay what they are: only the storage below them is emptied, so that every view of it, and whoever holds one,
-finds its values again. Between the two, nobody may compute with them.
+Tensors stay what they are: only the storage below them is emptied, so that every view of it finds its values again.
+Between the two, nothing may compute with them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The protocols of rollout engines, and what goes in and out of them.
 
 As with :mod:`anytron.workers.engines.training_engine`: :class:`RolloutEngine` is what every engine needs, and what some
-can do besides is a protocol and a capability of its own.
+can do besides is a separate protocol and capability.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Response:
 
 
 class RolloutEngine(Protocol):
-    """Generates responses, in a process of its own.
+    """Generates responses, in a separate process.
 
     It works while it is polled. So a driver that polls several engines in turn has responses as they finish, and
     between two polls an engine can be given more requests or new weights, without threads in it.
@@ -178,7 +178,7 @@ class ComparableRollout(RolloutEngine, Protocol):
         """Compare the weights in use with others, bit for bit, and change nothing.
 
         Args:
-            origin: The others, which are cast as :meth:`load_weights` does.
+            origin: The weights to compare with, which are cast as :meth:`load_weights` does.
 
         Returns:
             Names of those that differ, or that are on one side only.

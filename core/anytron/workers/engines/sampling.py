@@ -123,7 +123,7 @@ STRIPPED_TOKENS = 2
 
 
 class StopStrings:
-    """Tells whether the end of a response shows a stop string.
+    """Decides whether a response ends with a stop string.
 
     It looks for them in the decoded tail of a response. (transformers' ``StopStringCriteria`` derives a table from the
     vocabulary instead, and fails on tokenizers that do not know its letters.)

@@ -91,7 +91,7 @@ class TrainingEngine(Protocol):
         """Do one optimizer update.
 
         Args:
-            micro_batches: Those of this rank; every data-parallel replica gets equally many.
+            micro_batches: For this rank; every data-parallel replica gets equally many.
             loss: Computes each micro-batch's part of the loss.
 
         Returns:
@@ -310,7 +310,7 @@ class NonFinite:
 
     Attributes:
         place: Module or parameter, by its dotted name; or ``loss``.
-        what: What of it: its output, the loss, a gradient.
+        what: Its output, the loss, or a gradient.
         value: ``nan``, ``inf`` or ``-inf``.
         count: Numbers of the same tensor that are not finite.
         size: Numbers of that tensor.

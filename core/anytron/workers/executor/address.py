@@ -49,7 +49,7 @@ class Stores:
             held = _bound(address, 0)
         except OSError as error:
             raise exhausted(error, address) or WorkerError(
-                f"Ranks on several machines cannot meet at {address}.",
+                f"Ranks on several machines cannot connect at {address}.",
                 where=socket.gethostname(),
                 why=str(error),
                 fix="give the machine that address, or start its Ray with one that it has: ray start --node-ip-address",

@@ -106,7 +106,7 @@ class BaseExecutor(abc.ABC):
     def _bootstrap(
         self, spec: GroupSpec, rank: int, *, here: Sequence[int], init_method: str, processors: int
     ) -> Bootstrap:
-        """Make what a worker is told.
+        """Make a worker's first message.
 
         Args:
             spec: Its group.
@@ -139,7 +139,7 @@ class BaseExecutor(abc.ABC):
 
 
 def loopback_interface() -> str | None:
-    """Name of this machine's loopback interface: ``lo``, unless somebody has named it otherwise."""
+    """Name of this machine's loopback interface: mostly ``lo``."""
     return next((name for name, (flags,) in _interfaces(_GET_FLAGS, "H") if flags & _LOOPBACK), None)
 
 
@@ -178,7 +178,7 @@ def threads_asked_for() -> int | None:
     It may be a list, whose later numbers are of nested parallel regions (OpenMP 5.2, section 21.2).
 
     Raises:
-        ConfigError: It is no number.
+        ConfigError: It is not a number.
     """
     said = os.environ.get("OMP_NUM_THREADS", "")
     first = said.split(",")[0].strip()
@@ -215,7 +215,7 @@ def with_devices(environment: Mapping[str, str], variable: str, indices: Sequenc
 
     Args:
         environment: Its own.
-        variable: The one that restricts which devices it sees.
+        variable: Restricts which devices a process sees.
         indices: Which of them.
     """
     visible = environment.get(variable)

@@ -150,7 +150,7 @@ class Bootstrap:
         engine_group: Entry-point group of the engine.
         engine_name: Name of the engine in that group.
         sys_path: The driver's ``sys.path``: what the driver can import, its workers can.
-        python: Interpreter of an environment of its own, whose ``sys.path`` the worker keeps; None = the driver's.
+        python: Interpreter of a separate environment, whose ``sys.path`` the worker keeps; None = the driver's.
         model: Whose rank it is.
         version: The driver's version of Anytron.
     """
@@ -186,7 +186,7 @@ class Bootstrap:
 
     @property
     def process(self) -> ProcessInfo:
-        """The same as plugins are told."""
+        """The same, for plugins."""
         return ProcessInfo(self.role, self.rank, self.local_rank, self.world_size)
 
     @property

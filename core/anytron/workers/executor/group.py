@@ -219,7 +219,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         rank, failure = self._ranks[number], failures[number]
         doing = f"could not start engine {self._engine!r}" if method == "start" else f"failed in {method}()"
         others = sorted(set(failures) - {number})
-        also = f"\nafter it failed: ranks {', '.join(map(str, others))}" if others else ""
+        also = f"\nfailed afterwards: ranks {', '.join(map(str, others))}" if others else ""
         if failure is None:
             ended = rank.wait(LAST_WORDS_S)
             fate = rank.fate()
@@ -282,7 +282,7 @@ def _sentence(text: str) -> str:
 def _remedy(fate: str) -> str:
     if "SIGKILL" in fate:
         return (
-            "SIGKILL is mostly the kernel's answer to a lack of memory (see dmesg): lower "
+            "the kernel mostly sends SIGKILL when memory runs out (see dmesg): lower "
             "engine.max_tokens_per_micro_batch or rollout.max_batch_size"
         )
     if "no sign of life" in fate:

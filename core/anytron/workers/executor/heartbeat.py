@@ -174,7 +174,7 @@ class StandingReporter:
         self._fails = False
 
     def beat(self) -> None:
-        """Look at the main thread if somebody asks; write the note at the second look."""
+        """Look at the main thread if a note is asked for; write it at the second look."""
         if self._fails or not self._heartbeat.asked:
             return
         try:
@@ -185,7 +185,7 @@ class StandingReporter:
             self._before = None
             self._heartbeat.write((with_collectives(standing) if standing.place == before else standing).encode())
         except Exception:  # the heart must beat on
-            logger.warning("this rank cannot tell where it stands", exc_info=True)
+            logger.warning("this rank cannot report where it stands", exc_info=True)
             self._fails = True
 
 

@@ -142,9 +142,9 @@ class MemoryExplainer:
 
         config, role = RunConfig.model_validate(self.bootstrap.config), self.bootstrap.role
         reads = self.bootstrap.model == "reward_model"
-        doing = "to build its engine" if method == BUILDING else f"for {method}()"
+        doing = "while it built its engine" if method == BUILDING else f"in {method}()"
         return ResourceError(
-            f"The device has no memory left {doing}.",
+            f"The device ran out of memory {doing}.",
             where=f"{self.bootstrap.name}, {runtime.device_name()}",
             why=f"{_first_line(raised)} ({_sizes(runtime.memory_stats())})",
             fix="; ".join(advice_for_scores(config) if reads else advice(config, role, method)),
@@ -164,7 +164,7 @@ def advice(config: RunConfig, role: Role, method: str) -> Iterator[str]:
         yield f"lower rollout.max_batch_size (now {rollout.max_batch_size}) or rollout.max_new_tokens"
         for name, value in rollout.options.items():
             if "memory" in name:
-                yield f"change rollout.options.{name} (now {value}): what an engine sets aside, others lack"
+                yield f"change rollout.options.{name} (now {value}): the memory that it reserves is not free"
         if not engine.offload and rollout.placement == "colocated":
             yield "engine.offload=[optimizer,gradients,reference] gives it the training ranks' memory"
         return
@@ -176,7 +176,7 @@ def advice(config: RunConfig, role: Role, method: str) -> Iterator[str]:
     if parallel.data_parallel_size > 1 and not engine.distributed_optimizer:
         yield "engine.distributed_optimizer=true shares the optimizer's state between replicas"
     if not rollout.sleep and rollout.placement == "colocated" and not config.supervised:
-        yield "rollout.sleep=true, where the rollout engine can, gives its memory back while training works"
+        yield "rollout.sleep=true frees the rollout engine's memory during training, if the engine can"
     if method == BUILDING and config.algorithm.kl_coefficient > 0.0 and config.model.lora is None:
         yield "algorithm.kl_coefficient=0 builds no reference model"
     yield (
@@ -196,8 +196,8 @@ def advice_for_scores(config: RunConfig) -> Iterator[str]:
     assert section is not None
     yield f"lower reward_model.max_tokens_per_micro_batch (now {section.max_tokens_per_micro_batch})"
     if not section.offload:
-        yield "reward_model.offload=true leaves the device to the others while nothing is scored"
-    yield "rollout.sleep=true and engine.offload=[optimizer,gradients] leave it more"
+        yield "reward_model.offload=true frees the device while nothing is scored"
+    yield "rollout.sleep=true and engine.offload=[optimizer,gradients] leave more memory for it"
     yield f"split it over more devices: reward_model.parallel.tensor_model_parallel_size (now {tensor})"
 
 

@@ -190,7 +190,7 @@ class WorkerProcess:
         if status is None:
             silence_s = self._heartbeat.silence_s()
             if silence_s < self._heartbeat_timeout_s:
-                return "it runs, but does not use its channel"
+                return "it runs, but does not answer"
             return f"it has given no sign of life for {silence_s:.0f} s{_standing(self.pid)}"
         return f"it {ending(status)}"
 

@@ -66,7 +66,7 @@ class GroupSpec:
             machine's processors shared by its ranks, and by the replicas.
         replica: Which of several groups of this role and engine it is.
         replicas: How many of those there are; they work at the same time.
-        model: Whose ranks they are. Those of a reward model are training ranks for plugins. They share the devices of
+        model: Whose ranks they are. Ranks of a reward model are training ranks for plugins. They share the devices of
             the policy's, of which there are at least as many and which are started before.
         config: What their engine is built with; None = the run's configuration.
     """
@@ -134,7 +134,7 @@ class WorkerGroup(Protocol):
         """Call a method of the engine on all ranks: :meth:`submit`, and :meth:`Pending.result`."""
 
     def submit_each(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> Pending:
-        """Call a method of the engine on all ranks as :meth:`submit` does, each with positional arguments of its own.
+        """Call a method of the engine on all ranks as :meth:`submit` does, each with separate positional arguments.
 
         Args:
             method: Name of the method.
@@ -218,7 +218,7 @@ class ExaminedExecutor(Protocol):
 
     @classmethod
     def examine(cls, config: RunConfig | None, platform: Platform) -> Iterable[Result]:
-        """Examine it, and start nothing. Called in a process of its own, which ends afterwards.
+        """Examine it, and start nothing. Called in a separate process, which ends afterwards.
 
         Args:
             config: The run; None = no run in particular. It may use another executor.

@@ -67,7 +67,7 @@ def run() -> NoReturn:
 
 
 def main(channel: int, heartbeat_memory: int) -> int:
-    """Bootstrap, build the engine, and answer calls until told to stop.
+    """Bootstrap, build the engine, and answer calls until the driver stops it.
 
     Args:
         channel: This process's end of the socket pair.
@@ -205,7 +205,7 @@ def _stay(number: int, frame: object) -> None:
 
 
 def _watch(channel: int, heartbeat: Heartbeat) -> None:
-    """Beat, tell where this process stands, and end it with all that it started when the driver's end is gone.
+    """Beat, report where this process stands, and end it with all that it started when the driver's end is gone.
 
     A thread, because the main one may be in a collective that waits for a rank that has gone too.
     PR_SET_PDEATHSIG would not do: it fires when the *thread* that started this process ends.

@@ -55,7 +55,7 @@ class Bucket:
 def memory_file(size: int) -> Iterator[int]:
     """Make memory without a name that others could open.
 
-    It is gone when nobody has its descriptor or a map of it. Yields the descriptor, and closes it.
+    It is gone when no process has its descriptor or a map of it. Yields the descriptor, and closes it.
 
     Raises:
         ResourceError: There is not so much memory.
@@ -66,7 +66,7 @@ def memory_file(size: int) -> Iterator[int]:
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
             raise ResourceError(
-                "There is no memory for the buckets in which weights go to the rollout.",
+                "There is not enough memory for the buckets that carry weights to the rollout.",
                 where=f"{size} bytes each",
                 why=str(error),
                 fix="rollout.weights=file",
@@ -144,9 +144,9 @@ class TensorOrder:
             self._name, self._next, self._size = entry.name, 0, math.prod(entry.shape)
         if (entry.name, entry.start) != (self._name, self._next):
             raise TransferError(
-                "Pieces of weights are missing or came twice.",
+                "Pieces of weights are missing or arrived twice.",
                 where=f"element {entry.start} of {entry.name}",
-                why=f"{self._name} had come up to element {self._next} of {self._size}",
+                why=f"{self._name} had arrived up to element {self._next} of {self._size}",
             )
         self._next += entry.size
 
@@ -155,7 +155,7 @@ class TensorOrder:
         if self._next != self._size or len(self._seen) != tensors:
             raise TransferError(
                 "Weights are missing.",
-                where=f"{self._name}, the last to come",
+                where=f"{self._name}, the last to arrive",
                 why=f"{self._next} of its {self._size} elements; {len(self._seen)} of {tensors} tensors",
             )
 
@@ -170,7 +170,7 @@ class SenderEnd(Protocol):
     buckets: Sequence[Bucket]
 
     def accept(self, timeout_s: float) -> socket.socket | None:
-        """Wait for a connection for messages; None if nobody came that has a right to."""
+        """Wait for a connection for messages; None if no authenticated peer came."""
 
     def admit(self, reader: int, connection: socket.socket) -> None:
         """Give a reader what it needs before the first bucket. Raises OSError if it is gone."""
@@ -199,7 +199,7 @@ class ReaderEnd(Protocol):
 
 
 class SenderCarrier(Protocol):
-    """What rank 0 is told, to begin: plain data."""
+    """How rank 0 begins a transfer: plain data."""
 
     def listen(self, readers: int, timeout_s: float, bucket_bytes: int) -> AbstractContextManager[SenderEnd]:
         """Let readers come.
@@ -211,7 +211,7 @@ class SenderCarrier(Protocol):
 
 
 class ReaderCarrier(Protocol):
-    """What a rollout process is told, to begin: plain data."""
+    """How a rollout process begins a transfer: plain data."""
 
     @property
     def where(self) -> str:
@@ -230,10 +230,10 @@ class Meeting(Protocol):
 
     @property
     def sender(self) -> SenderCarrier:
-        """What rank 0 is told."""
+        """For rank 0."""
 
     def reader(self) -> ReaderCarrier | None:
-        """What the readers are told; None if a moment has passed and rank 0 does not listen yet."""
+        """For the readers; None if a moment has passed and rank 0 does not listen yet."""
 
     def withdraw(self, reader: int, *, lost: bool) -> None:
         """Tell the sender that a reader will not come if it has not; or that it is gone, whether it had come or not."""

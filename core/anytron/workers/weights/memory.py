@@ -111,7 +111,9 @@ class SharedMemory:
                 connection.close()
                 if time.monotonic() > deadline:
                     why = f"{error}, for {timeout_s:g} s"
-                    raise TransferError("Nobody sends weights.", where=self.path, why=why) from error
+                    raise TransferError(
+                        "The training rank did not begin to send weights.", where=self.path, why=why
+                    ) from error
                 time.sleep(pause)
                 pause = min(2 * pause, LOOK_S)
             else:

@@ -59,7 +59,7 @@ class NetworkMeeting:
     """A :class:`~anytron.workers.weights.buckets.Meeting` of processes on several machines.
 
     Args:
-        driver: Address of this process's machine at which that of rank 0 reaches it.
+        driver: Address of this process's machine at which rank 0's machine reaches it.
         sender: Address of rank 0's machine at which the readers' reach it.
 
     Attributes:
@@ -177,7 +177,7 @@ class _Door:
     Args:
         listener: Where they come; closed with the door.
         secret: What they must know.
-        purpose: What they come for.
+        purpose: What the connections are for.
     """
 
     def __init__(self, listener: socket.socket, secret: bytes, purpose: str) -> None:
@@ -217,7 +217,7 @@ class _Door:
         caller = _Caller(connection, address[0], Challenge(self._secret, self._purpose), time.monotonic() + PROOF_S)
         self._callers.append(caller)
         if len(self._callers) > CALLERS:
-            self._refuse(self._callers[0], "others come")
+            self._refuse(self._callers[0], "newer connections came")
         with self._unless_refused(caller):
             connection.sendall(caller.challenge.text)
 
@@ -240,7 +240,7 @@ class _Door:
     def _refuse_the_late(self) -> None:
         now = time.monotonic()
         for caller in [one for one in self._callers if now > one.deadline]:
-            self._refuse(caller, f"it has proved nothing within {PROOF_S:g} s")
+            self._refuse(caller, f"it did not authenticate within {PROOF_S:g} s")
 
     @contextlib.contextmanager
     def _unless_refused(self, caller: _Caller) -> Iterator[None]:
@@ -256,7 +256,7 @@ class _Door:
         if self._refused <= REFUSALS:
             logger.warning("a connection from %s was refused: %s", caller.address, why)
         if self._refused == REFUSALS:
-            logger.warning("further refusals in this transfer are not written down")
+            logger.warning("further refusals in this transfer are not logged")
 
 
 @dataclass
@@ -342,7 +342,7 @@ def _listening(address: str) -> socket.socket:
         return socket.create_server((address, 0), family=family, backlog=BACKLOG)
     except OSError as error:
         raise TransferError(
-            "Nobody can come for weights at the address that the executor knows of a machine.",
+            "Could not listen for a transfer of weights at the address that the executor has for this machine.",
             where=address,
             why=str(error),
             fix="give the machine that address (ray start --node-ip-address), or rollout.weights=file",
@@ -365,7 +365,7 @@ def _connected(called: tuple[str, int], timeout_s: float, secret: bytes, purpose
         connection = socket.create_connection(called, timeout_s)
     except OSError as error:
         raise exhausted(error, where) or TransferError(
-            "The way of weights over the network does not reach its end.",
+            "Could not connect to transfer weights.",
             where=where,
             why=str(error),
             fix="let the machines connect to each other at any port, or rollout.weights=file",
@@ -375,9 +375,7 @@ def _connected(called: tuple[str, int], timeout_s: float, secret: bytes, purpose
         connection.settimeout(timeout_s)
     except (OSError, EOFError) as error:
         connection.close()
-        raise TransferError(
-            "The two ends of a transfer of weights do not trust each other.", where=where, why=str(error)
-        ) from error
+        raise TransferError("A transfer of weights could not be authenticated.", where=where, why=str(error)) from error
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 

@@ -170,7 +170,7 @@ class _Received:
             send(self.end.connection, {"done": number})
 
     def _transfer_errors(self) -> contextlib.AbstractContextManager[None]:
-        return _transfer_errors("The weights ended before all had come.", self.where)
+        return _transfer_errors("The weights ended before all had arrived.", self.where)
 
 
 class _Sender:
@@ -254,7 +254,7 @@ class _Sender:
         while missing := {reader for reader in missing if not end.withdrawn(reader)}:
             if time.monotonic() > deadline:
                 raise TransferError(
-                    "A rollout process does not come for its weights.",
+                    "A rollout process did not connect to receive its weights.",
                     where=f"readers {sorted(missing)} of {stream.readers}",
                     why=f"waited {stream.timeout_s:g} s",
                 )
@@ -277,7 +277,7 @@ class _Sender:
         try:
             yield
         except (OSError, EOFError) as error:
-            logger.warning("a rollout process has left before it had all weights: %s", error)
+            logger.warning("a rollout process disconnected before it had all weights: %s", error)
             reader.close()
             assert self._readers is not None
             self._readers.remove(reader)
@@ -288,4 +288,4 @@ def _transfer_errors(what: str, where: str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError) as error:
-        raise TransferError(what, where=where, why=f"the sender has ended, or does nothing: {error}") from error
+        raise TransferError(what, where=where, why=f"the sender has ended, or does not answer: {error}") from error

@@ -83,7 +83,7 @@ class WeightDestination(Protocol[Sent]):
         """Send all weights.
 
         Args:
-            weights: Tensors by their Hugging Face names. A collective: it is exhausted, even if nobody receives.
+            weights: Tensors by their Hugging Face names. A collective: it is exhausted, even if no process receives.
             version: Optimizer updates behind them.
             is_optional: Whether a rollout engine may leave out the tensor of a name (:attr:`Piece.optional`).
 

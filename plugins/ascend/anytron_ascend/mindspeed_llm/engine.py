@@ -1,20 +1,215 @@
-"""The training engine ``mindspeed_llm``: the engine of Megatron, over MindSpeed-LLM's models."""
+"""The training engine ``mindspeed_llm``: Megatron's, over MindSpeed-LLM's models with the weights of a Hugging Face directory."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+from huggingface_hub import save_torch_state_dict
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.training.arguments import core_transformer_config_from_args
+from megatron.training.global_vars import get_args
+from safetensors import SafetensorError
 
-from anytron.engines import load_hf_config
+from anytron import EngineError, ModelTraits
+from anytron.engines import load_hf_config, read_hf_config
+from anytron.sequences import MaskKind
 from anytron_ascend.mindspeed_llm.arguments import translate
-from anytron_ascend.mindspeed_llm.models import MindSpeedLlmSource
 from anytron_ascend.mindspeed_llm.options import MindSpeedLlmOptions
-from anytron_ascend.mindspeed_llm.process_state import install_arguments
+from anytron_ascend.mindspeed_llm.process_state import install_arguments, layer_specification, uninstall_arguments
 from anytron_megatron import MegatronEngine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from torch import Tensor, nn
+
+
+_LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, SafetensorError)
+"""What mbridge raises, from various places, when a tensor is missing or has another shape."""
+
+VALUE_HEAD = "value_head."
+"""Beginning of the names of a critic's head (:class:`anytron_megatron.critic.ValueHead`)."""
+_ONE_BY_ONE = re.compile(r"\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight$")
+
+
+class HuggingFaceWeights:
+    """The weights of one model directory.
+
+    Args:
+        directory: With ``config.json`` and safetensors.
+        dtype: Element type of the parameters.
+        padded_vocab_size: Rows of embedding and output layer, over all tensor-parallel ranks.
+
+    Raises:
+        EngineError: mbridge does not know the model type.
+    """
+
+    def __init__(self, directory: Path, *, dtype: torch.dtype, padded_vocab_size: int) -> None:
+        from mbridge import AutoBridge
+
+        self.hf_config = read_hf_config(directory)
+        self._directory = directory
+        try:
+            self._bridge: Any = AutoBridge.from_config(self.hf_config, dtype=dtype, make_vocab_size_divisible_by=1)
+        except (KeyError, ValueError, NotImplementedError) as error:
+            raise EngineError(
+                "The weights of this model family cannot be read.",
+                where=str(directory / "config.json"),
+                why=f"mbridge does not know model_type '{self.hf_config.model_type}': {error}",
+                fix="use a model of a family that mbridge has, for example qwen3",
+            ) from error
+        # For a model with tied embeddings mbridge changes the table of its class, for every model to come
+        # (mbridge/models/qwen2.py, _adjust_mapping_for_shared_weights).
+        head = "model.embed_tokens.weight" if self.hf_config.tie_word_embeddings else "lm_head.weight"
+        self._bridge._DIRECT_MAPPING = {**self._bridge._DIRECT_MAPPING, "output_layer.weight": head}
+        self._bridge.vocab_size = self.hf_config.vocab_size
+        self._bridge.padded_vocab_size = padded_vocab_size
+
+    @torch.no_grad()
+    def load(self, chunks: Sequence[nn.Module]) -> None:
+        """Read the directory into the models. A collective.
+
+        Every parameter is NaN before, so that one that was not read is found.
+
+        Raises:
+            EngineError: On all ranks, if a tensor is missing or has another shape anywhere, or a file is damaged.
+        """
+        for chunk in chunks:
+            for parameter in chunk.parameters():
+                parameter.fill_(torch.nan)
+        failure = ""
+        try:
+            self._bridge.load_weights([_Named(chunk) for chunk in chunks], str(self._directory))
+        except _LOADING_FAILS as error:
+            failure = f"{type(error).__name__}: {error}"
+        unfilled = [name for chunk in chunks for name, value in chunk.named_parameters() if value.isnan().any()]
+        if not failure and unfilled:
+            failure = f"{len(unfilled)} of the model's parameters got no finite values, {min(unfilled)} for one"
+        failures: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(failures, failure)
+        if any(failures):
+            raise EngineError(
+                "The weights do not fit the model.",
+                where=str(self._directory),
+                why=next(filter(None, failures)),
+                fix="use the weights that belong to this config.json, or complete the download",
+            )
+
+    @torch.no_grad()
+    def export(self, chunks: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights under their Hugging Face names, whole, on the device, on every rank. A collective."""
+        yield from self._bridge.export_weights([_Named(chunk) for chunk in chunks])
+
+
+class _Named:
+    """A model, its parameters named as mbridge names them.
+
+    Experts that are computed one by one are numbered like those of one grouped matrix product, and a critic's
+    head is no part of it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        if hasattr(model, "decoder"):
+            self.decoder = model.decoder
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        named = ((_numbered(name), parameter) for name, parameter in self._model.named_parameters())
+        return ((name, parameter) for name, parameter in named if not name.startswith(VALUE_HEAD))
+
+    def state_dict(self) -> dict[str, Any]:
+        named = ((_numbered(name), value) for name, value in self._model.state_dict().items())
+        return {name: value for name, value in named if not name.startswith(VALUE_HEAD)}
+
+
+def _numbered(name: str) -> str:
+    return _ONE_BY_ONE.sub(r".experts.\2.weight\1", name)
+
+
+class MindSpeedLlmSource:
+    """One Hugging Face model directory as a model of MindSpeed-LLM.
+
+    Implements :class:`anytron_megatron.models.source.ModelSource`. The arguments are those that the adaptor has
+    installed in this process.
+
+    Args:
+        directory: With ``config.json`` and safetensors.
+        dtype: Element type of parameters and activations.
+    """
+
+    attention_heads = None
+    """Its attention is its own: the other checks of ``anytron verify`` cover it."""
+    vision = None
+    fp8 = False
+    experts_config = None
+    """Its experts balance their own load, and their routing is not replayed."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+        self._arguments = get_args()
+        self._dtype = dtype
+        self._weights = HuggingFaceWeights(directory, dtype=dtype, padded_vocab_size=self._arguments.padded_vocab_size)
+        self.vocab_size: int = self._arguments.vocab_size
+        self.context_length: int = self._arguments.max_position_embeddings
+        self.traits = ModelTraits(causal=True, mixture_of_experts=bool(self._arguments.num_experts))
+        self.parts: Mapping[Any, Sequence[str]] = {}
+
+    def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:
+        """Accept no tensor, in either format: the attention makes the compressed triangle itself."""
+        del sequence_format, portable
+        return frozenset({MaskKind.NONE})
+
+    def build(self, device: torch.device, check: Callable[[list[nn.Module]], object] | None = None) -> list[nn.Module]:
+        """Build this rank's pipeline stage (``model_provider`` of MindSpeed-LLM's pretrain_gpt.py), and load it."""
+        arguments = self._arguments
+        model: nn.Module = GPTModel(
+            config=core_transformer_config_from_args(arguments),
+            transformer_layer_spec=layer_specification(),
+            vocab_size=arguments.padded_vocab_size,
+            max_sequence_length=arguments.max_position_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            parallel_output=True,
+            share_embeddings_and_output_weights=not arguments.untie_embeddings_and_output_weights,
+            position_embedding_type=arguments.position_embedding_type,
+            rotary_percent=arguments.rotary_percent,
+            rotary_base=arguments.rotary_base,
+        )
+        # Norms and routers are made on the host, in float32.
+        chunks = [model.to(device=device, dtype=self._dtype)]
+        if check is not None:
+            check(chunks)
+        self._weights.load(chunks)
+        return chunks
+
+    def export(self, chunks: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights under their Hugging Face names, on the host, on rank 0. A collective."""
+        first = torch.distributed.get_rank() == 0
+        for name, tensor in self._weights.export(chunks):
+            if first:
+                yield name, tensor.cpu()
+
+    def prediction_names(self, names: Iterable[str]) -> frozenset[str]:
+        """Find nothing: the models have no multi-token prediction modules."""
+        del names
+        return frozenset()
+
+    def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
+        """Write a Hugging Face model directory: sharded safetensors and config. A collective."""
+        tensors = {name: tensor.contiguous() for name, tensor in self.export(chunks)}
+        if torch.distributed.get_rank() == 0:
+            path.mkdir(parents=True, exist_ok=True)
+            save_torch_state_dict(tensors, path)
+            self._weights.hf_config.save_pretrained(path)
+        torch.distributed.barrier()
+
+    def close(self) -> None:
+        """Let the next engine of this process install other arguments."""
+        uninstall_arguments()
 
 
 class MindSpeedLlmEngine(MegatronEngine):

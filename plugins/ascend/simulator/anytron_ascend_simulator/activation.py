@@ -7,9 +7,31 @@ import ctypes
 import io
 import os
 import sys
+from types import ModuleType
+from typing import Any
 
-from anytron_ascend_simulator.pyacl import install_pyacl
 from anytron_ascend_simulator.paths import SimulatorError, library_paths
+
+
+def install_pyacl(runtime: ctypes.CDLL) -> None:
+    """Make ``import acl`` find it; ``runtime`` is the simulated libascendcl.so."""
+    sys.modules["acl"] = _PyAcl(runtime)
+
+
+class _PyAcl(ModuleType):
+    def __init__(self, runtime: ctypes.CDLL) -> None:
+        super().__init__("acl", "Simulated.")
+        self._soc_name = runtime.aclrtGetSocName
+        self._soc_name.restype = ctypes.c_char_p
+
+    def get_soc_name(self) -> str:
+        """The chip that is simulated."""
+        return str(self._soc_name().decode())
+
+    def __getattr__(self, name: str) -> Any:
+        # AttributeError, so that hasattr works and __spec__ and its like are simply absent.
+        raise AttributeError(f"the Ascend simulator has no acl.{name}: of pyACL it has get_soc_name only")
+
 
 VARIABLE = "ANYTRON_ASCEND_SIMULATOR"
 _ENVIRONMENT = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anytron_conformance.prediction_modules import turn_last_layers_into_prediction_modules
-from anytron_conformance.tiny_models import write_tiny_model
+from anytron_conformance.tiny_models import turn_last_layers_into_prediction_modules, write_tiny_model
 from tests.slow import slow_but
 
 TP2 = {"parallel": {"tensor_model_parallel_size": 2}}

@@ -11,8 +11,7 @@ import torch
 from anytron.proof.verification import hugging_face
 from anytron.proof.verification.gradients import check_gradients
 from anytron.run.trainer.updates import UpdatePlan
-from anytron_conformance.prediction_modules import turn_last_layers_into_prediction_modules
-from anytron_conformance.tiny_models import write_tiny_model
+from anytron_conformance.tiny_models import turn_last_layers_into_prediction_modules, write_tiny_model
 from tests.backends.megatron.lora.conftest import LORA, write_random_adapter
 
 TP2, PP2, DP2 = ({f"{name}_parallel_size": 2} for name in ("tensor_model", "pipeline_model", "data"))

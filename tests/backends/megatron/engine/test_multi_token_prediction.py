@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from anytron.base.errors import AnytronError
 from anytron.sequences.batch import TokenOutputs
-from anytron_conformance.prediction_modules import turn_last_layers_into_prediction_modules
-from anytron_conformance.tiny_models import write_tiny_model
+from anytron_conformance.tiny_models import turn_last_layers_into_prediction_modules, write_tiny_model
 
 LAYERS, DEPTHS, HIDDEN = 2, 2, 32
 COEFFICIENT, RATE = 1.0, 0.5

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anytron.proof.verification.prediction import check_prediction, trains_modules
-from anytron_conformance.prediction_modules import turn_last_layers_into_prediction_modules
-from anytron_conformance.tiny_models import write_tiny_model
+from anytron_conformance.tiny_models import turn_last_layers_into_prediction_modules, write_tiny_model
 
 CASES = {
     "detached, two depths": {"mtp_detach": True},

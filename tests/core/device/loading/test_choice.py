@@ -121,7 +121,7 @@ def test_a_probe_that_raises_is_broken_and_recorded(site):
 
 def test_a_probe_that_answers_something_else_is_broken(site):
     site.platform("npx", body="    def probe(self): return True\n")
-    with pytest.raises(PlatformError, match="True, which is no Probe"):
+    with pytest.raises(PlatformError, match="True, which is not a Probe"):
         open_session()
 
 
@@ -251,7 +251,7 @@ def test_the_variable_holds_the_options_where_none_are_given(site, monkeypatch):
 def test_a_variable_that_is_no_object_is_refused_by_its_name(site, monkeypatch, text):
     site.platform("npx", body=OPTIONS)
     monkeypatch.setenv("ANYTRON_PLATFORM_OPTIONS", text)
-    with pytest.raises(ConfigError, match="ANYTRON_PLATFORM_OPTIONS is no JSON object"):
+    with pytest.raises(ConfigError, match="ANYTRON_PLATFORM_OPTIONS is not a JSON object"):
         open_session("npx")
 
 

@@ -179,7 +179,7 @@ def test_a_platform_of_another_version_is_refused_by_name(site):
     assert caught.value.what == "Platform 'chip' is incompatible."
     assert caught.value.where == "platform.name=chip"
     assert caught.value.why == "it was written for version 2 of the plugin contract, this anytron has 1"
-    assert caught.value.fix == "install versions of anytron and acme-chip that fit each other"
+    assert caught.value.fix == "install versions of anytron and acme-chip that match"
 
 
 def test_one_name_twice_uses_neither_and_names_both(site, report):

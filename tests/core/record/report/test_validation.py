@@ -16,7 +16,7 @@ from tests.core.record.report.test_in_a_browser import put, shown
 from tests.core.record.report.test_page import content_of, tags
 
 MEAN = "validation/digits/mean@4"
-STOPPED = "early stop after step 30: it did not become better"
+STOPPED = "early stop after step 30: it did not improve"
 
 
 def validated(step):

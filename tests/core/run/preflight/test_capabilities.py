@@ -48,7 +48,9 @@ def run_of(engine="small", options=None, **sections) -> RunConfig:
 def test_an_engine_that_lacks_what_the_run_needs_is_refused_by_name(testchip, key, sections):
     (found,) = training_diagnostics(run_of(**sections))
     assert (found.severity, found.key) == ("error", key)
-    assert found.message.startswith(f"the engine small cannot {'ask a teacher' if key == 'teacher' else 'train'}")
+    assert found.message.startswith(
+        f"the engine small cannot {'score with a teacher' if key == 'teacher' else 'train'}"
+    )
     assert list(training_diagnostics(run_of("megatron", **sections))) == []
     assert "testchip_engine" not in sys.modules
 
@@ -86,10 +88,10 @@ def test_adapters_are_sent_alone_only_to_engines_that_compute_with_them_and_if_t
 
     error = "error", "rollout.lora"
     assert found() == []
-    assert found(engine="small") == [(*error, "the engine small cannot compute with adapters")]
-    assert found(engine="transformers") == [(*error, "the engine transformers cannot compute with adapters")]
+    assert found(engine="small") == [(*error, "the engine small cannot generate with adapters")]
+    assert found(engine="transformers") == [(*error, "the engine transformers cannot generate with adapters")]
     assert found(lora=None) == [(*error, "there are no adapters to send")]
-    message = "it needs all weights to be sent, and with rollout.lora=alone adapters are"
+    message = "it needs all weights, and rollout.lora=alone sends adapters only"
     assert ("error", "rollout.check_weights_every", message) in found(check_weights_every=3)
     assert ("error", "rollout.sleep", message) in found(sleep=True)
 
@@ -100,8 +102,8 @@ def test_routing_is_told_by_one_engine_and_repeated_by_the_other(testchip):
         return [(one.severity, one.key, one.message.partition(":")[0]) for one in training_diagnostics(run)]
 
     error = "error", "rollout.replay_routing"
-    assert found("megatron", "small") == [(*error, "the engine small cannot tell its routing")]
-    assert found("small", "transformers") == [(*error, "the engine small cannot repeat the rollout's routing")]
+    assert found("megatron", "small") == [(*error, "the engine small cannot report its routing")]
+    assert found("small", "transformers") == [(*error, "the engine small cannot replay the rollout's routing")]
     assert found("megatron", "transformers") == []
 
 

@@ -189,7 +189,7 @@ def test_a_correction_that_cannot_see_what_sampling_leaves_out_is_warned_of(chec
 def test_replicas_are_placed_apart_where_devices_can_be_given_to_one_process_and_suffice(check, monkeypatch):
     apart = {"placement": "separate"}
     for platform in (Processor(), Chip()):
-        with pytest.raises(ConfigError, match=f"{platform.name} has no devices that could be given to one process"):
+        with pytest.raises(ConfigError, match=f"{platform.name} cannot reserve a device for one process"):
             check(platform, rollout=apart)
     monkeypatch.setattr(Chip, "visible_devices_variable", "CHIPS")
     check(Chip(), rollout=apart)

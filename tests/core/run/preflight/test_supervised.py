@@ -57,7 +57,7 @@ def test_the_file_that_a_run_leaves_is_as_sound_as_the_run(tmp_path):
 def test_settings_of_reinforcement_learning_are_refused_by_name(sections, key):
     refused = found(**sections)
     assert ("error", key) in [one[:2] for one in refused]
-    assert all(message.startswith("with algorithm.name=sft it has no meaning: ") for _, _, message in refused)
+    assert all(message.startswith("it has no effect with algorithm.name=sft: ") for _, _, message in refused)
 
 
 def test_the_same_settings_mean_something_with_rewards():

@@ -53,9 +53,9 @@ def test_the_policy_s_tokens_have_the_same_numbers(teacher, words):
     [
         (
             ["<eos>", "b", "a", "c"],
-            "2 of the policy's 4 tokens have another number, or none: 'a' is 1, and 2; 'b' is 2",
+            "2 of the policy's 4 tokens have another id, or none: 'a' is 1, and 2; 'b' is 2",
         ),
-        (WORDS[:3], "1 of the policy's 4 tokens have another number, or none: 'c' is 3, and nothing"),
+        (WORDS[:3], "1 of the policy's 4 tokens have another id, or none: 'c' is 3, and nothing"),
         (["<eos>", "x", *WORDS[1:]], "3 of the policy's 4 tokens"),
     ],
     ids=["exchanged", "fewer", "one in between"],
@@ -70,7 +70,7 @@ def test_another_vocabulary_is_refused_by_name(teacher, words, says):
 
 def test_a_reward_model_of_another_vocabulary_is_refused_as_such(teacher):
     section = RewardModelSection(path=teacher(WORDS[:3]).path)
-    with pytest.raises(ConfigError, match=r"(?s)The reward model has another vocabulary.*reward_model\.path") as caught:
+    with pytest.raises(ConfigError, match=r"(?s)The reward model's vocabulary differs.*reward_model\.path") as caught:
         compare(section, WORDS)
     assert "responses are not tokenized again" in caught.value.fix
     compare(section, WORDS[:3])

@@ -96,7 +96,7 @@ def test_it_stops_early_says_why_and_goes_on_if_it_is_asked_to(new_run, script, 
     assert summary.steps == 3
     assert traces == ["begin_traces", "end_traces"], "the fourth step never begins"
     assert summary.early_stop == (
-        "early stop after step 3: validation/digits/mean@4 was 0.5 after step 1 and did not become better by more than "
+        "early stop after step 3: validation/digits/mean@4 was 0.5 after step 1 and did not improve by more than "
         "0.1 in 2 validations since (validation.patience)"
     )
     record = json.loads((summary.output_dir / "run.json").read_text())

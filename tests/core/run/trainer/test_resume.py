@@ -93,7 +93,7 @@ def test_a_finished_run_is_not_trained_again(new_run):
     run = new_run(resume="auto")
     summary = run.train()
     assert (summary.steps, run.executor.started) == (2, [])
-    assert "the run is finished" in run.progress.notes[-1]
+    assert "the run has finished" in run.progress.notes[-1]
     assert (output(new_run) / "metrics.jsonl").read_bytes() == before
 
 
@@ -302,7 +302,7 @@ def test_an_error_before_the_updates_loses_no_step(new_run, undisturbed):
     with pytest.raises(WorkerError, match="lost"):
         failing.train()
     assert steps(output(new_run)) == [2]
-    assert "holds all that was trained before" in failing.progress.notes[-1]
+    assert "holds everything trained before" in failing.progress.notes[-1]
     new_run(trainer=trainer, resume="auto").train()
     assert_equal(output(new_run), whole)
 

@@ -72,7 +72,7 @@ def test_the_policy_learns_what_the_model_likes(new_run, judge):
 
 def test_a_model_of_another_vocabulary_is_refused_before_anything_starts(new_run, judge):
     run = new_run(NAN, reward_model={"path": judge}, rewards=[ASKED], model={"tokenizer": "task.py:other_tokenizer"})
-    with pytest.raises(ConfigError, match=r"(?s)reward model has another vocabulary.*reward_model\.path.*<think>"):
+    with pytest.raises(ConfigError, match=r"(?s)reward model's vocabulary differs.*reward_model\.path.*<think>"):
         run.train()
     assert run.executor.started == []
 

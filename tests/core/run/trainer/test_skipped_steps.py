@@ -60,9 +60,7 @@ def test_a_step_without_signal_is_skipped_and_the_run_goes_on(new_run, updates):
     for step in run.progress.steps:
         assert ("grad_norm" in step) == ("loss/total" in step) == (not step["update/skipped"])
         assert step.keys() >= {"reward/mean", "response/length_mean", "time/step_s", "throughput/tokens_per_s"}
-    assert (
-        "nothing to train on, and the step is skipped: 1 in a row, and with 2 the run ends" in run.progress.warnings[0]
-    )
+    assert "nothing to train on, and the step is skipped: 1 in a row, and the run ends at 2" in run.progress.warnings[0]
 
 
 def test_a_run_that_is_killed_after_a_skipped_step_goes_on_to_the_digit(new_run, tmp_path):

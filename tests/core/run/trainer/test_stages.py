@@ -89,7 +89,7 @@ def test_a_run_that_is_killed_anywhere_and_resumed_equals_one_that_was_not(stage
         train(stages(tmp_path / "run"), disturb)
     summaries, told = train(stages(tmp_path / "run", resume="auto"))
     assert list(summaries)[-1] == "grpo"
-    assert ("stage sft is over" in told) == (killed == "in the second")
+    assert ("stage sft has finished" in told) == (killed == "in the second")
     assert left(tmp_path / "run") == left(tmp_path / "whole")
 
 
@@ -104,12 +104,14 @@ def test_a_finished_run_is_left_as_it_is(stages, tmp_path):
 
 def test_the_first_stage_is_not_trained_on_under_the_second(stages, tmp_path):
     train(stages(tmp_path))
-    with pytest.raises(ConfigError, match=r"(?s)stage sft is to be trained.*total_steps was 3 and is 4"):
+    with pytest.raises(ConfigError, match=r"(?s)(?i:stage) sft still has to be trained.*total_steps was 3 and is 4"):
         train(stages(tmp_path, sft=4, resume="auto"))
-    with pytest.raises(ConfigError, match=r"(?s)stage sft is to be trained.*optimizer\.lr was 0\.003 and is 0\.5"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)(?i:stage) sft still has to be trained.*optimizer\.lr was 0\.003 and is 0\.5"
+    ):
         train(stages(tmp_path, resume="auto", optimizer={"lr": 0.5}))
     (tmp_path / "1-sft" / "run.json").unlink()
-    with pytest.raises(ConfigError, match=r"(?s)no record of a run that came to its end"):
+    with pytest.raises(ConfigError, match=r"(?s)no record of a finished run"):
         train(stages(tmp_path, resume="auto"))
 
 

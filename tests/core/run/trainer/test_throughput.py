@@ -73,10 +73,10 @@ def test_replicas_with_devices_of_their_own_count_as_devices_and_not_for_mfu(mon
     ("facts", "flops", "why"),
     [
         ([{"peak_flops": {"per_s": None, "source": "a processor"}}], "count", "a processor"),
-        ([{}], "count", "the engine says no peak"),
-        ([{"peak_flops": PEAK}], "", "the engine megatron counts no operations"),
+        ([{}], "count", "the engine reports no peak"),
+        ([{"peak_flops": PEAK}], "", "the engine megatron does not count operations"),
         ([{"peak_flops": PEAK}], "count_not", "Not known. no list of tensors"),
-        ([{"peak_flops": PEAK}, {}], "count", "the engine says no peak"),
+        ([{"peak_flops": PEAK}, {}], "count", "the engine reports no peak"),
     ],
 )
 def test_without_one_of_the_numbers_there_is_no_mfu_and_a_reason(monkeypatch, facts, flops, why):

@@ -110,7 +110,7 @@ def test_a_run_that_is_resumed_on_another_day_equals_one_that_was_not(dated_run,
     again.train()
     model = load_file(whole / "hf" / "model.safetensors")
     assert_equal(output(dated_run), (comparable(whole), lines(whole / "samples.jsonl"), model))
-    assert any("the chat template is another now" in note for note in again.progress.notes)
+    assert any("the chat template has changed" in note for note in again.progress.notes)
     saved = json.loads((output(dated_run) / "hf" / "tokenizer_config.json").read_text())
     kept = saved.get("chat_template") or (output(dated_run) / "hf" / "chat_template.jinja").read_text()
     assert "%d%H%M" in kept

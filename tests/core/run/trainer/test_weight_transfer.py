@@ -216,6 +216,6 @@ def test_an_engine_that_takes_a_file_only_gets_one_and_is_told_of_before(config,
     assert diagnosed(lora="alone") == ("auto", [], [])
     way, (note,), found = diagnosed(engine="reading")
     assert (way, found) == ("file", [])
-    assert note == "weights go to the rollout through a file: the engine reading takes weights from a file only"
+    assert note == "weights go to the rollout through a file: the engine reading loads weights only from a file"
     for must in ("shared_memory", "network"):
         assert diagnosed(engine="reading", weights=must)[2] == [("error", "rollout.weights")]

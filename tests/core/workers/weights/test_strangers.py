@@ -72,7 +72,7 @@ def test_a_transfer_ends_in_time_while_strangers_knock(new_transfer):
             while time.monotonic() < until:
                 with socket.create_connection(where) as stranger:
                     stranger.sendall(bytes(64))
-        with pytest.raises(TransferError, match="does not come for its weights"):
+        with pytest.raises(TransferError, match="did not connect to receive its weights"):
             sent.result()
         assert time.monotonic() < until
 

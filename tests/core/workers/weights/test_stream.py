@@ -116,7 +116,7 @@ def test_rank_0_and_the_driver_listen_where_they_are_told_and_only_while_it_is_n
 
 
 def test_an_address_that_is_not_the_machine_s_is_an_error_that_names_it():
-    with pytest.raises(TransferError, match=r"(?s)Nobody can come for weights.*192\.0\.2\.77"):
+    with pytest.raises(TransferError, match=r"(?s)Could not listen for a transfer of weights.*192\.0\.2\.77"):
         NetworkMeeting("192.0.2.77", "127.0.0.1")
 
 
@@ -155,7 +155,7 @@ def test_a_byte_that_changes_on_the_way_is_noticed(new_transfer, monkeypatch):
         (lambda messages: messages.pop(0), "damaged in transfer"),
         (lambda messages: messages.pop(1), "Weights are missing"),
         (lambda messages: messages[1]["entries"].pop(), "missing"),
-        (lambda messages: messages[0]["entries"].append(messages[0]["entries"][0]), "missing or came twice"),
+        (lambda messages: messages[0]["entries"].append(messages[0]["entries"][0]), "missing or arrived twice"),
         (lambda messages: messages[-1].update(tensors=3), "Weights are missing"),
     ],
     ids=["a-bucket", "the-last-bucket", "an-entry", "an-entry-twice", "a-tensor"],
@@ -198,7 +198,7 @@ def test_a_killed_sender_is_an_error_at_its_readers_at_once(new_transfer, start)
     assert sender.stdout.readline() == "stands\n"
     sender.kill()
     for reader in readers:
-        assert reader.communicate(timeout=20)[0] == "TransferError: The weights ended before all had come.\n"
+        assert reader.communicate(timeout=20)[0] == "TransferError: The weights ended before all had arrived.\n"
 
 
 @pytest.mark.parametrize("way", ["shared_memory"], indirect=True)
@@ -266,7 +266,7 @@ def test_neither_end_waits_for_ever(new_transfer):
     with ThreadPoolExecutor() as pool:
         sent = pool.submit(two.stream.send, [], 3, lambda name: False)
         origin = two.origin(0)
-        with pytest.raises(TransferError, match=r"(?s)does not come for its weights.*readers \[0, 1\] of 2"):
+        with pytest.raises(TransferError, match=r"(?s)did not connect to receive its weights.*readers \[0, 1\] of 2"):
             sent.result()
-    with pytest.raises(TransferError, match=r"Nobody sends weights|does not reach its end"):
+    with pytest.raises(TransferError, match=r"did not begin to send weights|Could not connect to transfer weights"):
         collect(origin)
