@@ -98,10 +98,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "anytron_ascend_simulator": (
-        ("memory", "paths", "pyacl", "random_numbers", "signatures"),
+        ("memory", "random_numbers", "signatures"),
         ("build", "kernels"),
-        ("__main__", "aclnn", "aten_formulas"),
-        ("aten",),
+        ("__main__", "aclnn", "aten"),
         ("activation",),
         ("__init__",),
     ),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from anytron_conformance.model.table import FAMILIES
+from anytron_conformance.model.observed import FAMILIES
 from anytron_conformance.rules import rules_of
 from anytron_conformance.subject import Source, Subject
 from anytron_conformance.tiny_models import CONFIGS

@@ -1,10 +1,7 @@
 """Level ``model``: tiny models of every family, compared with transformers, and in several layouts."""
 
-from anytron_conformance.model.adapters import adapters
-from anytron_conformance.model.critic import critic
 from anytron_conformance.model.empty_shares import with_empty_shares
-from anytron_conformance.model.prediction import prediction
-from anytron_conformance.model.routing import router_replay
+from anytron_conformance.model.parts import adapters, critic, prediction, router_replay
 from anytron_conformance.model.rules import RULES as WHOLE_MODELS
 
 __all__ = ["RULES"]

@@ -12,10 +12,7 @@ from anytron.proof.verification.empty_shares import TOGETHER, compute_share, emp
 from anytron.proof.verification.gradients import compare_gradients
 from anytron.proof.verification.hugging_face import LOSS
 from anytron.proof.verification.weights import tied_copies
-from anytron_conformance.model.observed import Observer, recorded_of
-from anytron_conformance.model.parts import SHOWN, gradients_shown, hold_values
-from anytron_conformance.model.prediction import model_with_modules
-from anytron_conformance.model.table import (
+from anytron_conformance.model.observed import (
     CONTEXT,
     CONTEXT_OF_FOUR,
     DEEPSEEK_V3,
@@ -31,7 +28,10 @@ from anytron_conformance.model.table import (
     TENSOR,
     Family,
     Layout,
+    Observer,
+    recorded_of,
 )
+from anytron_conformance.model.parts import SHOWN, gradients_shown, hold_values, model_with_modules
 from anytron_conformance.rules import Broken, Case, rule
 from anytron_conformance.training_ranks import START_S, hold, said
 

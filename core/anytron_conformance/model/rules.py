@@ -9,8 +9,7 @@ from anytron.proof.verification.comparisons import compare_logits, compare_token
 from anytron.proof.verification.engines import first_sequences
 from anytron.proof.verification.gradients import compare_gradients
 from anytron.proof.verification.weights import tied_copies
-from anytron_conformance.model.observed import Observer, Seen
-from anytron_conformance.model.table import (
+from anytron_conformance.model.observed import (
     ARRANGED,
     CONTEXT,
     DEEPSEEK_V3,
@@ -34,6 +33,8 @@ from anytron_conformance.model.table import (
     SPLIT_EXPERTS,
     TENSOR,
     TENSOR_EXPERT,
+    Observer,
+    Seen,
     cases,
 )
 from anytron_conformance.rules import rule

@@ -15,7 +15,7 @@ TRITON_IMPORTS = Patch(
     reason="it imports its triton kernels whether a model needs them or not; triton-ascend may be absent",
     upstream="mindspeed/features_manager/megatron_basic/requirements_basic.py, te_adaptation",
     remove_when="MindSpeed imports triton where it uses it",
-    install=f"{_HERE}.triton_imports:stand_in_for_mindspeed",
+    install=f"{_HERE}.fixes:stand_in_for_mindspeed",
 )
 MINDSPEED = Patch(
     id="ascend.mindspeed",
@@ -26,7 +26,7 @@ MINDSPEED = Patch(
     reason="Megatron on NPUs: Transformer Engine's modules, fused kernels, ring attention",
     upstream="https://gitcode.com/Ascend/MindSpeed, branch core_r0.16.0",
     remove_when="Megatron runs on NPUs by itself",
-    install=f"{_HERE}.repatching:import_mindspeed",
+    install=f"{_HERE}.process_state:import_mindspeed",
     stays="torch.cuda stays redirected to torch.npu (torch_npu.contrib.transfer_to_npu)",
 )
 MODEL_CONFIG = Patch(
@@ -41,7 +41,7 @@ MODEL_CONFIG = Patch(
     ),
     upstream="mcore_bridge/config/model_config.py, _augment_mindspeed_defaults",
     remove_when="mcore-bridge takes MindSpeed's arguments as they are",
-    replacement=f"{_HERE}.model_config:take_arguments",
+    replacement=f"{_HERE}.fixes:take_arguments",
 )
 ATTENTION = tuple(
     Patch(
@@ -55,7 +55,7 @@ ATTENTION = tuple(
         upstream="mindspeed/te/pytorch/attention/dot_product_attention/backend.py, line 83; "
         "mindspeed/core/context_parallel/dot_product_attention.py, line 137",
         remove_when="MindSpeed passes the padded ends, and a mask's mode with the mask",
-        replacement=f"{_HERE}.attention:call_as_documented",
+        replacement=f"{_HERE}.fixes:call_as_documented",
     )
     for suffix, target in (
         ("", f"{_TE_ATTENTION}:TEDotProductAttention.forward"),

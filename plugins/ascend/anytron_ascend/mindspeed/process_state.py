@@ -26,6 +26,43 @@ _last: list[dict[str, Any]] = []
 """What was asked of MindSpeed last in this process, and the arguments that it had then."""
 
 
+GLOBALS = (
+    ("mindspeed.utils", "_ACTUAL_SEQ_LEN"),
+    ("mindspeed.core.context_parallel.get_batch_utils", "_ACTUAL_SEQ_LEN"),
+    ("mindspeed.utils", "_POSITION_IDS"),
+)
+"""Module and name of MindSpeed core_r0.16.0. Two modules have a global of the same name; both are set and restored,
+also when a recomputation runs inside another micro-batch."""
+
+
+def engine_arguments(defaults: Mapping[str, Any], sizes: ParallelSizes, options: MindSpeedOptions) -> dict[str, Any]:
+    """Return every argument of an engine: ``defaults`` (MindSpeed's own), its sizes, and what the options ask for.
+
+    They are process-wide and persist: an engine inherits what it leaves out from the one before. So each
+    engine gets a whole set, MindSpeed's defaults included.
+    """
+    return {
+        **defaults,
+        "tensor_model_parallel_size": sizes.tensor,
+        "pipeline_model_parallel_size": sizes.pipeline,
+        "context_parallel_size": sizes.context,
+        "expert_model_parallel_size": sizes.expert,
+        "expert_tensor_parallel_size": sizes.expert_tensor,
+        "sequence_parallel": sizes.sequence_parallel,
+        "context_parallel_algo": options.context_parallel_algo,
+        "transformer_impl": "transformer_engine",
+        "multi_latent_attention": False,
+        "use_flash_attn": True,
+        # A mask and its mode come together, call by call (anytron_ascend.mindspeed.fixes); these hold
+        # for calls without a mask: MindSpeed's compressed triangle, left-up causal.
+        "attention_mask_type": "causal",
+        "sparse_mode": 2,
+        # With context parallelism MindSpeed would put a Gated DeltaNet of its own in the place of Megatron's, and it
+        # would be the parent of mcore-bridge's layer or not, by which of the two was imported first.
+        "gated_delta_net": False,
+    }
+
+
 def import_mindspeed(context: PatchContext) -> Installed:
     """Import MindSpeed, which patches torch and Megatron for its defaults."""
     # First of all: MindSpeed answers for importlib.metadata.version afterwards.
@@ -147,38 +184,6 @@ def bare_command_line() -> Iterator[None]:
         yield
     finally:
         sys.argv = arguments
-
-
-def engine_arguments(defaults: Mapping[str, Any], sizes: ParallelSizes, options: MindSpeedOptions) -> dict[str, Any]:
-    """Return every argument of an engine: ``defaults`` (MindSpeed's own), its sizes, and what the options ask for."""
-    return {
-        **defaults,
-        "tensor_model_parallel_size": sizes.tensor,
-        "pipeline_model_parallel_size": sizes.pipeline,
-        "context_parallel_size": sizes.context,
-        "expert_model_parallel_size": sizes.expert,
-        "expert_tensor_parallel_size": sizes.expert_tensor,
-        "sequence_parallel": sizes.sequence_parallel,
-        "context_parallel_algo": options.context_parallel_algo,
-        "transformer_impl": "transformer_engine",
-        "multi_latent_attention": False,
-        "use_flash_attn": True,
-        # A mask and its mode come together, call by call (anytron_ascend.mindspeed.fixes); these hold
-        # for calls without a mask: MindSpeed's compressed triangle, left-up causal.
-        "attention_mask_type": "causal",
-        "sparse_mode": 2,
-        # With context parallelism MindSpeed would put a Gated DeltaNet of its own in the place of Megatron's, and it
-        # would be the parent of mcore-bridge's layer or not, by which of the two was imported first.
-        "gated_delta_net": False,
-    }
-
-
-GLOBALS = (
-    ("mindspeed.utils", "_ACTUAL_SEQ_LEN"),
-    ("mindspeed.core.context_parallel.get_batch_utils", "_ACTUAL_SEQ_LEN"),
-    ("mindspeed.utils", "_POSITION_IDS"),
-)
-"""Module and name of MindSpeed core_r0.16.0."""
 
 
 def sequence_scope(layout: SequenceLayout) -> ScopeFactory:

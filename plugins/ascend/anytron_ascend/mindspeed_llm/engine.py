@@ -1,4 +1,4 @@
-"""The training engine ``mindspeed_llm``: Megatron's, over MindSpeed-LLM's models with the weights of a Hugging Face directory."""
+"""The training engine ``mindspeed_llm``: Megatron's, over MindSpeed-LLM's models with Hugging Face weights."""
 
 from __future__ import annotations
 
@@ -32,9 +32,109 @@ if TYPE_CHECKING:
 _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, SafetensorError)
 """What mbridge raises, from various places, when a tensor is missing or has another shape."""
 
+
 VALUE_HEAD = "value_head."
 """Beginning of the names of a critic's head (:class:`anytron_megatron.critic.ValueHead`)."""
+
+
 _ONE_BY_ONE = re.compile(r"\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight$")
+
+
+class MindSpeedLlmEngine(MegatronEngine):
+    """Train one policy, and the critic of PPO, as models of MindSpeed-LLM; score tokens."""
+
+    def prepare_platform(self) -> None:
+        """Install the whole run's arguments, which are MindSpeed-LLM's as well, and let it patch for them."""
+        config = self._context.config
+        options = MindSpeedLlmOptions.model_validate(config.engine.options)
+        model = load_hf_config(config.model)
+        install_arguments(translate(config, model, options), self._context.layer.ledger)
+
+    def open_source(self, directory: Path, *, policy: bool) -> MindSpeedLlmSource:
+        """Open a model directory; the policy's and the critic's are alike."""
+        del policy
+        return MindSpeedLlmSource(directory, getattr(torch, self._context.config.model.dtype))
+
+
+class MindSpeedLlmSource:
+    """One Hugging Face model directory as a model of MindSpeed-LLM.
+
+    Implements :class:`anytron_megatron.models.source.ModelSource`. The arguments are those that the adaptor has
+    installed in this process.
+
+    Args:
+        directory: With ``config.json`` and safetensors.
+        dtype: Element type of parameters and activations.
+    """
+
+    attention_heads = None
+    """Its attention is its own: the other checks of ``anytron verify`` cover it."""
+    vision = None
+    fp8 = False
+    experts_config = None
+    """Its experts balance their own load, and their routing is not replayed."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+        self._arguments = get_args()
+        self._dtype = dtype
+        self._weights = HuggingFaceWeights(directory, dtype=dtype, padded_vocab_size=self._arguments.padded_vocab_size)
+        self.vocab_size: int = self._arguments.vocab_size
+        self.context_length: int = self._arguments.max_position_embeddings
+        self.traits = ModelTraits(causal=True, mixture_of_experts=bool(self._arguments.num_experts))
+        self.parts: Mapping[Any, Sequence[str]] = {}
+
+    def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:
+        """Accept no tensor, in either format: the attention makes the compressed triangle itself."""
+        del sequence_format, portable
+        return frozenset({MaskKind.NONE})
+
+    def build(self, device: torch.device, check: Callable[[list[nn.Module]], object] | None = None) -> list[nn.Module]:
+        """Build this rank's pipeline stage (``model_provider`` of MindSpeed-LLM's pretrain_gpt.py), and load it."""
+        arguments = self._arguments
+        model: nn.Module = GPTModel(
+            config=core_transformer_config_from_args(arguments),
+            transformer_layer_spec=layer_specification(),
+            vocab_size=arguments.padded_vocab_size,
+            max_sequence_length=arguments.max_position_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            parallel_output=True,
+            share_embeddings_and_output_weights=not arguments.untie_embeddings_and_output_weights,
+            position_embedding_type=arguments.position_embedding_type,
+            rotary_percent=arguments.rotary_percent,
+            rotary_base=arguments.rotary_base,
+        )
+        # Norms and routers are made on the host, in float32.
+        chunks = [model.to(device=device, dtype=self._dtype)]
+        if check is not None:
+            check(chunks)
+        self._weights.load(chunks)
+        return chunks
+
+    def export(self, chunks: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights under their Hugging Face names, on the host, on rank 0. A collective."""
+        first = torch.distributed.get_rank() == 0
+        for name, tensor in self._weights.export(chunks):
+            if first:
+                yield name, tensor.cpu()
+
+    def prediction_names(self, names: Iterable[str]) -> frozenset[str]:
+        """Find nothing: the models have no multi-token prediction modules."""
+        del names
+        return frozenset()
+
+    def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
+        """Write a Hugging Face model directory: sharded safetensors and config. A collective."""
+        tensors = {name: tensor.contiguous() for name, tensor in self.export(chunks)}
+        if torch.distributed.get_rank() == 0:
+            path.mkdir(parents=True, exist_ok=True)
+            save_torch_state_dict(tensors, path)
+            self._weights.hf_config.save_pretrained(path)
+        torch.distributed.barrier()
+
+    def close(self) -> None:
+        """Let the next engine of this process install other arguments."""
+        uninstall_arguments()
 
 
 class HuggingFaceWeights:
@@ -129,100 +229,3 @@ class _Named:
 
 def _numbered(name: str) -> str:
     return _ONE_BY_ONE.sub(r".experts.\2.weight\1", name)
-
-
-class MindSpeedLlmSource:
-    """One Hugging Face model directory as a model of MindSpeed-LLM.
-
-    Implements :class:`anytron_megatron.models.source.ModelSource`. The arguments are those that the adaptor has
-    installed in this process.
-
-    Args:
-        directory: With ``config.json`` and safetensors.
-        dtype: Element type of parameters and activations.
-    """
-
-    attention_heads = None
-    """Its attention is its own: the other checks of ``anytron verify`` cover it."""
-    vision = None
-    fp8 = False
-    experts_config = None
-    """Its experts balance their own load, and their routing is not replayed."""
-
-    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
-        self._arguments = get_args()
-        self._dtype = dtype
-        self._weights = HuggingFaceWeights(directory, dtype=dtype, padded_vocab_size=self._arguments.padded_vocab_size)
-        self.vocab_size: int = self._arguments.vocab_size
-        self.context_length: int = self._arguments.max_position_embeddings
-        self.traits = ModelTraits(causal=True, mixture_of_experts=bool(self._arguments.num_experts))
-        self.parts: Mapping[Any, Sequence[str]] = {}
-
-    def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:
-        """Accept no tensor, in either format: the attention makes the compressed triangle itself."""
-        del sequence_format, portable
-        return frozenset({MaskKind.NONE})
-
-    def build(self, device: torch.device, check: Callable[[list[nn.Module]], object] | None = None) -> list[nn.Module]:
-        """Build this rank's pipeline stage (``model_provider`` of MindSpeed-LLM's pretrain_gpt.py), and load it."""
-        arguments = self._arguments
-        model: nn.Module = GPTModel(
-            config=core_transformer_config_from_args(arguments),
-            transformer_layer_spec=layer_specification(),
-            vocab_size=arguments.padded_vocab_size,
-            max_sequence_length=arguments.max_position_embeddings,
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
-            parallel_output=True,
-            share_embeddings_and_output_weights=not arguments.untie_embeddings_and_output_weights,
-            position_embedding_type=arguments.position_embedding_type,
-            rotary_percent=arguments.rotary_percent,
-            rotary_base=arguments.rotary_base,
-        )
-        # Norms and routers are made on the host, in float32.
-        chunks = [model.to(device=device, dtype=self._dtype)]
-        if check is not None:
-            check(chunks)
-        self._weights.load(chunks)
-        return chunks
-
-    def export(self, chunks: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights under their Hugging Face names, on the host, on rank 0. A collective."""
-        first = torch.distributed.get_rank() == 0
-        for name, tensor in self._weights.export(chunks):
-            if first:
-                yield name, tensor.cpu()
-
-    def prediction_names(self, names: Iterable[str]) -> frozenset[str]:
-        """Find nothing: the models have no multi-token prediction modules."""
-        del names
-        return frozenset()
-
-    def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
-        """Write a Hugging Face model directory: sharded safetensors and config. A collective."""
-        tensors = {name: tensor.contiguous() for name, tensor in self.export(chunks)}
-        if torch.distributed.get_rank() == 0:
-            path.mkdir(parents=True, exist_ok=True)
-            save_torch_state_dict(tensors, path)
-            self._weights.hf_config.save_pretrained(path)
-        torch.distributed.barrier()
-
-    def close(self) -> None:
-        """Let the next engine of this process install other arguments."""
-        uninstall_arguments()
-
-
-class MindSpeedLlmEngine(MegatronEngine):
-    """Train one policy, and the critic of PPO, as models of MindSpeed-LLM; score tokens."""
-
-    def prepare_platform(self) -> None:
-        """Install the whole run's arguments, which are MindSpeed-LLM's as well, and let it patch for them."""
-        config = self._context.config
-        options = MindSpeedLlmOptions.model_validate(config.engine.options)
-        model = load_hf_config(config.model)
-        install_arguments(translate(config, model, options), self._context.layer.ledger)
-
-    def open_source(self, directory: Path, *, policy: bool) -> MindSpeedLlmSource:
-        """Open a model directory; the policy's and the critic's are alike."""
-        del policy
-        return MindSpeedLlmSource(directory, getattr(torch, self._context.config.model.dtype))

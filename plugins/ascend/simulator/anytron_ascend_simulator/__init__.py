@@ -9,6 +9,6 @@ torch), :func:`activate` the device (imports torch_npu); both say on stderr that
 """
 
 from anytron_ascend_simulator.activation import activate, preload
-from anytron_ascend_simulator.paths import SimulatorError
+from anytron_ascend_simulator.build import SimulatorError
 
 __all__ = ["SimulatorError", "activate", "preload"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from anytron_ascend_simulator.build import build
-from anytron_ascend_simulator.paths import SimulatorError, library_directory, library_paths, torch_npu_version
+from anytron_ascend_simulator.build import SimulatorError, build, library_directory, library_paths, torch_npu_version
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from anytron_ascend_simulator.paths import SimulatorError, library_paths
+from anytron_ascend_simulator.build import SimulatorError, library_paths
 
 
 def install_pyacl(runtime: ctypes.CDLL) -> None:

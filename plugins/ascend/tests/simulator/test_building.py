@@ -4,8 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from anytron_ascend_simulator import SimulatorError, paths
-from anytron_ascend_simulator.build import build
+from anytron_ascend_simulator import SimulatorError, build
 from anytron_ascend_simulator.kernels import KERNELS
 from anytron_ascend_simulator.signatures import SIGNATURES
 
@@ -15,16 +14,16 @@ def test_every_entry_point_has_a_kernel():
 
 
 def test_another_torch_npu_is_refused(monkeypatch):
-    monkeypatch.setattr(paths, "version", lambda _: "2.7.1")
+    monkeypatch.setattr(build, "version", lambda _: "2.7.1")
     with pytest.raises(SimulatorError, match=r"knows torch_npu 2\.13\.0, and 2\.7\.1 is installed"):
-        build()
+        build.build()
 
 
 def test_a_missing_compiler_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("ANYTRON_ASCEND_SIMULATOR_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SimulatorError, match=r"needs g\+\+: install it"):
-        build()
+        build.build()
 
 
 @pytest.mark.parametrize(

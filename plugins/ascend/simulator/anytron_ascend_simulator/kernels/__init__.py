@@ -9,32 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron_ascend_simulator.kernels import (
-    activations,
-    dropout,
-    fills,
-    flash_attention,
-    grouped,
-    norms,
-    optimizers,
-    permutation,
-    rotary,
-    routing_permutation,
-)
+from anytron_ascend_simulator.kernels import dropout, flash_attention, fused, permutation, routing_permutation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 KERNELS: dict[str, Callable[..., None]] = {
-    **fills.KERNELS,
+    **fused.KERNELS,
     **dropout.KERNELS,
     **flash_attention.KERNELS,
-    **norms.KERNELS,
-    **activations.KERNELS,
-    **rotary.KERNELS,
-    **grouped.KERNELS,
     **permutation.KERNELS,
     **routing_permutation.KERNELS,
-    **optimizers.KERNELS,
 }
 """By the name of the entry point."""

@@ -1,4 +1,4 @@
-"""The arguments of ``npu_fusion_attention``, checked and cut into sequences.
+"""The arguments of ``npu_fusion_attention``, checked and cut into sequences; True = MASKED everywhere.
 
 Source: torch_npu 2.13, documentation of ``npu_fusion_attention`` and the checks of op-plugin's
 FlashAttentionKernelNpuOpApi.cpp; for sinks CANN 8.5.0, documentation and checks of
@@ -31,7 +31,7 @@ TND_ONLY_MODES = frozenset({7, 8})
 
 @dataclass(frozen=True)
 class Sparsity:
-    """A mask and how to read it.
+    """An ``atten_mask`` with a ``sparse_mode``: what it means, and what the documentation demands of it.
 
     Attributes:
         mode: ``sparse_mode``.

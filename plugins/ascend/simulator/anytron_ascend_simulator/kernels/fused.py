@@ -1,4 +1,4 @@
-"""RMS norm, SwiGLU, rotary embeddings, grouped products, AdamW, and the primitives that torch_npu's C++ calls itself."""
+"""RMS norm, SwiGLU, rotary embeddings, grouped products, AdamW, and primitives that torch_npu's C++ calls itself."""
 
 from __future__ import annotations
 
@@ -105,6 +105,12 @@ SUMS, COUNTS = 0, 1
 
 
 def _grouped_matmul(*arguments: Any) -> None:
+    """Multiply rows in groups, each with its own weight; or the reduced dimension in groups (``npu_grouped_matmul``).
+
+    Source: torch_npu's documentation of ``npu_grouped_matmul`` and op-plugin's GroupedMatmulKernelNpuOpApi.cpp.
+    Modelled is what training uses: one ``x``, one weight ``[G, K, N]`` or G weights ``[K, N]`` (for the reduced
+    dimension one ``[K, N]``), one output, no quantisation, bias or activation.
+    """
     x, weight, *unmodelled = arguments[:8]
     groups, *activation = arguments[8:12]
     split_item, group_type, list_type, activation_type = arguments[12:16]
@@ -179,3 +185,21 @@ def _adamw(
 
 def _pad(source: Tensor, padding: list[int], value: Any, target: Tensor) -> None:
     target.copy_(torch.nn.functional.pad(source, padding, value=value))
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "aclnnRmsNorm": _rms_norm,
+    "aclnnRmsNormGrad": _rms_norm_grad,
+    "aclnnSwiGlu": _swiglu,
+    "aclnnSwiGluGrad": _swiglu_grad,
+    "aclnnRotaryPositionEmbedding": _rotary,
+    "aclnnRotaryPositionEmbeddingGrad": _rotary_grad,
+    "aclnnGroupedMatmulV4": _grouped_matmul,
+    "aclnnApplyAdamWV2": _adamw,
+    "aclnnInplaceFillScalar": torch.Tensor.fill_,
+    "aclnnInplaceZero": torch.Tensor.zero_,
+    "aclnnInplaceOne": lambda target: target.fill_(1),
+    "aclnnInplaceCopy": torch.Tensor.copy_,
+    "aclnnCast": lambda source, _dtype, target: target.copy_(source),
+    "aclnnConstantPadNd": _pad,
+}
