@@ -155,36 +155,19 @@ def place_ranks(ranks: int, resource: str | None, timeout_s: float) -> Agents:
         raise
 
 
-def place_beside(trainers: Agents, rank: int, count: int, timeout_s: float) -> Agents:
-    """Place agents that hold no resources on the machine of a training rank; the training ranks' devices are theirs.
+def place_beside(trainers: Agents, wanted: Sequence[tuple[int, tuple[str, ...]]], timeout_s: float) -> Agents:
+    """Place agents that hold no resources on the machines of training ranks.
 
     Args:
         trainers: The training ranks' agents.
-        rank: Beside which of them.
-        count: How many agents.
+        wanted: For each agent, a training rank on whose machine it must be, and the ids of the devices that it gets.
+            Those of one machine follow each other.
         timeout_s: Seconds until they must have started.
 
     Raises:
         ProcessLost: The machine is gone.
         WorkerError: They could not be started.
     """
-    devices = tuple(trainers.devices_at(rank))
-    return _placed_without_resources(trainers, [(rank, devices)] * count, timeout_s)
-
-
-def place_with(trainers: Agents, count: int, timeout_s: float) -> Agents:
-    """Place agents that hold no resources, each on the machine of one of the first training ranks, with its device.
-
-    Arguments and errors as for :func:`place_beside`.
-    """
-    ranks = [(rank, trainers.places[rank].devices) for rank in range(count)]
-    return _placed_without_resources(trainers, ranks, timeout_s)
-
-
-def _placed_without_resources(
-    trainers: Agents, wanted: Sequence[tuple[int, tuple[str, ...]]], timeout_s: float
-) -> Agents:
-    """Place agents on the machines of training ranks, which follow each other there, and let each have devices."""
     alive = {one["NodeID"] for one in ray.nodes() if one["Alive"]}
     for rank, _ in wanted:
         if (node := trainers.places[rank].host.id) not in alive:

@@ -136,17 +136,20 @@ class RayExecutor(BaseExecutor):
 
         find_component(spec.engine_group, spec.engine_name, "engine")
         timeout_s = self._config.executor.start_timeout_s
+        trainers = self._trainers
         if spec.model == "reward_model":
-            assert self._trainers is not None, "training ranks are started first"
-            agents = cluster.place_with(self._trainers, spec.world_size, timeout_s)
+            assert trainers is not None, "training ranks are started first"
+            wanted = [(rank, trainers.places[rank].devices) for rank in range(spec.world_size)]
+            agents = cluster.place_beside(trainers, wanted, timeout_s)
         elif spec.role == "trainer":
             agents = self._trainers = cluster.place_ranks(spec.world_size, self._resource, timeout_s)
         elif self._apart:
             agents = cluster.place_ranks(spec.world_size, self._resource, timeout_s)
         else:
-            assert self._trainers is not None, "training ranks are started first"
-            first = ranks_beside(spec.replica, spec.replicas, len(self._trainers.places))[0]
-            agents = cluster.place_beside(self._trainers, first, spec.world_size, timeout_s)
+            assert trainers is not None, "training ranks are started first"
+            first = ranks_beside(spec.replica, spec.replicas, len(trainers.places))[0]
+            wanted = [(first, tuple(trainers.devices_at(first)))] * spec.world_size
+            agents = cluster.place_beside(trainers, wanted, timeout_s)
         try:
             ranks = self._start_processes(agents, spec)
         except BaseException:  # Ctrl-C too: nothing else knows these agents yet

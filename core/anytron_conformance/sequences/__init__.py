@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron_conformance.sequences.inputs import inputs_keep_tokens
-from anytron_conformance.sequences.layouts import alignment_suffices, constraints_are_fixed
+from anytron_conformance.sequences.layouts import (
+    alignment_suffices,
+    constraints_are_fixed,
+    context_parallel_outputs,
+    inputs_keep_tokens,
+    outputs_come_back,
+)
 from anytron_conformance.sequences.masks import (
     mask_by_influence,
     mask_companions,
     mask_is_read,
     padding_without_influence,
 )
-from anytron_conformance.sequences.outputs import context_parallel_outputs, outputs_come_back
 from anytron_conformance.sequences.scopes import scopes_nest, scopes_restore
 
 if TYPE_CHECKING:

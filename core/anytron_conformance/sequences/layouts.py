@@ -1,21 +1,25 @@
-"""What the platform asks of layouts."""
+"""x"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import torch
+from torch import distributed
 
-from anytron.device.platform import LayoutRequest, layout_constraints_of
+from anytron.device.platform import Feature, LayoutRequest, layout_constraints_of
 from anytron.kernels.oracles.attention import reference_attention
+from anytron.sequences.layout import IGNORED_LABEL, ContextShard
 from anytron_conformance.compare import assert_close
 from anytron_conformance.micro_batches import Scene, micro_batch, planned_layout, scenes
+from anytron_conformance.ranks import Member, on_ranks
 from anytron_conformance.rules import Broken, Case, rule
 from anytron_conformance.sequences.attention import HEADS, SCALE, attention_of, operands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from anytron.sequences.layout import SequenceLayout
     from anytron_conformance.subject import Subject
 
 
@@ -81,3 +85,115 @@ def alignment_suffices(subject: Subject, case: Case) -> None:
     wanted = torch.autograd.grad((expected * weights).sum(), exact)
     for name, gradient, want in zip(("queries", "keys", "values"), gradients, wanted, strict=True):
         assert_close(gradient, want, f"The gradient of the {name}", dtype=torch.float32, factor=10)
+
+
+@rule(
+    "inputs-keep-tokens",
+    "sequences",
+    "preprocess_sequences moves, drops and rolls nothing: real tokens keep their ids, labels and positions.",
+    cases=[scene.case for scene in scenes(parallel=((1, 1), (2, 1), (1, 2)))],
+)
+def inputs_keep_tokens(subject: Subject, case: Case) -> None:
+    """A micro-batch goes through the hook on each context-parallel rank, and all ranks' tokens are put together again.
+
+    Every token must be there once, with its own position, and labelled with the one that follows it in its sequence.
+    What the hook was given must not be changed in place: engines use it for other things.
+    """
+    scene: Scene = case.values
+    seen: dict[int, tuple[int, int]] = {}
+    for rank in range(scene.context):
+        kept = planned_layout(subject, scene)  # made again: nothing of the other can have changed it
+        batch = micro_batch(subject, scene, rank=rank)
+        for name in ("input_ids", "labels", "position_ids"):
+            before, after = getattr(batch.given, name), getattr(batch.inputs, name)
+            real = batch.layout.valid
+            if name == "input_ids" and not torch.equal(before, batch.layout.pack(batch.tokens)):
+                raise Broken("preprocess_sequences changed the ids that it was given in place.")
+            if not torch.equal(before[real], after[real]):
+                raise Broken(
+                    f"{name} of real tokens are others.", f"{after[real].tolist()}, were {before[real].tolist()}"
+                )
+        if not torch.equal(kept.cu_seqlens.cpu(), batch.layout.cu_seqlens.cpu()):
+            raise Broken("preprocess_sequences changed the layout in place.")
+        rows = zip(
+            batch.inputs.input_ids[real].tolist(),
+            batch.inputs.position_ids[real].tolist(),
+            batch.inputs.labels[real].tolist(),
+            strict=True,
+        )
+        seen |= {token: (position, label) for token, position, label in rows}
+    expected, token = {}, int(batch.tokens[0])
+    for length in scene.lengths:
+        for position in range(length):
+            following = token + 1 if position + 1 < length else IGNORED_LABEL
+            expected[token] = (position, following)
+            token += 1
+    if seen != expected:
+        first = min(one for one in expected if seen.get(one) != expected[one])
+        raise Broken(
+            "A token is not where it belongs.",
+            f"token {first - 100} has (position, label) {seen.get(first)}, expected {expected[first]}",
+        )
+
+
+SHAPES: tuple[tuple[int, ...], ...] = ((), (3,))
+"""What comes after rows and columns: log-probs have nothing, hidden states one dimension."""
+
+
+@rule(
+    "outputs-come-back",
+    "sequences",
+    "postprocess_output gives the values of real tokens, in the order of the input, with their gradients.",
+    cases=[scene.case for scene in scenes(parallel=((1, 1), (2, 1)))],
+)
+def outputs_come_back(subject: Subject, case: Case) -> None:
+    """Values that tell every token apart, NaN in padding, are brought back and weighted with different weights.
+
+    The gradient of a real slot is its token's weight, that of padding 0. A hook that detaches its answer trains
+    nothing; one that drops or reorders tokens gives each the advantage of another.
+    """
+    layout = planned_layout(subject, case.values).to(subject.device)
+    for shape in SHAPES:
+        _compare(subject, layout, shape)
+
+
+@rule(
+    "context-parallel-outputs",
+    "sequences",
+    "With context parallelism postprocess_output gathers the values of all ranks, and gradients reach their own rank.",
+    cases=[scene.case for scene in scenes(parallel=((1, 2),))],
+    needs=[Feature.CONTEXT_PARALLEL],
+    limit_s=360.0,
+)
+def context_parallel_outputs(subject: Subject, case: Case) -> None:
+    """Two ranks hold their parts of each sequence, and each gets the values of all tokens."""
+    on_ranks(subject, 2, compare_shard, case.values)
+
+
+def compare_shard(member: Member, scene: Scene) -> None:
+    """Compare what this rank gets back."""
+    shard = ContextShard(member.size, member.rank, distributed.group.WORLD)
+    layout = planned_layout(member.subject, scene, shard).to(member.subject.device)
+    for shape in SHAPES:
+        _compare(member.subject, layout, shape)
+
+
+def _compare(subject: Subject, layout: SequenceLayout, shape: tuple[int, ...]) -> None:
+    total, device = layout.num_tokens, subject.device
+    places = torch.arange(1.0, total + 1, device=device).view(-1, *[1] * len(shape))
+    flat = places + torch.arange(0.0, max(shape, default=1), device=device).view(shape or ()) / 10
+    output = layout.pack(flat, fill=float("nan")).requires_grad_()
+    found = subject.hooks.postprocess_output(output, layout)
+    if found.dtype != flat.dtype or found.shape != flat.shape:
+        raise Broken("The values come back otherwise.", f"{found.dtype} {tuple(found.shape)}, not {tuple(flat.shape)}")
+    if not torch.equal(found, flat):
+        wrong = int((found != flat).reshape(total, -1).any(-1).nonzero()[0])
+        raise Broken(
+            "A value comes back for another token.", f"token {wrong} has {found[wrong]}, its own is {flat[wrong]}"
+        )
+    if not found.requires_grad:
+        raise Broken("No gradient flows back: the answer is detached from the model's output.")
+    weights = flat.flip(0) + 1
+    (gradient,) = torch.autograd.grad((found * weights).sum(), output, allow_unused=True)
+    if gradient is None or not torch.equal(gradient, layout.pack(weights)):
+        raise Broken("The gradients are wrong.", f"{None if gradient is None else gradient.flatten()[:8].tolist()}")

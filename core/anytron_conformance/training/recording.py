@@ -16,7 +16,7 @@ from anytron.run.preflight.prepare import prepare
 from anytron.run.trainer.models import model_directory, write_random_model
 from anytron.workers.executor.local import LocalExecutor
 from anytron_conformance.subject import Source
-from anytron_conformance.training.runs import TASK, sections
+from anytron_conformance.training.whole_runs import TASK, sections
 from anytron_conformance.training_ranks import ENGINE, TrainingRanks
 
 if TYPE_CHECKING:

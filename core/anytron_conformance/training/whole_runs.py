@@ -2,18 +2,169 @@
 
 from __future__ import annotations
 
+import json
 import math
-from typing import TYPE_CHECKING
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from anytron.base.errors import AnytronError, ConfigError
+from anytron.base.results import of_error
+from anytron.config.diagnostics import refuse
 from anytron.device.platform import Feature
+from anytron.proof.checks import Inapplicable
+from anytron.proof.verification.comparisons import FACTORS
+from anytron.record.tracking.progress import Progress
+from anytron.run.preflight.open_run import open_run
+from anytron.run.trainer.loop import train
 from anytron.run.trainer.metrics import AGREEMENT
+from anytron.task.data import Prompt
+from anytron.workers.executor.local import LocalExecutor
 from anytron_conformance.ranks import require_devices
 from anytron_conformance.rules import Broken, Case, rule
-from anytron_conformance.training.runs import Run, run
 from anytron_conformance.training_ranks import START_S, usual_format
 
 if TYPE_CHECKING:
-    from anytron_conformance.subject import Subject
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from anytron.task.rewards import Sample
+    from anytron_conformance.subject import Source, Subject
+
+
+DIGITS = 4
+VOCABULARY = (*"0123456789>", "<eos>", "<pad>", "<unk>", "<extra0>", "<extra1>")
+MODEL = {
+    "model_type": "qwen3",
+    "vocab_size": len(VOCABULARY),
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": VOCABULARY.index("<eos>"),
+    "pad_token_id": VOCABULARY.index("<pad>"),
+}
+
+
+def tokenizer() -> Any:
+    """Make a tokenizer of one token per character."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {token: index for index, token in enumerate(VOCABULARY)}
+    characters = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106 - a special token
+    characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    characters.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")  # noqa: S106
+
+
+def prompts() -> Iterator[Prompt]:
+    """Draw 64 prompts of random digits."""
+    generator = random.Random(0)
+    for index in range(64):
+        drawn = "".join(generator.choices("0123456789", k=DIGITS))
+        yield Prompt(id=f"sort-{index}", text=f"{drawn}>", data={"answer": "".join(sorted(drawn))})
+
+
+def reward(samples: Sequence[Sample]) -> list[float]:
+    """Give the fraction of positions that hold the right digit."""
+    return [
+        sum(given == wanted for given, wanted in zip(sample.response_text, sample.data["answer"], strict=False))
+        / DIGITS
+        for sample in samples
+    ]
+
+
+TASK = "anytron_conformance.training.whole_runs"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run has left.
+
+    Attributes:
+        directory: Its files.
+        steps: Metrics of each step.
+        warnings: What it found suspicious.
+        tolerance: How far metrics of the same step may differ, as a part of them.
+    """
+
+    directory: Path
+    steps: list[dict[str, float]]
+    warnings: list[str]
+    tolerance: float
+
+
+class _Warnings(Progress):
+    """Keeps warnings."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def warn(self, text: str) -> None:
+        """Keep it."""
+        self.said.append(text)
+
+
+def sections(source: Source, output: Path) -> dict[str, dict[str, Any]]:
+    """Give the sections of a run's file: three steps of GRPO on the sort task, in float32."""
+    return {
+        "model": {"config": MODEL, "tokenizer": f"{TASK}:tokenizer", "dtype": "float32"},
+        "data": {"source": f"{TASK}:prompts", "prompts_per_step": 4},
+        "rollout": {"samples_per_prompt": 4, "max_new_tokens": DIGITS, "temperature": 0.7},
+        "algorithm": {"kl_coefficient": 0.05, "entropy_coefficient": 0.01, "mini_batches": 2},
+        "optimizer": {"lr": 5e-4},
+        "engine": {"max_tokens_per_micro_batch": 48},
+        "executor": {"num_threads": 1},
+        "platform": {"name": source.platform, "options": dict(source.options)},
+        "trainer": {"total_steps": 3, "output_dir": str(output), "save_hf": False, "max_restarts": 0},
+        "checkpoint": {"every_steps": 2},
+        "tracking": {"plot": False},
+    }
+
+
+def run(source: Source, output: Path, **changes: Any) -> Run:
+    """Train.
+
+    Args:
+        source: The platform.
+        output: Directory of the run; made.
+        changes: Keys of sections to change, ``section__key``.
+
+    Raises:
+        Broken: The run fails.
+        Inapplicable: It is refused.
+    """
+    tree: dict[str, Any] = {**sections(source, output), "rewards": [{"function": f"{TASK}:reward"}]}
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
+        if key:
+            tree.setdefault(section, {})[key] = value
+        else:
+            tree[section] = value
+    output.parent.mkdir(parents=True, exist_ok=True)
+    file = output.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    warnings = _Warnings()
+    try:
+        refuse((opened := open_run(file, [])).diagnostics)
+    except ConfigError as error:
+        raise Inapplicable(f"refused: {error.why or error.what}") from error
+    try:
+        with LocalExecutor(opened.config, opened.session) as executor:
+            train(opened.config, executor, warnings)
+    except AnytronError as error:
+        raise Broken(of_error("", error).explanation) from error
+    lines = (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return Run(output, [json.loads(line) for line in lines], warnings.said, 10 * FACTORS[opened.config.model.dtype])
+
 
 COMPARED = ("reward/", "loss/", "policy/", "rollout/", "grad_norm")
 """Beginnings of the names of metrics that are the same whenever a step is done."""
