@@ -81,10 +81,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "anytron_ray": (("__init__", "agent"), ("cluster",), ("group",), ("executor",)),
     "anytron_cpu": (("runtime",), ("platform",), ("__init__",)),
     "anytron_cuda": (
-        ("imports", "nvml", "options"),
-        ("environment", "modules", "peak", "precision", "probe", "runtime"),
+        ("nvml", "options"),
+        ("environment", "gpus", "modules", "probe", "runtime"),
         ("capabilities",),
-        ("choices",),
         ("attention", "kernels", "log_probs"),
         ("platform",),
         ("__init__",),

@@ -202,7 +202,7 @@ class Platform(abc.ABC):
             dtype: Element type of the matrices, ``model.dtype``.
         """
         del dtype
-        return PeakFlops(None, f"platform {self.name} says no number")
+        return PeakFlops(None, f"platform {self.name} gives no number")
 
     def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:  # noqa: B027 - optional to override
         """Set this process's global state for the engine that is about to be built.

@@ -9,6 +9,8 @@ from anytron_conformance.device.environment import (
     environment_agrees,
     environment_is_plain,
     environment_reaches_ranks,
+    options_are_typed,
+    patches_take_effect,
 )
 from anytron_conformance.device.memory import (
     memory_figures,
@@ -18,8 +20,6 @@ from anytron_conformance.device.memory import (
     streams_order_work,
     synchronize_waits,
 )
-from anytron_conformance.device.options import options_are_typed
-from anytron_conformance.device.patches import patches_take_effect
 from anytron_conformance.device.placement import (
     dtypes_compute,
     own_device,

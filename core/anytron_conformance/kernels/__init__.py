@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from anytron_conformance.kernels import (
-    attention,
-    behaviour,
-    fused,
-    linear_attention,
-    log_probs,
-    micro_batch,
-    no_rows,
-    optimizer,
-)
+from anytron_conformance.kernels import attention, behaviour, fused, linear_attention, log_probs, micro_batch, no_rows
 
 if TYPE_CHECKING:
     from anytron_conformance.rules import Rule
@@ -24,7 +15,7 @@ RULES: tuple[Rule, ...] = (
     *log_probs.RULES,
     *fused.RULES,
     *linear_attention.RULES,
-    *optimizer.RULES,
+    fused.adam,
     *no_rows.RULES,
     *behaviour.RULES,
 )

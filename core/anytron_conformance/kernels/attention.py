@@ -8,7 +8,7 @@ import torch
 
 from anytron.device.platform import Feature
 from anytron_conformance.kernels.attention_calls import Layer, Packing, packed, padded
-from anytron_conformance.kernels.numbers import in_dtypes, sliced, split_off
+from anytron_conformance.kernels.comparison import in_dtypes, sliced, split_off
 from anytron_conformance.rules import Case, rule
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from anytron.device.platform import Feature
 from anytron.kernels.attention import PACKED, PADDED
 from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron.kernels.oracles.attention import attend_where, reference_attention
-from anytron_conformance.kernels.comparison import Comparison
-from anytron_conformance.kernels.numbers import drawn
+from anytron_conformance.kernels.comparison import Comparison, drawn
 
 if TYPE_CHECKING:
     from anytron.kernels.contract import AttentionKernel

@@ -16,11 +16,10 @@ from anytron.device.platform import Feature
 from anytron.kernels.contract import AttentionCall
 from anytron.kernels.oracles.attention import reference_attention
 from anytron_conformance.kernels.attention_calls import SCALE, Layer, Packing, packed, padded
-from anytron_conformance.kernels.fused import grouped_mm_of, layer_norm_of, rms_norm_of, rope_of, swiglu_of
+from anytron_conformance.kernels.comparison import in_dtypes
+from anytron_conformance.kernels.fused import adam_of, grouped_mm_of, layer_norm_of, rms_norm_of, rope_of, swiglu_of
 from anytron_conformance.kernels.linear_attention import convolution_of, delta_rule_of
 from anytron_conformance.kernels.log_probs import Problem
-from anytron_conformance.kernels.numbers import in_dtypes
-from anytron_conformance.kernels.optimizer import adam_of
 from anytron_conformance.rules import Broken, Case, rule
 
 if TYPE_CHECKING:

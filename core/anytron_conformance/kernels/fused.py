@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,20 +11,22 @@ from torch import Tensor
 from anytron.device.platform import Feature
 from anytron.kernels.contract import KernelName, KernelSpec
 from anytron.kernels.oracles.formulas import (
+    reference_adam,
     reference_grouped_mm,
     reference_layer_norm,
     reference_rms_norm,
     reference_rope,
     reference_swiglu,
 )
-from anytron_conformance.kernels.comparison import Comparison
-from anytron_conformance.kernels.numbers import drawn, in_dtypes, sliced, split_off
-from anytron_conformance.rules import Case, rule
+from anytron_conformance.compare import assert_close
+from anytron_conformance.kernels.comparison import Comparison, drawn, in_dtypes, sliced, split_off
+from anytron_conformance.rules import Broken, Case, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from anytron_conformance.subject import Subject
+
 
 SHAPES = ((3, 8), (7, 1, 2, 32), (5, 3, 64), (4, 129))
 """Of what is normalised or gated: hidden states, heads of queries, and sizes that nothing divides."""
@@ -235,3 +238,87 @@ def grouped_mm(subject: Subject, case: Case) -> None:
 
 
 RULES = (rms_norm, layer_norm, swiglu, rope, grouped_mm)
+
+
+PARAMETER_SHAPES = ((1,), (5,), (3, 7), (2, 1, 129))
+ADAM: Mapping[str, Any] = MappingProxyType({"lr": 0.02, "beta1": 0.9, "beta2": 0.95, "eps": 0.01})
+
+
+def adam_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]) -> Comparison:
+    """Compare parameters after a step of AdamW from moments of zero; there are no gradients of it."""
+    step_of = fused(subject, KernelName.ADAM, torch.float32)
+    form = {**ADAM, "decoupled": True, "weight_decay": 0.3, "bias_correction": True}
+
+    def stepped(param: Tensor, grad: Tensor) -> Tensor:
+        after = param.clone()
+        moments = [[torch.zeros_like(param, dtype=torch.float32)] for _ in range(2)]
+        step_of([after], [grad], *moments, step=1, **form)
+        return after
+
+    operands = {"parameter": drawn(*shape), "gradient": drawn(*shape, seed=1) / 10}
+    return Comparison(
+        stepped,
+        lambda param, grad: reference_adam(param, [grad], **form)[0],
+        operands,
+        dtype,
+        outputs=("parameter afterwards",),
+        frozen=tuple(operands),
+    )
+
+
+def _adam_cases() -> list[Case]:
+    found: list[Case] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        needs = (Feature.BFLOAT16,) if dtype is torch.bfloat16 else ()
+        for decoupled in (True, False):
+            for weight_decay in (0.0, 0.3):
+                for bias_correction in (True, False):
+                    name = (
+                        f"{'AdamW' if decoupled else 'Adam'}, weight decay {weight_decay:g}, "
+                        f"{'with' if bias_correction else 'without'} bias correction, {str(dtype)[6:]} parameters"
+                    )
+                    values = (
+                        dtype,
+                        {"decoupled": decoupled, "weight_decay": weight_decay, "bias_correction": bias_correction},
+                    )
+                    found.append(Case(name, values, len(found), needs))
+    return found
+
+
+@rule(
+    "adam",
+    "kernels",
+    "adam makes one step of Adam or AdamW on all tensors, in place, in float32 whatever the parameters' dtype.",
+    cases=_adam_cases(),
+)
+def adam(subject: Subject, case: Case) -> None:
+    """Take steps from moments of zero, and compare parameters and both moments with float64.
+
+    There are three steps, and one where parameters of 16 bits are rounded after it. ``eps`` matters, and so do weight
+    decay in both forms and the correction of the bias. Gradients are not changed.
+    """
+    dtype, form = case.values
+    step_of = fused(subject, KernelName.ADAM, torch.float32)
+    starts = [drawn(*shape, seed=seed).to(dtype) for seed, shape in enumerate(PARAMETER_SHAPES)]
+    params = [start.to(subject.device, copy=True) for start in starts]
+    moments = [[torch.zeros_like(param, dtype=torch.float32) for param in params] for _ in range(2)]
+    # Near 0.1, where eps matters.
+    history = [
+        [(drawn(*shape, seed=10 * step + seed) / 10).to(dtype) for seed, shape in enumerate(PARAMETER_SHAPES)]
+        for step in range(1, 4 if dtype is torch.float32 else 2)
+    ]
+    for number, grads in enumerate(history, start=1):
+        given = [grad.to(subject.device, copy=True) for grad in grads]
+        step_of(params, given, *moments, step=number, **ADAM, **form)
+        for one, grad in zip(given, grads, strict=True):
+            if not torch.equal(one.cpu(), grad):
+                raise Broken("The kernel wrote over the gradients that it was given.")
+    for index, start in enumerate(starts):
+        wanted = reference_adam(start, [grads[index] for grads in history], **ADAM, **form)
+        found = (params[index], moments[0][index], moments[1][index])
+        dtypes = (dtype, torch.float32, torch.float32)
+        names = ("parameter", "first moment", "second moment")
+        for name, one, right, kept in zip(names, found, wanted, dtypes, strict=True):
+            if one.dtype != kept:
+                raise Broken(f"A {name} has another dtype afterwards.", f"it is {one.dtype}, expected {kept}")
+            assert_close(one, right, f"The {name} of shape {list(PARAMETER_SHAPES[index])}", dtype=kept)

@@ -11,9 +11,8 @@ from torch import Tensor
 from anytron.device.platform import Feature
 from anytron.kernels.contract import KernelName
 from anytron.kernels.oracles.formulas import reference_causal_conv1d, reference_gated_delta_rule
-from anytron_conformance.kernels.comparison import Comparison
+from anytron_conformance.kernels.comparison import Comparison, drawn, in_dtypes
 from anytron_conformance.kernels.fused import LAYINGS, fused
-from anytron_conformance.kernels.numbers import drawn, in_dtypes
 from anytron_conformance.rules import Case, rule
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from anytron.device.platform import Feature
 from anytron.kernels.contract import LogProbSpec
 from anytron.kernels.oracles.formulas import reference_log_probs
 from anytron_conformance.compare import assert_close
-from anytron_conformance.kernels.comparison import Comparison
-from anytron_conformance.kernels.numbers import drawn, in_dtypes, sliced, split_off
+from anytron_conformance.kernels.comparison import Comparison, drawn, in_dtypes, sliced, split_off
 from anytron_conformance.ranks import on_ranks
 from anytron_conformance.rules import Case, rule
 

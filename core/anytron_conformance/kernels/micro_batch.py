@@ -14,8 +14,7 @@ from anytron.kernels.oracles.attention import reference_attention
 from anytron.proof.checks import Inapplicable
 from anytron.sequences import scopes
 from anytron_conformance.kernels.attention_calls import FACTOR, SCALE, Layer
-from anytron_conformance.kernels.comparison import Comparison
-from anytron_conformance.kernels.numbers import in_dtypes
+from anytron_conformance.kernels.comparison import Comparison, in_dtypes
 from anytron_conformance.micro_batches import FEATURE, FORMATS, Scene, micro_batch
 from anytron_conformance.rules import Broken, Case, rule
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from anytron.device.platform import Feature
 from anytron_conformance.kernels.attention_calls import Layer, Packing, packed, padded
+from anytron_conformance.kernels.comparison import in_dtypes
 from anytron_conformance.kernels.fused import grouped_mm_of, layer_norm_of, rms_norm_of, rope_of, swiglu_of
 from anytron_conformance.kernels.linear_attention import convolution_of, delta_rule_of
 from anytron_conformance.kernels.log_probs import Problem
-from anytron_conformance.kernels.numbers import in_dtypes
 from anytron_conformance.rules import Case, rule
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from anytron_conformance.compare import assert_close
 from anytron_conformance.micro_batches import Scene, micro_batch, planned_layout, scenes
 from anytron_conformance.ranks import Member, on_ranks
 from anytron_conformance.rules import Broken, Case, rule
-from anytron_conformance.sequences.attention import HEADS, SCALE, attention_of, operands
+from anytron_conformance.sequences.masks import HEADS, SCALE, attention_of, operands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

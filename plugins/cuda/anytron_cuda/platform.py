@@ -18,9 +18,8 @@ from anytron_cuda.environment import (
     needs_order,
     worker_environment,
 )
+from anytron_cuda.gpus import peak_flops, precision_diagnostics
 from anytron_cuda.options import CudaOptions
-from anytron_cuda.peak import peak_flops
-from anytron_cuda.precision import precision_diagnostics
 from anytron_cuda.probe import judge, look, visible_gpus
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ class CudaPlatform(Platform):
         """What :mod:`anytron_cuda.attention` chooses for this GPU."""
         if spec.device_type != "cuda":
             return None
-        from anytron_cuda.attention.kernel import make_attention
+        from anytron_cuda.attention.choice import make_attention
         from anytron_cuda.capabilities import capabilities
 
         return make_attention(spec, capabilities(), self._options.attention)

@@ -54,9 +54,9 @@ def folder(sound, tmp_path):
     return shutil.copytree(sound, tmp_path / "copy")
 
 
-def start(folder):
+def start(folder, given=()):
     """All that a run reads before its first worker."""
-    run = open_run(folder / "run.yaml", [f"trainer.output_dir={folder / 'run'}"])
+    run = open_run(folder / "run.yaml", [f"trainer.output_dir={folder / 'run'}", *given])
     refuse(run.diagnostics)
     return prepare(run.config)
 

@@ -1,7 +1,8 @@
 """Mutations of a sound model directory, drawn from a seed: each is refused in words, or trains.
 
-The first eight run always, all of them as ``slow``. Each runs in a process of its own, as the command line would read
-it: its time of the processor, its memory beyond that of this process, and all that it writes are looked at.
+The directory is the policy's, the critic's, a teacher's, or an adapter's. The first few of each run always, all of them
+as ``slow``. Each runs in a process of its own, as the command line would read it: its time of the processor, its memory
+beyond that of this process, and all that it writes are looked at.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import struct
 import sys
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from anytron.base.errors import AnytronError
 from anytron.cli import main
@@ -29,8 +33,17 @@ from tests.backends.megatron.test_malformed_models import CONFIG, GENERATION, IN
 __all__ = ("sound",)
 """A fixture."""
 
-MUTATIONS = 160
-ALWAYS = 8
+MUTATIONS = {"model": 160, "critic": 40, "teacher": 40, "adapter": 60}
+"""Of the directory with that name beside the run's file."""
+ALWAYS = {"model": 8, "critic": 2, "teacher": 2, "adapter": 4}
+GIVEN = {
+    "model": (),
+    "critic": ("critic.path=critic", "algorithm.advantage=gae"),
+    "teacher": ("teacher.path=teacher", "algorithm.distillation_coefficient=0.5"),
+    "adapter": ("model.lora={path: adapter, rank: 2, alpha: 4}",),
+}
+"""What the run says of it."""
+ADAPTER, OF_ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 LARGEST = 1 << 30
 """Bytes beyond what the process had when it began."""
 SECONDS = 10
@@ -75,9 +88,12 @@ TEMPLATES = (
 )  # fmt: skip
 
 
-def drawn(seed):
-    """A mutation: what it is called, and a function of the model directory."""
+def drawn(seed, role="model"):
+    """A mutation: what it is called, and a function of the directory."""
     chance = random.Random(seed)
+    if role == "adapter":
+        kinds = (partial(field, names=(ADAPTER,)), partial(spoilt, names=(ADAPTER, OF_ADAPTER)))
+        return chance.choice((*kinds, kinds[0], partial(weights, name=OF_ADAPTER), index))(chance)
     kind = chance.choice((field, field, field, field, part, part, template, template, spoilt, weights, index, special))
     return kind(chance)
 
@@ -95,9 +111,9 @@ def read(file):
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def field(chance):
+def field(chance, names=JSON_FILES):
     """A field of a JSON file gets a value, or goes, or comes."""
-    name, position, value = chance.choice(JSON_FILES), chance.random(), chance.choice(VALUES)
+    name, position, value = chance.choice(names), chance.random(), chance.choice(VALUES)
     deed = chance.choice(("set", "set", "set", "remove", "add"))
 
     def change(model):
@@ -145,9 +161,9 @@ def template(chance):
     return f"{TEMPLATE}: {text[:30]!a}", change
 
 
-def spoilt(chance):
+def spoilt(chance, names=(CONFIG, TOKENIZER, OF_TOKENIZER, WEIGHTS, INDEX)):
     """Bytes of a file are others, or it ends early, or it is no file."""
-    name = chance.choice((CONFIG, TOKENIZER, OF_TOKENIZER, WEIGHTS, INDEX))
+    name = chance.choice(names)
     deed, position, byte = chance.choice(("flip", "cut", "link", "loop", "pipe", "folder")), chance.random(), 0xFF
 
     def change(model):
@@ -171,7 +187,7 @@ def spoilt(chance):
     return f"{name}: {deed}", change
 
 
-def weights(chance):
+def weights(chance, name=WEIGHTS):
     """The header of the weights says something else."""
     key, value, position = (
         chance.choice(("shape", "dtype", "data_offsets", ESCAPE)),
@@ -180,15 +196,15 @@ def weights(chance):
     )
 
     def change(model):
-        data = (model / WEIGHTS).read_bytes()
+        data = (model / name).read_bytes()
         length = struct.unpack("<Q", data[:8])[0]
         entries = json.loads(data[8 : 8 + length])
-        name = sorted(entries)[int(position * len(entries))]
-        entries[name] = {**entries[name], key: value}
-        header = json.dumps({ESCAPE + name if key == ESCAPE else name: one for name, one in entries.items()}).encode()
-        (model / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header + data[8 + length :])
+        tensor = sorted(entries)[int(position * len(entries))]
+        entries[tensor] = {**entries[tensor], key: value}
+        header = json.dumps({ESCAPE + one if key == ESCAPE else one: entry for one, entry in entries.items()}).encode()
+        (model / name).write_bytes(struct.pack("<Q", len(header)) + header + data[8 + length :])
 
-    return f"{WEIGHTS}: {key!a} {str(value)[:20]!a}", change
+    return f"{name}: {key!a} {str(value)[:20]!a}", change
 
 
 def index(chance):
@@ -215,11 +231,11 @@ def special(chance):
 class Outcome:
     """What a process did that began a run: its status, what it wrote, and what it took."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, given):
         said = folder / "said"
         pid = os.fork()
         if pid == 0:
-            begin(folder, said)
+            begin(folder, said, given)
         before = resident(pid)
         _, status, used = os.wait4(pid, 0)
         self.status = os.waitstatus_to_exitcode(status)
@@ -232,7 +248,7 @@ def resident(pid):
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def begin(folder, said):
+def begin(folder, said, given):
     """Read all that a run reads before its first worker, and show the first prompts."""
     status = 70
     with suppress(BaseException):
@@ -243,7 +259,7 @@ def begin(folder, said):
         signal.alarm(120)  # a machine on which others compute; processor time is what is measured
         sys.argv = ["anytron", "data", "show", str(folder / "run.yaml"), f"trainer.output_dir={folder / 'run'}"]
         try:
-            start(folder)
+            start(folder, given)
             main.run()
             status = 0
         except AnytronError as error:
@@ -258,19 +274,43 @@ def begin(folder, said):
     os._exit(status)
 
 
+def with_others(folder):
+    """Put the critic, the teacher and the adapter beside the policy."""
+    for role in ("critic", "teacher"):
+        shutil.copytree(folder / "model", folder / role)
+    (folder / "adapter").mkdir()
+    fields = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "use_rslora": False}
+    (folder / "adapter" / ADAPTER).write_text(json.dumps(fields))
+    sides = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{side}.weight": torch.ones(2, 2) for side in "AB"}
+    save_file(sides, folder / "adapter" / OF_ADAPTER)
+
+
 CHOSEN = [
-    pytest.param(seed, marks=[] if seed < ALWAYS else pytest.mark.slow, id=f"{seed}-{drawn(seed)[0]}")
-    for seed in range(MUTATIONS)
+    pytest.param(
+        role, seed, marks=[] if seed < ALWAYS[role] else pytest.mark.slow, id=f"{role}-{seed}-{drawn(seed, role)[0]}"
+    )
+    for role, count in MUTATIONS.items()
+    for seed in range(count)
 ]
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("seed", CHOSEN)
-def test_a_mutated_directory_is_refused_in_words_or_trains(sound, tmp_path, monkeypatch, seed):
+@pytest.mark.parametrize("role", ["critic", "teacher", "adapter"])
+def test_directories_beside_the_policys_are_sound(sound, tmp_path, role):
+    folder = shutil.copytree(sound, tmp_path / "copy")
+    with_others(folder)
+    outcome = Outcome(folder, GIVEN[role])
+    assert outcome.status == 0, outcome.text[-3000:]
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(("role", "seed"), CHOSEN)
+def test_a_mutated_directory_is_refused_in_words_or_trains(sound, tmp_path, monkeypatch, role, seed):
     monkeypatch.setattr(reader, "COMPUTE_S", 2.0)
     folder = shutil.copytree(sound, tmp_path / "copy")
-    drawn(seed)[1](folder / "model")
-    outcome = Outcome(folder)
+    with_others(folder)
+    drawn(seed, role)[1](folder / role)
+    outcome = Outcome(folder, GIVEN[role])
     assert outcome.status in {0, 1}, outcome.text[-3000:]
     assert "Traceback" not in outcome.text
     assert CONTROL.findall(outcome.text) == []

@@ -6,7 +6,7 @@ pytestmark = pytest.mark.usefixtures("plugin")
 
 
 def peak_flops(*arguments):
-    from anytron_cuda.peak import peak_flops
+    from anytron_cuda.gpus import peak_flops
 
     return peak_flops(*arguments)
 
@@ -43,7 +43,7 @@ def test_an_option_wins_and_what_is_not_known_has_a_remedy():
 
 
 def test_no_name_is_hidden_by_an_earlier_one():
-    from anytron_cuda.peak import PEAK_TFLOPS
+    from anytron_cuda.gpus import PEAK_TFLOPS
 
     parts = [part for part, *_ in PEAK_TFLOPS]
     for place, part in enumerate(parts):

@@ -12,8 +12,8 @@ A100, ADA, H100, B200, B40 = (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)
 
 
 def found(*capabilities, **transformer):
+    from anytron_cuda.gpus import precision_diagnostics
     from anytron_cuda.nvml import Gpu
-    from anytron_cuda.precision import precision_diagnostics
 
     gpus = [Gpu(f"NVIDIA {major}{minor}", "GPU-0", (major, minor)) for major, minor in capabilities]
     run = RunConfig.model_validate(

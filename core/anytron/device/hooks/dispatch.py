@@ -68,8 +68,8 @@ def ask_first(hook: str, implementations: tuple[Implementation, ...]) -> Callabl
                 return plugin, answer
         raise HookContractError(
             f"No plugin answered {hook}.",
-            why="every plugin left it to the next one and there is no neutral default among them",
-            fix="make the facade with open_session or hooks_of of anytron.device.loading, which add the default",
+            why="every plugin returned None, and there is no neutral default",
+            fix="create the facade with open_session or hooks_of of anytron.device.loading, which add the default",
         )
 
     return ask

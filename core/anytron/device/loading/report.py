@@ -163,7 +163,7 @@ def examine_requirements(needs: Iterable[tuple[str, Requirement]]) -> list[Findi
             wanted = SpecifierSet(requirement.specifier)
         except InvalidSpecifier as error:
             raise PluginError(
-                f"Plugin '{plugin}' asks for an impossible version of {requirement.package}.",
+                f"Plugin '{plugin}' gives an invalid version range for {requirement.package}.",
                 where=f"hook requirements of '{plugin}'",
                 why=str(error),
                 fix="write the range as in PEP 440, for example >=1.2,<2",

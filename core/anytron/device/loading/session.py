@@ -198,7 +198,7 @@ def validated_options(platform: Platform, options: Mapping[str, Any], *, settled
         raise ConfigError(
             "The platform's options are given twice, and differ.",
             where=f"{OPTIONS_KEY}, {OPTIONS_VARIABLE}",
-            why="the one would silently overrule the other",
+            why="one would silently override the other",
             fix=f"unset {OPTIONS_VARIABLE}, or leave {OPTIONS_KEY} out",
         )
     model, given = platform.options_model, dict(options or said)

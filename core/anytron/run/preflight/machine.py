@@ -133,7 +133,7 @@ def _reward_model(config: RunConfig) -> Iterator[Diagnostic]:
     yield from _with_tokenizer("reward_model.path", Path(section.path), "complete the download")
     ranks, hosts, key = section.parallel.world_size, config.parallel.world_size, "reward_model.parallel"
     if ranks > hosts:
-        message = f"{ranks} ranks would share the devices of {hosts} training rank{'s' if hosts > 1 else ''}, one each"
+        message = f"{ranks} ranks cannot share the devices of {hosts} training rank{'s' if hosts > 1 else ''}, one each"
         yield Diagnostic("error", key, message, "lower one of its sizes, or raise one of section parallel")
     yield from sequence_parallel_diagnostics(section.parallel, f"{key}.")
 

@@ -207,7 +207,7 @@ def check_vocabulary(asked: TeacherSection | RewardModelSection, theirs: Mapping
         "write responses and train on these"
         if teaches
         else "give a reward model of the same family, whose tokenizer is the policy's: responses are not tokenized "
-        "again; one of another family can be asked by a reward function of your own",
+        "again; call one of another family from a reward function that you write",
     )
 
 

@@ -107,7 +107,7 @@ def rehearse(
     has_environment: bool = False,
     tell: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[str, Rehearsed]:
-    """Look at prompts, and try rewards on them, those of different rewards at the same time.
+    """Look at prompts, and try rewards on them, different rewards at the same time.
 
     Args:
         subjects: The run, and the run with the prompts and rewards of each validation set, by name.
@@ -176,7 +176,7 @@ class Evenly(Sequence["TokenizedPrompt"]):
 class TrialProcesses:
     """The processes in which rewards are tried: as in a run, and with its limits. Leaving ends them.
 
-    A function of the user gets processes of its own, so that training's have seen nothing of the rehearsal.
+    A function of the user gets separate processes, so that training's have seen nothing of the rehearsal.
 
     Args:
         logs: Where they write their logs.

@@ -129,7 +129,7 @@ def _correction(config: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "warning",
             "algorithm.importance_correction",
-            f"{correction} compares log-probs before top-p and top-k, so that it does not see which tokens "
+            f"{correction} compares log-probs before top-p and top-k, so it does not see which tokens "
             f"{' and '.join(left_out)} left out: a token of the newest weights weighs 1, though it was "
             "drawn more often",
             "rollout.top_p=1 and rollout.top_k=0, where rollout and training have the same distribution",
@@ -146,7 +146,7 @@ def _profile(config: RunConfig) -> Iterator[Diagnostic]:
     ):
         name = f"trainer.profile.{key}"
         if wrong := [value for value in values if not first <= value <= last]:
-            yield Diagnostic("error", name, f"{wrong[0]} is not from {first} to {last}, the last of {what}")
+            yield Diagnostic("error", name, f"{wrong[0]} is outside of {first} to {last} ({what})")
         if len(set(values)) < len(values):
             yield Diagnostic("error", name, f"{values} lists a value twice", "list each once")
 
@@ -163,7 +163,7 @@ def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         ("rewards", config.rewards, "no response is scored"),
         ("environment", config.environment, "no environment answers the model"),
         ("critic", config.critic, "there are no advantages to estimate"),
-        ("teacher", config.teacher, "the responses of the data teach"),
+        ("teacher", config.teacher, "the data have the responses to learn"),
         ("reward_model", config.reward_model, "no response is scored"),
         ("engine.offload", config.engine.offload, "no rollout engine needs the device"),
         ("trainer.rollout_log_prob_tolerance", config.trainer.rollout_log_prob_tolerance, "there is no rollout"),
@@ -175,14 +175,14 @@ def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         sections[f"validation.sets.{index}.data"] = one.data
     for key, data in sections.items():
         if data.continue_final_message:
-            yield _useless(f"{key}.continue_final_message", "an assistant's last message is learnt, as the response")
+            yield _useless(f"{key}.continue_final_message", "the assistant's last message is the response to learn")
         if data.on_bad_answer != "error":
             yield _useless(f"{key}.on_bad_answer", "no reward reads an answer")
     yield from _changed("rollout", config.rollout, (), "nothing is generated")
     yield from _changed("algorithm", config.algorithm, OF_ALGORITHM, "the loss is the responses' cross-entropy")
     for index, one in enumerate([] if config.validation is None else config.validation.sets):
         key = f"validation.sets.{index}"
-        yield from _changed(key, one, OF_A_SET, "what is measured is the loss of the responses that the set has")
+        yield from _changed(key, one, OF_A_SET, "validation measures the loss of the set's responses")
     if config.algorithm.aggregation == "length-constant" and config.algorithm.length_constant is None:
         message = "aggregation=length-constant needs it: there is no rollout.max_new_tokens to take it from"
         yield Diagnostic("error", "algorithm.length_constant", message, "set it to the longest response, in tokens")

@@ -122,7 +122,7 @@ class Conversation:
         self.response_mask += (own,) * len(tokens)
 
     def _add_routing(self, told: Tensor | None) -> None:
-        """Keep what a turn tells of tokens that no turn before has told of.
+        """Keep the routing of tokens that no earlier turn reported.
 
         Those that the model wrote keep the experts with which it wrote them. A later turn, which reads them again, may
         send them to others.
@@ -156,7 +156,7 @@ def observation_tokens(
         fix = "give each message a role and a content that the template knows"
         return Failure("An observation cannot be tokenised.", f"{type(error).__name__}: {error}", fix)
     if not tokens:
-        why = "the model would go on as if it had not stopped"
+        why = "the model would continue as if it had not stopped"
         return Failure("An observation has no tokens.", why, "let the environment say something, or end")
     if not 0 <= min(tokens) <= max(tokens) < vocab_size:
         why = f"ids from {min(tokens)} to {max(tokens)}, the model's vocabulary has {vocab_size}"

@@ -122,7 +122,7 @@ class RolloutPool:
     def attend(self, call: Pending) -> None:
         """Keep all replicas at work until a call of another group of the executor is over.
 
-        What goes wrong with them meanwhile is raised by whoever needs them next: the other group is not left in the
+        An error of the replicas meanwhile is raised when they are next needed: the other group is not left in the
         middle of its call.
         """
         if self._failure is None:

@@ -55,7 +55,7 @@ class Alarms:
 
         Args:
             mini_batch: What was learnt from.
-            metrics: Those of the update, the critic's and the policy's, or of one of them.
+            metrics: The update's, of critic and policy, or of one of them.
         """
         if metrics.get("critic/grad_norm") == 0.0 and critic_has_to_learn(metrics):
             self._find(
@@ -98,7 +98,7 @@ class Alarms:
             self._find(
                 "sampling/groups_missing was above 0",
                 f"sampling/groups_missing is {missing}: the step has fewer groups than data.prompts_per_step, as "
-                f"{metrics['sampling/no_signal_fraction']:.0%} of those that were drawn in "
+                f"{metrics['sampling/no_signal_fraction']:.0%} of the groups drawn in "
                 f"{metrics['sampling/rounds']:.0f} rounds have no signal",
                 "Use prompts that the policy solves sometimes, or raise algorithm.dynamic_sampling_rounds",
             )
@@ -178,7 +178,7 @@ class SkippedSteps:
 
     Args:
         config: The run.
-        metrics: Those of the step before the first one, from which a resumed run goes on counting; empty without one.
+        metrics: Of the step before the first one, from which a resumed run goes on counting; empty without one.
     """
 
     def __init__(self, config: RunConfig, metrics: Mapping[str, float]) -> None:

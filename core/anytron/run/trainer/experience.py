@@ -46,13 +46,13 @@ class Experience:
     """A step's N samples, those that nothing is learnt from included.
 
     Attributes:
-        samples: Those of one prompt stand side by side.
+        samples: Samples of one prompt stand side by side.
         groups: int64 ``[N]``, the number of each sample's prompt, from 0, ascending.
         rewards: What reward functions say.
         penalties: float32 ``[N]``, for length (``algorithm.overlong_buffer``).
         used: bool ``[N]``, True = the sample is trained on. The others have no part in it: neither in the loss nor in
             what their groups are compared with.
-        metrics: What else is to be told of the step.
+        metrics: Further metrics of the step.
     """
 
     samples: Sequence[Sample]
@@ -307,10 +307,10 @@ def _own(sample: Sample) -> Iterable[bool]:
 
 
 def _joined_routing(samples: Sequence[Sample]) -> Tensor | None:
-    """Give a row to each token, if rollout engines tell routing.
+    """Give a row to each token, if rollout engines report routing.
 
-    They have not told it of the token that ends a sequence, and of what was not generated from because an environment
-    failed. Nothing is learnt from these: they go to the first experts.
+    They do not report it for the token that ends a sequence, and for tokens that nothing was generated from because an
+    environment failed. Nothing is learnt from these: they go to the first experts.
     """
     known = next((sample.routing for sample in samples if sample.routing is not None), None)
     if known is None:

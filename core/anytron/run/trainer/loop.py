@@ -65,7 +65,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         progress: Shows every step.
 
     Raises:
-        ConfigError: The configuration names something impossible or missing, or is not the one of the run to continue.
+        ConfigError: The configuration names something impossible or missing, or differs from the run to continue.
         DataError: Prompts, responses or rewards are not usable.
         EngineError: An engine cannot do what was asked, or the two engines disagree.
         CheckpointError: There is no usable checkpoint where one is needed.

@@ -121,7 +121,7 @@ def _of_environments(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _averages(outcomes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average each model's metrics over its updates; those of skipped ones count if there is no other."""
+    """Average each model's metrics over its updates; skipped updates count if there is no other."""
     averages = {}
     for name in outcomes[0]:
         skipped = "critic/update/skipped" if name.startswith("critic/") else "update/skipped"

@@ -1,4 +1,4 @@
-"""The models in a run's directory: the one that it starts from, and those that it has trained."""
+"""The models in a run's directory: the initial model, and the trained ones."""
 
 from __future__ import annotations
 

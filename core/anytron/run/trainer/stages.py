@@ -45,7 +45,7 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
             "A configuration with stages cannot start from a checkpoint.",
             where=f"resume = {configs[0].resume}",
             why=f"there are {len(configs)} stages, and it is a checkpoint of one run",
-            fix="resume=auto continues the stage that was interrupted; to start one from a checkpoint, write a run",
+            fix="resume=auto continues the stage that was interrupted; a single run can start from a checkpoint",
         )
     if configs[0].resume == "never":
         _clear(configs, tell)

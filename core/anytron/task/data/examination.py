@@ -154,7 +154,7 @@ def _asked(answers: list[Any], errand: Errand) -> AskedModel:
 
 def _load_and_use(model: ModelSection, note: Note) -> Iterator[str]:
     """Load a model's files; say so; use its tokenizer."""
-    config = load_hf_config(model)
+    load_hf_config(model)
     note()
     tokenizer = None if _made(model.tokenizer) else load_tokenizer(model)
     note()
@@ -162,18 +162,21 @@ def _load_and_use(model: ModelSection, note: Note) -> Iterator[str]:
         load_image_processor(model)
     yield "loaded"
     if tokenizer is not None:
-        _use(tokenizer, config.get_text_config().vocab_size, note)
+        _use(tokenizer, note)
 
 
-def _use(tokenizer: Any, vocab_size: int, note: Note) -> None:
-    """Decode every number below the model's vocabulary, and those of all tokens; tokenise what comes out."""
-    known = len(tokenizer)
-    if tokenizer.is_fast and vocab_size <= 2 * known:  # the library decodes nothing to what is no token
-        numbers = list(range(max(vocab_size, known)))
-    else:
-        numbers = sorted(tokenizer.get_vocab().values())
+def _use(tokenizer: Any, note: Note) -> None:
     letters: set[str] = set()
+    numbers = _numbers(tokenizer)
     for begin in range(0, len(numbers), AT_ONCE):
         letters.update(tokenizer.decode(numbers[begin : begin + AT_ONCE]))
         note()
     tokenizer("".join(sorted(letters)))
+
+
+def _numbers(tokenizer: Any) -> list[int]:
+    """All tokens. Where none is left out below their count, asking for each is three times as fast as for a table."""
+    count = len(tokenizer)
+    if tokenizer.is_fast and None not in map(tokenizer.backend_tokenizer.id_to_token, range(count)):
+        return list(range(count))
+    return sorted(tokenizer.get_vocab().values())

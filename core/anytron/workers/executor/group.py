@@ -251,8 +251,8 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
             _sentence(f"{waiting} would wait for ever in {method}(), in a collective that {others} never joined"),
             where=", ".join(self._ranks[number].where for number in sorted(held.keys() | missing)),
             why=watch.describe(held, method),
-            fix="let all ranks of a group begin the same collectives in the same order, also those with nothing to do "
-            "(each log ends with the stacks of all threads); if the ranks would have gone on, raise "
+            fix="let all ranks of a group begin the same collectives in the same order, even with nothing to do "
+            "(each log ends with the stacks of all threads); if the ranks were only slow, raise "
             "executor.stall_timeout_s",
         )
 

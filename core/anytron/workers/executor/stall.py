@@ -134,7 +134,7 @@ class StallWatch(Generic[AnyRank]):
         parts = [self._waiting(holds, numbers) for (holds, _), numbers in list(alike.items())[:SHOWN]]
         missing = {one for holds in held.values() for one in holds.missing} - set(held)
         answered = [self._ranks[number].name for number in sorted(missing)[:SHOWN]]
-        return "\n".join([*parts, *(f"{name} has answered {method}() and begins nothing more" for name in answered)])
+        return "\n".join([*parts, *(f"{name} has answered {method}() and begins no other" for name in answered)])
 
     def _waiting(self, holds: Held, numbers: Sequence[int]) -> str:
         one, standing = holds.collective, self._of(numbers[0])

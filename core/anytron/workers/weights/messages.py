@@ -106,7 +106,7 @@ def prove_to_called(connection: socket.socket, secret: bytes, purpose: str, time
     """Authenticate a connection as the side that calls.
 
     Args:
-        connection: Just made; it has no time-out of its own afterwards.
+        connection: Just made; it has no separate time-out afterwards.
         secret: As for :class:`Challenge`.
         purpose: As for :class:`Challenge`.
         timeout_s: How long all of it may take.

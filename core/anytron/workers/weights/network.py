@@ -301,7 +301,7 @@ class _SenderEnd:
     def heed(self, control: socket.socket) -> None:
         """Do what the driver says, until the connection to it ends.
 
-        The end of a process on another machine is seen by its connection, that of the machine by the driver alone.
+        A connection shows the end of a process on another machine; only the driver sees the end of the machine.
         """
         with contextlib.suppress(OSError, EOFError):
             while True:

@@ -1,7 +1,9 @@
-"""Choose the attention kernel of a layer: a function of what the machine offers, the layer, and what the user wants."""
+"""Choose the attention kernel of a layer, by what the machine offers, the layer and the user's wish, and make it."""
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -9,16 +11,18 @@ from typing import TYPE_CHECKING, Literal
 from anytron import PlatformError
 from anytron.kernels import make_attention as make_neutral
 from anytron_cuda.attention import flash_attention_2, flash_attention_3, fused_sdpa, packed, varlen
-from anytron_cuda.choices import Choice, choose
+from anytron_cuda.capabilities import NEUTRAL, Choice, DescribedKernel, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import torch
+    from torch import Tensor
 
     from anytron.kernels import AttentionCall, AttentionKernel, AttentionSpec
     from anytron_cuda.capabilities import Capabilities
     from anytron_cuda.options import Attention
+
 
 Name = Literal["flash_attention_3", "flash_attention_2", "varlen", "sdpa", "neutral"]
 OPTION = "platform.options.attention"
@@ -94,3 +98,42 @@ def unable(wanted: str, why: str, instead: str) -> PlatformError:
         why=why,
         fix=f"{OPTION}=auto, which takes {instead} for it",
     )
+
+
+logger = logging.getLogger(__name__)
+
+
+def make_attention(spec: AttentionSpec, offered: Capabilities, wanted: Attention = "auto") -> DescribedKernel:
+    """Return the kernel of one layer: the fastest one that can compute it, or the one that is wanted by name.
+
+    A call that the layer's kernel cannot compute, for example one with a mask, is computed by the next one that can;
+    the log says that once. So it does where plain operations are all that is left.
+
+    Raises:
+        PlatformError: The kernel that is wanted by name cannot compute this layer, or, when it is called, this call.
+    """
+    choice = choose_attention(offered, spec, wanted)
+    if choice.kernel == NEUTRAL != wanted:
+        _warn(f"attention keeps all scores in memory: {choice}")
+    able = [name for name, why in obstacles(offered, spec).items() if why is None]
+    taken = [name for name in able if wanted in ("auto", name)]
+    made = [(name, CANDIDATES[name].call_obstacle, CANDIDATES[name].make(spec)) for name in taken]
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        passed_over: list[str] = []
+        for name, call_obstacle, kernel in made:
+            why = call_obstacle(spec, call, query.dtype)
+            if why is None:
+                if passed_over:
+                    _warn(f"attention: {name} computes some calls ({'; '.join(passed_over)})")
+                return kernel(query, key, value, call)
+            passed_over.append(f"not {name}: {why}")
+        raise unable(choice.kernel, "; ".join(passed_over), "the next one that can")
+
+    return DescribedKernel(attend, str(choice))
+
+
+@functools.cache
+def _warn(what: str) -> None:
+    """Log it once per process."""
+    logger.warning("%s", what)

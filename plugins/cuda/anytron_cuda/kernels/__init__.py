@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.kernels import KernelName
 from anytron.kernels.fused import default_kernel
-from anytron_cuda.capabilities import capabilities
-from anytron_cuda.choices import NEUTRAL, DescribedKernel
-from anytron_cuda.kernels.activations import liger_swiglu
-from anytron_cuda.kernels.adam import torch_adam
+from anytron_cuda.capabilities import NEUTRAL, DescribedKernel, capabilities
 from anytron_cuda.kernels.choice import FLASH_ATTN, LIGER, TORCH, choose_kernel
-from anytron_cuda.kernels.grouped import torch_grouped_mm
-from anytron_cuda.kernels.norms import liger_rms_norm, torch_rms_norm
-from anytron_cuda.kernels.rotary import flash_attn_rope
+from anytron_cuda.kernels.implementations import (
+    flash_attn_rope,
+    liger_rms_norm,
+    liger_swiglu,
+    torch_adam,
+    torch_grouped_mm,
+    torch_rms_norm,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

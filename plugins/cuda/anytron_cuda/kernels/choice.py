@@ -12,7 +12,7 @@ import torch
 from packaging.version import Version
 
 from anytron.kernels import KernelName
-from anytron_cuda.choices import NEUTRAL, Choice, choose
+from anytron_cuda.capabilities import NEUTRAL, Choice, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

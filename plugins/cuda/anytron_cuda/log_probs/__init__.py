@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from anytron.kernels import make_log_prob
-from anytron_cuda.capabilities import capabilities
-from anytron_cuda.choices import DescribedKernel
-from anytron_cuda.log_probs.choice import TRITON, choose_log_prob
+from anytron_cuda.capabilities import NEUTRAL, Choice, DescribedKernel, capabilities, choose
 
 if TYPE_CHECKING:
     from anytron.kernels import LogProbSpec
+    from anytron_cuda.capabilities import Capabilities
+
+TRITON = "triton"
+
+TRITON_MINIMUM = "3.0"
+"""First with ``tl.dot(input_precision=)``."""
+AMPERE = (8, 0)
+"""First with products of bfloat16, and with the shared memory that the blocks of ``triton_tiles.Blocks`` need."""
 
 
 def log_prob_kernel(spec: LogProbSpec) -> DescribedKernel | None:
@@ -24,3 +32,23 @@ def log_prob_kernel(spec: LogProbSpec) -> DescribedKernel | None:
 
         arithmetic = TritonTiles()
     return DescribedKernel(make_log_prob(spec, arithmetic), str(choice))
+
+
+def choose_log_prob(offered: Capabilities, spec: LogProbSpec) -> Choice:
+    """Choose an implementation: :data:`TRITON` or the neutral one, which makes tiles of logits in plain torch.
+
+    Args:
+        offered: The GPU and the libraries.
+        spec: The element type matters.
+    """
+    return choose([(TRITON, _obstacle(offered, spec)), (NEUTRAL, None)])
+
+
+def _obstacle(offered: Capabilities, spec: LogProbSpec) -> str | None:
+    if offered.compute_capability < AMPERE:
+        major, minor = offered.compute_capability
+        return f"it needs compute capability 8.0 or later, and this GPU has {major}.{minor}"
+    if spec.dtype not in (torch.bfloat16, torch.float16):
+        # Without tensor cores the products are all that counts, and cuBLAS has the faster ones.
+        return f"it is for 16-bit operands, and these are {spec.dtype}"
+    return offered.missing("triton", TRITON_MINIMUM)

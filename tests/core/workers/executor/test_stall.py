@@ -55,7 +55,7 @@ def test_ranks_that_wait_for_ever_are_named_with_their_collective_and_stacks(sta
     assert "in follow" in caught.value.why
     if missing == "trainer rank 0":
         assert "without trainer rank 0 (its last one there is number 2)" in caught.value.why
-        assert "trainer rank 0 has answered follow() and begins nothing more" in caught.value.why
+        assert "trainer rank 0 has answered follow() and begins no other" in caught.value.why
     assert "executor.stall_timeout_s" in caught.value.fix
     assert "trainer-1.log" in caught.value.where
     assert wait_until_gone(pids)

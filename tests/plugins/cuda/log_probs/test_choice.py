@@ -39,7 +39,7 @@ from anytron.kernels.contract import LogProbSpec
 )
 def test_choice(plugin, compute_capability, dtype, libraries, broken, chosen):
     from anytron_cuda.capabilities import Capabilities
-    from anytron_cuda.log_probs.choice import choose_log_prob
+    from anytron_cuda.log_probs import choose_log_prob
 
     versions = {name: Version(version) for name, version in libraries.items()}
     offered = Capabilities(compute_capability, Version("2.10"), versions, broken)

@@ -42,7 +42,7 @@ def tiles_of():
 def chosen_here(tiles_of):
     """There is what the kernels need on a GPU: Triton, and a compiler with Python's headers."""
     from anytron_cuda.capabilities import capabilities
-    from anytron_cuda.log_probs.choice import TRITON, choose_log_prob
+    from anytron_cuda.log_probs import TRITON, choose_log_prob
 
     choice = choose_log_prob(capabilities(), LogProbSpec(16, 1, 4, "cuda", torch.bfloat16))
     if choice.kernel != TRITON:

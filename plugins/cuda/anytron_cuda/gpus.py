@@ -1,0 +1,102 @@
+"""What GPUs of each kind can compute: their peak in bfloat16, from data sheets, and FP8 and FP4."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anytron import Diagnostic, PeakFlops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from anytron import RunConfig
+    from anytron_cuda.nvml import Gpu
+
+
+PEAK_TFLOPS = (
+    ("GB200", 2500.0, "GB200 NVL72"),
+    ("B200", 2250.0, "HGX B200"),
+    ("B100", 1750.0, "HGX B100"),
+    ("H200 NVL", 835.5, "H200"),
+    ("H200", 989.5, "H200"),
+    ("H100 NVL", 835.5, "H100"),
+    ("GH200", 989.5, "GH200"),
+    ("H100 PCIe", 756.5, "H100"),
+    ("H100", 989.5, "H100"),
+    ("H800 PCIe", 756.5, "H100"),
+    ("H800", 989.5, "H100"),
+    ("A100", 312.0, "A100"),
+    ("A800", 312.0, "A100"),
+    ("A40", 149.7, "A40"),
+    ("A30", 165.0, "A30"),
+    ("L40S", 362.0, "L40S"),
+    ("L40", 181.0, "L40"),
+    ("L4", 121.0, "L4"),
+    ("RTX A6000", 154.8, "RTX A6000"),
+    ("RTX 4090", 165.2, "Ada GPU architecture, appendix A"),
+    ("RTX 3090", 71.0, "Ampere GA102 GPU architecture, appendix A"),
+)
+"""Part of the name that the driver gives, 10^12 operations a second, and the data sheet. Dense: sheets of GPUs for data
+centres print the double, with sparsity. Of GeForce: with sums in float32. An H800 computes as an H100, an A800 as an
+A100: links between GPUs differ. Names that hold another one stand before it."""
+
+
+def peak_flops(name: str, dtype: str, configured: float | None) -> PeakFlops:
+    """Find the number.
+
+    Args:
+        name: The driver's name of the GPU.
+        dtype: Of the matrices.
+        configured: ``platform.options.peak_tflops``, which wins.
+    """
+    fix = "set platform.options.peak_tflops"
+    if configured is not None:
+        return PeakFlops(configured * 1e12, "platform.options.peak_tflops")
+    if dtype != "bfloat16":
+        return PeakFlops(None, f"in {dtype} it depends on whether TF32 is allowed: {fix}")
+    words = f" {name} ".replace("-", " ")
+    for part, tflops, sheet in PEAK_TFLOPS:
+        if f" {part} " in words:
+            return PeakFlops(tflops * 1e12, f"NVIDIA's data sheet of {sheet}: bfloat16, dense")
+    return PeakFlops(None, f"there is no number for {name}: {fix}")
+
+
+Capability = tuple[int, int]
+
+# transformer_engine/pytorch/quantization.py of 2.9: check_fp8_support, check_fp8_block_scaling_support,
+# check_mxfp8_support, check_nvfp4_support.
+FP8: dict[str, tuple[Capability, Capability | None, str]] = {
+    "delayed": ((8, 9), None, "Ada, Hopper and Blackwell"),
+    "tensorwise": ((8, 9), None, "Ada, Hopper and Blackwell"),
+    "blockwise": ((9, 0), None, "Hopper and Blackwell"),
+    "mxfp8": ((10, 0), (12, 0), "Blackwell's data center GPUs"),
+}
+"""Recipes of FP8: the first compute capability that has one, the first after it that has not, and what has it."""
+FP4: tuple[Capability, Capability | None, str] = ((10, 0), None, "Blackwell")
+
+
+def precision_diagnostics(run: RunConfig, gpus: Sequence[Gpu]) -> Iterator[Diagnostic]:
+    """Find number formats that a GPU does not have. Transformer Engine would find them when the first layer computes.
+
+    Args:
+        run: Its ``engine.options.transformer`` names them as Megatron does.
+        gpus: Those that ranks can get; none if the driver's machine has none.
+    """
+    transformer = run.engine.options.get("transformer") or {}
+    recipe = transformer.get("fp8_recipe", "delayed")
+    wanted = {"fp8": FP8.get(recipe), "fp4": FP4}
+    for key, needed in wanted.items():
+        if not transformer.get(key) or needed is None:
+            continue
+        first, end, names = needed
+        for gpu in gpus:
+            if gpu.compute_capability < first or (end is not None and gpu.compute_capability >= end):
+                what = f"FP8 with the recipe {recipe}" if key == "fp8" else "FP4"
+                yield Diagnostic(
+                    "error",
+                    f"engine.options.transformer.{key}",
+                    f"{what} is computed by {names}, and {gpu.name} has compute capability "
+                    f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}",
+                    "set it to null and train in bfloat16",
+                )
+                break
