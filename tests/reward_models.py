@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from anytron_conformance.training.whole_runs import tokenizer
+from anytron_conformance.training.sort_task import tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

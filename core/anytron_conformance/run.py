@@ -1,4 +1,7 @@
-"""``anytron conformance``: check a platform in a process for each level, and in another one after a check has ended it."""
+"""``anytron conformance``: check a platform rule by rule, in a process for each level.
+
+A check that ends its process costs no other rule: the next one is checked in a new process.
+"""
 
 from __future__ import annotations
 

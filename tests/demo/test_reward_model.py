@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from anytron_conformance.training.whole_runs import VOCABULARY
+from anytron_conformance.training.sort_task import VOCABULARY
 from tests.demo.test_grpo_sort import ROOT, anytron, kill_writer_of, records, users_environment
 from tests.reward_models import write_judge_of_last_tokens
 

@@ -199,7 +199,7 @@ def teacher(tmp_path_factory):
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from anytron_conformance.training.whole_runs import tokenizer
+    from anytron_conformance.training.sort_task import tokenizer
 
     directory = tmp_path_factory.mktemp("teacher")
     torch.manual_seed(5)
@@ -213,7 +213,7 @@ def teacher(tmp_path_factory):
 @pytest.fixture(scope="module")
 def judge(teacher, tmp_path_factory):
     """A reward model of the teacher's trunk."""
-    from anytron_conformance.training.whole_runs import tokenizer
+    from anytron_conformance.training.sort_task import tokenizer
 
     directory = write_reward_model(teacher, tmp_path_factory.mktemp("judge"))
     tokenizer().save_pretrained(directory)

@@ -39,7 +39,8 @@ class AnytronError(Exception):
         parts = [self.what]
         for label, text in (("where", self.where), ("why", self.why), ("fix", self.fix)):
             if text:
-                parts.append(f"  {label}: {text}")
+                indented = text.replace("\n", "\n    ")  # a cause may be a traceback of a user's code
+                parts.append(f"  {label}: {indented}")
         return "\n".join(parts)
 
     def __reduce__(self) -> tuple[object, ...]:

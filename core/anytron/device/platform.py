@@ -126,7 +126,7 @@ class Platform(abc.ABC):
             portable implementation, whose kernels the hooks supply.
         device_packages: Import packages that teach torch this device. They are hidden from processes
             of other platforms, as are all that torch would load by itself
-            (:mod:`anytron.device.loading.foreign_devices`): a platform that needs one must name it.
+            (:mod:`anytron.device.loading.session`): a platform that needs one must name it.
         visible_devices_variable: Environment variable that restricts which devices a process sees, by their
             ids with commas between; None = there is none.
         socket_interface_variables: Environment variables that name the network interface on which the device's

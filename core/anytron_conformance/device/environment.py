@@ -1,4 +1,4 @@
-"""x"""
+"""What a platform sets before a run: environment variables, typed options, and patches of third-party code."""
 
 from __future__ import annotations
 

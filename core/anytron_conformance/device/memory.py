@@ -1,4 +1,4 @@
-"""x"""
+"""The figures of device memory, and work that is queued: streams, synchronisation, copies from pinned memory."""
 
 from __future__ import annotations
 

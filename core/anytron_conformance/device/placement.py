@@ -1,4 +1,4 @@
-"""x"""
+"""The platform describes itself and its devices, tensors stay on them, and they compute in the dtypes that it names."""
 
 from __future__ import annotations
 

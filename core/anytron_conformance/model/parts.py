@@ -1,4 +1,4 @@
-"""x"""
+"""Rules of level ``model`` about parts that not every run has: adapters, a critic, prediction modules, router replay."""
 
 from __future__ import annotations
 

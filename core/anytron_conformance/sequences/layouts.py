@@ -1,4 +1,4 @@
-"""x"""
+"""What the platform asks of layouts, what it makes of a micro-batch, and how outputs come back from it."""
 
 from __future__ import annotations
 

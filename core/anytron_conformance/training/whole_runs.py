@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,69 +19,20 @@ from anytron.record.tracking.progress import Progress
 from anytron.run.preflight.open_run import open_run
 from anytron.run.trainer.loop import train
 from anytron.run.trainer.metrics import AGREEMENT
-from anytron.task.data import Prompt
 from anytron.workers.executor.local import LocalExecutor
 from anytron_conformance.ranks import require_devices
 from anytron_conformance.rules import Broken, Case, rule
+from anytron_conformance.training.sort_task import MODEL
 from anytron_conformance.training_ranks import START_S, usual_format
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from anytron.task.rewards import Sample
     from anytron_conformance.subject import Source, Subject
 
 
-DIGITS = 4
-VOCABULARY = (*"0123456789>", "<eos>", "<pad>", "<unk>", "<extra0>", "<extra1>")
-MODEL = {
-    "model_type": "qwen3",
-    "vocab_size": len(VOCABULARY),
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-    "bos_token_id": None,
-    "eos_token_id": VOCABULARY.index("<eos>"),
-    "pad_token_id": VOCABULARY.index("<pad>"),
-}
-
-
-def tokenizer() -> Any:
-    """Make a tokenizer of one token per character."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {token: index for index, token in enumerate(VOCABULARY)}
-    characters = Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106 - a special token
-    characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
-    characters.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")  # noqa: S106
-
-
-def prompts() -> Iterator[Prompt]:
-    """Draw 64 prompts of random digits."""
-    generator = random.Random(0)
-    for index in range(64):
-        drawn = "".join(generator.choices("0123456789", k=DIGITS))
-        yield Prompt(id=f"sort-{index}", text=f"{drawn}>", data={"answer": "".join(sorted(drawn))})
-
-
-def reward(samples: Sequence[Sample]) -> list[float]:
-    """Give the fraction of positions that hold the right digit."""
-    return [
-        sum(given == wanted for given, wanted in zip(sample.response_text, sample.data["answer"], strict=False))
-        / DIGITS
-        for sample in samples
-    ]
-
-
-TASK = "anytron_conformance.training.whole_runs"
+TASK = "anytron_conformance.training.sort_task"
+"""Rewards run in processes of their own, which import nothing else of the kit."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,10 @@ DISTRIBUTIONS = MappingProxyType(
 """Libraries of kernels: the name that is imported, and the distribution that has its version."""
 
 
+NEUTRAL = "neutral"
+"""Name of the reference kernels of :mod:`anytron.kernels`, plain torch operations."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """A GPU and the libraries that can compute on it.
@@ -111,10 +115,6 @@ def _imported(module: str) -> Version | str | None:
         # A binary built for another torch fails with an undefined symbol (ImportError, OSError), or on first use.
         return str(error)
     return found
-
-
-NEUTRAL = "neutral"
-"""Name of the reference kernels of :mod:`anytron.kernels`, plain torch operations."""
 
 
 @dataclass(frozen=True)

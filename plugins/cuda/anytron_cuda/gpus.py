@@ -41,6 +41,23 @@ centres print the double, with sparsity. Of GeForce: with sums in float32. An H8
 A100: links between GPUs differ. Names that hold another one stand before it."""
 
 
+Capability = tuple[int, int]
+
+
+# transformer_engine/pytorch/quantization.py of 2.9: check_fp8_support, check_fp8_block_scaling_support,
+# check_mxfp8_support, check_nvfp4_support.
+FP8: dict[str, tuple[Capability, Capability | None, str]] = {
+    "delayed": ((8, 9), None, "Ada, Hopper and Blackwell"),
+    "tensorwise": ((8, 9), None, "Ada, Hopper and Blackwell"),
+    "blockwise": ((9, 0), None, "Hopper and Blackwell"),
+    "mxfp8": ((10, 0), (12, 0), "Blackwell's data center GPUs"),
+}
+"""Recipes of FP8: the first compute capability that has one, the first after it that has not, and what has it."""
+
+
+FP4: tuple[Capability, Capability | None, str] = ((10, 0), None, "Blackwell")
+
+
 def peak_flops(name: str, dtype: str, configured: float | None) -> PeakFlops:
     """Find the number.
 
@@ -59,20 +76,6 @@ def peak_flops(name: str, dtype: str, configured: float | None) -> PeakFlops:
         if f" {part} " in words:
             return PeakFlops(tflops * 1e12, f"NVIDIA's data sheet of {sheet}: bfloat16, dense")
     return PeakFlops(None, f"there is no number for {name}: {fix}")
-
-
-Capability = tuple[int, int]
-
-# transformer_engine/pytorch/quantization.py of 2.9: check_fp8_support, check_fp8_block_scaling_support,
-# check_mxfp8_support, check_nvfp4_support.
-FP8: dict[str, tuple[Capability, Capability | None, str]] = {
-    "delayed": ((8, 9), None, "Ada, Hopper and Blackwell"),
-    "tensorwise": ((8, 9), None, "Ada, Hopper and Blackwell"),
-    "blockwise": ((9, 0), None, "Hopper and Blackwell"),
-    "mxfp8": ((10, 0), (12, 0), "Blackwell's data center GPUs"),
-}
-"""Recipes of FP8: the first compute capability that has one, the first after it that has not, and what has it."""
-FP4: tuple[Capability, Capability | None, str] = ((10, 0), None, "Blackwell")
 
 
 def precision_diagnostics(run: RunConfig, gpus: Sequence[Gpu]) -> Iterator[Diagnostic]:

@@ -20,36 +20,28 @@ if TYPE_CHECKING:
     from anytron_cuda.options import Modules
 
 
-IMPORT_S = 300.0
-"""Seconds that an import may take, from a slow disk."""
-_IMPORT = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[2]); importlib.import_module(sys.argv[1])"
-
-
-@functools.cache
-def import_error(module: str) -> str:
-    """Say why a module cannot be imported; empty if it can, or was. This process stays free of it, and of CUDA.
-
-    A library that was built for another torch, or another CUDA, is found by this: its symbols are missing.
-    """
-    if module in sys.modules:
-        return ""
-    command = [sys.executable, "-c", _IMPORT, module, json.dumps(sys.path)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_S, check=False)  # noqa: S603
-    except subprocess.TimeoutExpired:
-        return f"the import takes more than {IMPORT_S:.0f} s"
-    if done.returncode == 0:
-        return ""
-    return (done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"])[-1]
-
-
 PORTABLE, TRANSFORMER_ENGINE = "portable", "transformer_engine"
+
+
 OPTION = "platform.options.modules"
+
+
 DISTRIBUTION, PACKAGE = "transformer-engine", "transformer_engine.pytorch"
+
+
 SUPPORTED = ">=2.0,<3"
 """Versions of Transformer Engine. Megatron-Core 0.16.1 asks for each feature's own version, and its extra ``dev`` is
 resolved with 2.9 to 2.11."""
+
+
 INSTALL = "pip install --no-build-isolation 'anytron[cuda,te]'"
+
+
+IMPORT_S = 300.0
+"""Seconds that an import may take, from a slow disk."""
+
+
+_IMPORT = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[2]); importlib.import_module(sys.argv[1])"
 
 
 @dataclass(frozen=True)
@@ -135,3 +127,21 @@ def import_transformer_engine() -> None:
             why=f"{type(error).__name__}: {error}",
             fix=f"{INSTALL} with the torch that is installed, or {OPTION}={PORTABLE}",
         ) from error
+
+
+@functools.cache
+def import_error(module: str) -> str:
+    """Say why a module cannot be imported; empty if it can, or was. This process stays free of it, and of CUDA.
+
+    A library that was built for another torch, or another CUDA, is found by this: its symbols are missing.
+    """
+    if module in sys.modules:
+        return ""
+    command = [sys.executable, "-c", _IMPORT, module, json.dumps(sys.path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_S, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return f"the import takes more than {IMPORT_S:.0f} s"
+    if done.returncode == 0:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"])[-1]

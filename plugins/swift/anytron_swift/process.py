@@ -6,10 +6,10 @@ import json
 import os
 from pathlib import Path
 
-from anytron import AnytronError, EngineError, Phase
+from anytron import AnytronError, EngineError, Patch, Phase
 from anytron.train import Layer, open_layer
 from anytron_swift.cli import fail
-from anytron_swift.installation import load
+from anytron_swift.installation import MS_SWIFT, load
 
 REPORT = "ANYTRON_SWIFT_REPORT"
 """The variable that names a directory in which each rank writes what was changed in it."""
@@ -41,8 +41,6 @@ def _start(entry: str) -> None:
     _layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
     run = load("swift.megatron", entry)
 
-    from anytron_swift.patches import PATCHES
-
     _layer.apply_phase(Phase.BEFORE_BUILD, PATCHES)
     if directory := os.environ.get(REPORT):
         path = Path(directory) / f"patches-{os.getpid()}.json"
@@ -64,3 +62,30 @@ def layer() -> Layer:
             fix="start ms-swift with anytron-swift",
         )
     return _layer
+
+
+PATCHES = (
+    Patch(
+        id="swift.prepare-batch",
+        owner="swift",
+        target="swift.megatron.trainers.utils:prepare_batch",
+        phase=Phase.BEFORE_BUILD,
+        package=MS_SWIFT.package,
+        requires=MS_SWIFT.specifier,
+        reason=("ms-swift makes a mask of all pairs of tokens, except on NPUs, and layers that keep a state get none"),
+        upstream="https://github.com/modelscope/ms-swift/pull/9196; swift/template/base.py, lines 2151 to 2157",
+        remove_when="ms-swift asks its platform for masks",
+        replacement="anytron_swift.masks:prepare_batch",
+    ),
+    Patch(
+        id="swift.model-forward",
+        owner="swift",
+        target="mcore_bridge.model.gpt_model:GPTModel.forward",
+        phase=Phase.BEFORE_BUILD,
+        package="mcore-bridge",
+        reason="ms-swift's trainers call models in eight places, none of which knows the scope of a micro-batch",
+        remove_when="ms-swift has one place that runs a micro-batch",
+        replacement="anytron_swift.masks:forward",
+    ),
+)
+"""They join the layer's own of the phase."""

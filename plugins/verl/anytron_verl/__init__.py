@@ -4,3 +4,18 @@ verl loads what stands in the entry-point group ``verl.plugins`` as it is import
 opens Anytron's layer in the process and makes its platform verl's. When verl chooses an engine, its own Megatron
 engines come with the layer's phases around them, and with Anytron's layouts and masks.
 """
+
+PLATFORM = "anytron"
+"""Of the platform, and of the vendor of its engines, among verl's."""
+CHOICE = "VERL_PLATFORM"
+"""The variable by which verl's users name a platform."""
+POLICY = "VERL_USE_EXTERNAL_PLUGINS"
+"""The variable by which they say which plugins are loaded: ``auto``, ``none``, or names."""
+ROLLOUT = "transformers"
+"""Of ``actor_rollout_ref.rollout.name``: what :mod:`anytron_verl.rollout` is called."""
+GROUP = "verl.plugins"
+"""The entry-point group of verl's plugins."""
+SUPPORTED = ">=0.9.1,<0.10"
+"""Releases of verl that the plugin was tested with."""
+REPORT = "ANYTRON_VERL_REPORT"
+"""The variable that names a directory in which each process with an engine writes what was changed in it."""

@@ -10,7 +10,7 @@ import torch
 from verl.plugin.platform import PlatformBase
 
 from anytron_verl import process
-from anytron_verl.names import PLATFORM
+from anytron_verl import PLATFORM, ROLLOUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,8 +145,23 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
 
 
 def _register_rollout() -> None:
-    """Register the rollout once verl's are: to import them takes seconds."""
-    if ROLLOUTS in sys.modules:
-        from anytron_verl.rollout import registration
+    """Add the rollout to verl's two registries, of replicas and of what training workers have of them; once.
 
-        registration.register()
+    That is when verl's are registered: to import them takes seconds. Our rollout's code is not imported.
+    """
+    if ROLLOUTS not in sys.modules:
+        return
+    from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    if (ROLLOUT, "async") not in _ROLLOUT_REGISTRY:
+        _ROLLOUT_REGISTRY[ROLLOUT, "async"] = "anytron_verl.rollout.adapter.ServerAdapter"
+        process.at_stop(_ROLLOUT_REGISTRY.pop, (ROLLOUT, "async"), None)
+        RolloutReplicaRegistry.register(ROLLOUT, _replica)
+        process.at_stop(RolloutReplicaRegistry._registry.pop, ROLLOUT, None)
+
+
+def _replica() -> type[Any]:
+    from anytron_verl.rollout.server import TransformersReplica
+
+    return TransformersReplica

@@ -10,18 +10,48 @@ from verl.utils import tensordict_utils
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.megatron import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
-from anytron import EngineFacts, Feature, ParallelSizes, Phase
+from anytron import EngineFacts, Feature, ParallelSizes, Patch, Phase
 from anytron.train import features_asked
 from anytron_megatron import features_of, traits_of
-from anytron_verl import process
+from anytron_verl import PLATFORM, SUPPORTED, process
 from anytron_verl.layouts import Layouts, current_micro_batch
-from anytron_verl.names import PLATFORM
-from anytron_verl.patches import PATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from anytron.sequences import Format
+
+
+UTIL = "verl.models.mcore.util"
+
+
+def _patch(function: str, reason: str) -> Patch:
+    return Patch(
+        id=f"verl.{function.replace('_', '-')}",
+        owner="verl",
+        target=f"{UTIL}:{function}",
+        phase=Phase.AFTER_BUILD,
+        package="verl",
+        requires=SUPPORTED,
+        reason=reason,
+        remove_when="verl asks its platform for layouts and masks",
+        replacement=f"anytron_verl.layouts:{function}",
+    )
+
+
+_THD = (
+    "verl indexes jagged tensors row by row, which costs the square of the rows, and sets MindSpeed's globals on NPUs"
+)
+_BSHD = "verl makes a mask of all pairs of tokens on NPUs, once for each tensor, and pads row by row"
+_BACK = "verl cuts the output row by row, and reads lengths from the mask"
+PATCHES = (
+    _patch("preprocess_thd_engine", _THD),
+    _patch("postprocess_thd_engine", _BACK),
+    _patch("preprocess_bshd_engine", _BSHD),
+    _patch("postprocess_bshd_engine", _BACK),
+)
+"""They join the layer's own of the phase. Calls from outside of our engines' forward passes go to verl's functions."""
+
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from anytron import Requirement
 from anytron.train import examine_requirements
 from anytron.verification import Result
-from anytron_verl.names import POLICY, SUPPORTED
+from anytron_verl import POLICY, SUPPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -10,7 +10,7 @@ import os
 import sys
 from importlib.metadata import entry_points
 
-from anytron_verl.names import GROUP, POLICY
+from anytron_verl import GROUP, POLICY
 
 
 def main() -> None:

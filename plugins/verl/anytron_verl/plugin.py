@@ -6,7 +6,7 @@ import logging
 import os
 
 from anytron_verl import process
-from anytron_verl.names import CHOICE, PLATFORM
+from anytron_verl import CHOICE, PLATFORM
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron import EngineError
 from anytron.train import Layer, open_layer
-from anytron_verl.names import REPORT
+from anytron_verl import REPORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,9 +4,16 @@ There are two entry-point groups: of ``anytron.platforms`` exactly one is active
 (extensions) all are. Nothing here imports torch or an engine; a plugin's module and probe may.
 """
 
-from anytron.device.loading.foreign_devices import disable_device_autoload
 from anytron.device.loading.report import Finding, PluginReport, State, check_requirements, examine_requirements
-from anytron.device.loading.session import Session, Survey, hooks_of, open_process, open_session, survey_plugins
+from anytron.device.loading.session import (
+    Session,
+    Survey,
+    disable_device_autoload,
+    hooks_of,
+    open_process,
+    open_session,
+    survey_plugins,
+)
 
 __all__ = [
     "Finding",

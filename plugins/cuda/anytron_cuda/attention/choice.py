@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from anytron_cuda.options import Attention
 
 
+logger = logging.getLogger(__name__)
+
+
 Name = Literal["flash_attention_3", "flash_attention_2", "varlen", "sdpa", "neutral"]
+
+
 OPTION = "platform.options.attention"
 
 
@@ -98,9 +103,6 @@ def unable(wanted: str, why: str, instead: str) -> PlatformError:
         why=why,
         fix=f"{OPTION}=auto, which takes {instead} for it",
     )
-
-
-logger = logging.getLogger(__name__)
 
 
 def make_attention(spec: AttentionSpec, offered: Capabilities, wanted: Attention = "auto") -> DescribedKernel:

@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+LARGEST_HEAD = 256
+"""``flash_attn/ops/triton/rotary.py``: "Only support headdim <= 256"."""
+
+
+MAX_GROUPS = 1023
+"""``torch/_native/ops/foreach_mm/impl.py``: "bf16 kernel requires group_count < 1024"."""
+
+
+_ALIGNMENT = 16
+"""Bytes; of rows, ``aten/src/ATen/native/GroupedMMUtils.h``."""
+
+
 def liger_swiglu(x: Tensor) -> Tensor:
     """As :func:`anytron.kernels.fused.swiglu`; keeps the input alone for the backward pass.
 
@@ -29,6 +41,66 @@ def liger_swiglu(x: Tensor) -> Tensor:
     size = x.shape[-1]
     gated: Tensor = LigerFusedGateUpSiLUMulFunction.apply(x.reshape(-1, size), in_place)
     return gated.view(*x.shape[:-1], size // 2)
+
+
+def liger_rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
+    """As :func:`anytron.kernels.fused.rms_norm`, and in its order of casts.
+
+    ``LigerRMSNormFunction`` (``liger_kernel/ops/rms_norm.py``) has both orders: ``llama`` casts to the input's type
+    and then multiplies, ``gemma`` computes all in float32. By default it writes the input's gradient over the
+    output's, which another layer may hold.
+    """
+    from liger_kernel.ops import LigerRMSNormFunction
+
+    if x.dtype != weight.dtype:  # its result has the type of x, not of both
+        return neutral.rms_norm(x, weight, eps, zero_centered)
+    offset, casts, in_place = (1.0, "gemma", False) if zero_centered else (0.0, "llama", False)
+    normalised: Tensor = LigerRMSNormFunction.apply(x, weight, eps, offset, casts, in_place)
+    return normalised
+
+
+def torch_rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
+    """As :func:`anytron.kernels.fused.rms_norm`, cast once instead of twice: the product is taken in float32, too.
+
+    torch has one kernel for an input and a weight of one type; the factor ``1 + weight`` needs another type.
+    """
+    if zero_centered or x.dtype != weight.dtype:
+        return neutral.rms_norm(x, weight, eps, zero_centered)
+    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def flash_attn_rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
+    """As :func:`anytron.kernels.fused.rope`, for angles that all heads share; rounded once, from float32.
+
+    ``apply_rotary_emb`` (``flash_attn/layers/rotary.py``) takes ``[1, N, H, D]`` and for each of the N tokens half of
+    the cosines, ``[N, R / 2]``, in the type of ``x``: so packed sequences and batches are one call. Angles that differ
+    by head, and heads that are longer than it supports, are left to the reference kernel.
+    """
+    from flash_attn.layers.rotary import apply_rotary_emb
+
+    heads, size = x.shape[-2:]
+    shared = x.dim() > 2 and freqs.dim() > 1 and freqs.shape[-2] == 1
+    if not shared or size > LARGEST_HEAD:
+        return neutral.rope(x, freqs, interleaved)
+    once = freqs[..., 0, ::2] if interleaved else freqs[..., 0, : freqs.shape[-1] // 2]
+    angles = once.expand(*x.shape[:-2], -1).reshape(-1, once.shape[-1])
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    rotated: Tensor = apply_rotary_emb(x.reshape(1, -1, heads, size), cos, sin, interleaved=interleaved)
+    return rotated.view(x.shape)
+
+
+def torch_grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> Tensor:
+    """As :func:`anytron.kernels.fused.grouped_mm`.
+
+    Sizes that its kernel does not take (rows that are no multiple of 16 bytes; no rows at all) are left to the
+    reference kernel.
+    """
+    elements = _ALIGNMENT // x.element_size()
+    fits = all(size % elements == 0 for size in weights[0].shape)
+    if not fits or not len(x) or len(weights) > MAX_GROUPS or any(weight.dtype != x.dtype for weight in weights):
+        return neutral.grouped_mm(x, weights, splits)
+    product: Tensor = _GroupedProduct.apply(x.contiguous(), splits, *weights)  # type: ignore[no-untyped-call]
+    return product
 
 
 def torch_adam(
@@ -59,12 +131,6 @@ def torch_adam(
     operator = torch._fused_adamw_ if decoupled else torch._fused_adam_
     steps = [torch.full((), float(step), device=params[0].device)] * len(params)
     operator(params, grads, exp_avgs, exp_avg_sqs, [], steps, amsgrad=False, maximize=False, **settings)
-
-
-MAX_GROUPS = 1023
-"""``torch/_native/ops/foreach_mm/impl.py``: "bf16 kernel requires group_count < 1024"."""
-_ALIGNMENT = 16
-"""Bytes; of rows, ``aten/src/ATen/native/GroupedMMUtils.h``."""
 
 
 class _GroupedProduct(torch.autograd.Function):
@@ -108,67 +174,3 @@ def _product(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
     public = getattr(functional, "grouped_mm", None)  # from torch 2.10 on
     product: Tensor = torch._grouped_mm(x, y, offs=ends) if public is None else public(x, y, offs=ends)
     return product
-
-
-def torch_grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> Tensor:
-    """As :func:`anytron.kernels.fused.grouped_mm`.
-
-    Sizes that its kernel does not take (rows that are no multiple of 16 bytes; no rows at all) are left to the
-    reference kernel.
-    """
-    elements = _ALIGNMENT // x.element_size()
-    fits = all(size % elements == 0 for size in weights[0].shape)
-    if not fits or not len(x) or len(weights) > MAX_GROUPS or any(weight.dtype != x.dtype for weight in weights):
-        return neutral.grouped_mm(x, weights, splits)
-    product: Tensor = _GroupedProduct.apply(x.contiguous(), splits, *weights)  # type: ignore[no-untyped-call]
-    return product
-
-
-def liger_rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
-    """As :func:`anytron.kernels.fused.rms_norm`, and in its order of casts.
-
-    ``LigerRMSNormFunction`` (``liger_kernel/ops/rms_norm.py``) has both orders: ``llama`` casts to the input's type
-    and then multiplies, ``gemma`` computes all in float32. By default it writes the input's gradient over the
-    output's, which another layer may hold.
-    """
-    from liger_kernel.ops import LigerRMSNormFunction
-
-    if x.dtype != weight.dtype:  # its result has the type of x, not of both
-        return neutral.rms_norm(x, weight, eps, zero_centered)
-    offset, casts, in_place = (1.0, "gemma", False) if zero_centered else (0.0, "llama", False)
-    normalised: Tensor = LigerRMSNormFunction.apply(x, weight, eps, offset, casts, in_place)
-    return normalised
-
-
-def torch_rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
-    """As :func:`anytron.kernels.fused.rms_norm`, cast once instead of twice: the product is taken in float32, too.
-
-    torch has one kernel for an input and a weight of one type; the factor ``1 + weight`` needs another type.
-    """
-    if zero_centered or x.dtype != weight.dtype:
-        return neutral.rms_norm(x, weight, eps, zero_centered)
-    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
-
-
-LARGEST_HEAD = 256
-"""``flash_attn/ops/triton/rotary.py``: "Only support headdim <= 256"."""
-
-
-def flash_attn_rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
-    """As :func:`anytron.kernels.fused.rope`, for angles that all heads share; rounded once, from float32.
-
-    ``apply_rotary_emb`` (``flash_attn/layers/rotary.py``) takes ``[1, N, H, D]`` and for each of the N tokens half of
-    the cosines, ``[N, R / 2]``, in the type of ``x``: so packed sequences and batches are one call. Angles that differ
-    by head, and heads that are longer than it supports, are left to the reference kernel.
-    """
-    from flash_attn.layers.rotary import apply_rotary_emb
-
-    heads, size = x.shape[-2:]
-    shared = x.dim() > 2 and freqs.dim() > 1 and freqs.shape[-2] == 1
-    if not shared or size > LARGEST_HEAD:
-        return neutral.rope(x, freqs, interleaved)
-    once = freqs[..., 0, ::2] if interleaved else freqs[..., 0, : freqs.shape[-1] // 2]
-    angles = once.expand(*x.shape[:-2], -1).reshape(-1, once.shape[-1])
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    rotated: Tensor = apply_rotary_emb(x.reshape(1, -1, heads, size), cos, sin, interleaved=interleaved)
-    return rotated.view(x.shape)

@@ -45,7 +45,7 @@ def test_an_optional_one_is_reported_not_refused():
 
 
 def test_an_impossible_range_names_the_plugin():
-    with pytest.raises(PluginError, match="'acme' asks for an impossible version"):
+    with pytest.raises(PluginError, match="'acme' gives an invalid version range"):
         check_requirements(_hooks(Requirement("pluggy", "at least 1")))
 
 

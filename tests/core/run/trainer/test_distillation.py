@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anytron.base.errors import ConfigError, DataError
-from anytron_conformance.training.whole_runs import tokenizer
+from anytron_conformance.training.sort_task import tokenizer
 from tests.core.run.trainer.disturbed_runs import lines
 
 PURE = {"advantage": "none", "distillation_coefficient": 1.0}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anytron.base.errors import ConfigError, DataError
-from anytron_conformance.training.whole_runs import VOCABULARY, tokenizer
+from anytron_conformance.training.sort_task import VOCABULARY, tokenizer
 from tests.core.run.trainer.disturbed_runs import lines
 from tests.reward_models import write_judge_of_last_tokens
 

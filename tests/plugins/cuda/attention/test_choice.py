@@ -89,11 +89,11 @@ MASK = torch.zeros(1, 1, 5, 5, dtype=torch.bool)
     ],
 )
 def test_what_a_kernel_cannot_compute_of_a_layer_the_next_one_does(dtype, call, why, caplog):
-    from anytron_cuda.attention import choice as choice_module
+    from anytron_cuda.attention.choice import _warn, make_attention
 
-    choice_module._warn.cache_clear()
+    _warn.cache_clear()
     layer = spec()
-    attend = choice_module.make_attention(layer, offered())
+    attend = make_attention(layer, offered())
     assert attend.description == (
         "varlen (not flash_attention_3: flash-attn-3 is not installed; "
         "not flash_attention_2: flash-attn is not installed)"
@@ -104,17 +104,17 @@ def test_what_a_kernel_cannot_compute_of_a_layer_the_next_one_does(dtype, call, 
     (record,) = caplog.records
     assert record.getMessage().startswith("attention: sdpa computes some calls (not varlen: ")
     assert why in record.getMessage()
-    named = choice_module.make_attention(layer, offered(), "varlen")
+    named = make_attention(layer, offered(), "varlen")
     with pytest.raises(PlatformError, match="varlen cannot compute this layer") as caught:
         named(*inputs, call)
     assert why in caught.value.why
 
 
 def test_the_plain_operations_come_with_a_warning_that_says_what_is_missing(caplog):
-    from anytron_cuda.attention import choice as choice_module
+    from anytron_cuda.attention.choice import _warn, make_attention
 
-    choice_module._warn.cache_clear()
-    choice_module.make_attention(spec(sinks=True), offered(torch_version="2.10"))
+    _warn.cache_clear()
+    make_attention(spec(sinks=True), offered(torch_version="2.10"))
     (record,) = caplog.records
     assert record.getMessage().startswith("attention keeps all scores in memory: neutral (")
     assert "not varlen: torch 2.10 is installed, and 2.12 is the first" in record.getMessage()
