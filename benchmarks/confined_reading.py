@@ -1,13 +1,16 @@
 """What reading in a confined process adds to a run's start: the model directory, and prompts by their number.
 
 ``confined`` is what a run does: a child process reads prompts, and plain data come back; a model directory is tried out
-in a child before this process loads it. ``here`` does without a child. The tokenizer has so many words.
+in a child before this process loads it, and its tokenizer is used there meanwhile. ``here`` does without a child. The
+tokenizer has so many words. Of a first start, in a process that has not imported transformers, this import is a part.
 
     python benchmarks/confined_reading.py [--json] [--words 150000] [--prompts 1000 20000] [--turns 5]
 """
 
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -17,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config
 
 from anytron.config.data import DataSection
 from anytron.config.schema import ModelSection
-from anytron.task.data.examination import examine
+from anytron.task.data.examination import examined
 from anytron.task.data.pretrained import load_hf_config, load_tokenizer
 from anytron.task.data.prompts import tokenize
 from anytron.task.data.reading import read_prompts
@@ -25,6 +28,19 @@ from anytron.task.data.sources import load_prompts
 from harness import argument_parser, in_turn, progress, report, timed
 
 END = "<eos>"
+FIRST_START = """
+import time
+from contextlib import nullcontext
+from anytron.config.schema import ModelSection
+from anytron.run.preflight import prepare
+from anytron.task.data.examination import examined
+from anytron.task.data.pretrained import load_hf_config, load_tokenizer
+model, begin = ModelSection(path={path!r}), time.perf_counter()
+with {around}:
+    load_hf_config(model)
+    load_tokenizer(model)
+print(time.perf_counter() - begin)
+"""
 
 
 def write_model(folder, words):
@@ -44,8 +60,18 @@ def write_prompts(file, count):
     return DataSection(source="jsonl", options={"path": str(file)})
 
 
+def first_start(model, way):
+    program = FIRST_START.format(path=model.path, around="examined(model)" if way == "confined" else "nullcontext()")
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], stdout=subprocess.PIPE, check=True)
+    return float(found.stdout)
+
+
 def compared(confined, here, turns):
-    seconds = in_turn({"confined": lambda: timed(confined)[0], "here": lambda: timed(here)[0]}, turns)
+    return compared_seconds({"confined": lambda: timed(confined)[0], "here": lambda: timed(here)[0]}, turns)
+
+
+def compared_seconds(ways, turns):
+    seconds = in_turn(ways, turns)
     median = {way: statistics.median(found) for way, found in seconds.items()}
     return {
         "confined_s": median["confined"],
@@ -71,10 +97,14 @@ def main():
             load_tokenizer(model)
 
         def try_out_and_load():
-            examine(model, {})
-            load()
+            with examined(model):
+                load()
 
-        rows = {"model directory": compared(try_out_and_load, load, arguments.turns)}
+        first = {way: partial(first_start, model, way) for way in ("confined", "here")}
+        rows = {
+            "model directory, first start": compared_seconds(first, arguments.turns),
+            "model directory": compared(try_out_and_load, load, arguments.turns),
+        }
         for count in arguments.prompts:
             progress(f"{count} prompts")
             source = write_prompts(Path(folder, f"{count}.jsonl"), count)

@@ -105,13 +105,13 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "anytron_swift": (
         ("__init__", "installation"),
-        ("cli", "patches"),
+        ("cli",),
         ("__main__", "process"),
         ("commands", "masks"),
     ),
     "anytron_verl": (
-        ("__init__", "configuration", "layouts", "names"),
-        ("examination", "loading", "patches", "process", "scoring"),
+        ("__init__", "configuration", "layouts"),
+        ("examination", "loading", "process", "scoring"),
         ("rollout",),
         ("engines", "verification"),
         ("device",),

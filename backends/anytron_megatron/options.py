@@ -82,7 +82,6 @@ _COMMON = (
     ("mcore_bridge", "config/model_config.py", "ModelConfig"),
 )
 
-
 _LATENT = (
     ("megatron", "core/transformer/transformer_config.py", "MLATransformerConfig"),
     ("mcore_bridge", "config/model_config.py", "MLAModelConfig"),
@@ -122,7 +121,6 @@ def _place_of(name: str) -> str | None:
 
 _EXPERTS = "the coefficient of that loss is set ([experts](../how-to/train-mixture-of-experts.md))"
 
-
 METRICS = (
     Metric("moe/load_balancing_loss", "", "load-balancing loss, mean over layers, 1 = perfect balance", _EXPERTS),
     Metric("moe/seq_load_balancing_loss", "", "the same, computed for each sequence", _EXPERTS),
@@ -141,7 +139,6 @@ METRICS = (
     ),
     Metric("critic/moe/NAME", "", "the same losses of the critic's routers", "a critic with experts"),
 )
-
 
 MEGATRON = EngineInfo(
     engine="anytron_megatron.engine:MegatronEngine",
@@ -176,7 +173,6 @@ MEGATRON = EngineInfo(
         process_bytes=505 << 20,
     ),
 )
-
 
 MEGATRON_ROLLOUT = EngineInfo(
     engine=MEGATRON.engine,

@@ -21,9 +21,7 @@ NO_NONDETERMINISTIC_ALGORITHM = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
 """Megatron asserts it, whoever supplies Transformer Engine's modules (TEDotProductAttention in
 megatron/core/extensions/transformer_engine.py)."""
 
-
 _OVERLAP = "engine.options.overlap_grad_reduce"
-
 
 _SEES = frozenset({"vision_tower", "aligner"})
 

@@ -40,32 +40,24 @@ if TYPE_CHECKING:
 COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 """Of a prediction module in files: the model shares its own."""
 
-
 BUFFERS = ("e_score_correction_bias",)
 """Tensors that are no parameters: no gradient, and float32 whatever the model's element type."""
 
-
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
-
 VISION = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model)\.")
-
 
 COLUMN = frozenset({
     "q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj", "in_proj_qkvz", "in_proj_ba",
     "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "gate_up_proj",
 })  # fmt: skip
 
-
 ROW = frozenset({"o_proj", "down_proj", "out_proj"})
-
 
 BY_HEAD = frozenset({"A_log", "dt_bias", "sinks"})
 
-
 GROUPED = frozenset({"k_proj", "v_proj"})
 """Replicated where there are fewer heads of keys and values than ranks."""
-
 
 _SECOND = frozenset({"k_proj", "v_proj", "up_proj"})
 """Layers that share their ``A`` with another one that is counted."""

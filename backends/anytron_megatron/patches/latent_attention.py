@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 VALUE_WIDTH = "hidden_size_per_attention_head_v"
 """Attribute in which Transformer Engine's and MindSpeed's attention modules keep the width that values must have."""
 
-
 GATHER = "gather_from_sequence_parallel_region"
 """The name under which the class's module holds the collective that it calls."""
 

@@ -31,7 +31,6 @@ CONCERNED = {
     "megatron.core.transformer.moe.ops.paged_stash": "the paged stash of experts (megatron-core 0.19)",
 }
 
-
 NAMES = ("triton", "triton.language", "triton.language.extra.libdevice", "triton.runtime", "triton.runtime.driver")
 """Modules that have a stand-in."""
 

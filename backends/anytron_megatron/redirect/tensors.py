@@ -35,9 +35,7 @@ TORCH_FACTORIES = (
     "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
 )  # fmt: skip
 
-
 TENSOR_FACTORIES = ("new", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
-
 
 OTHER_FACTORIES = (
     (torch.fft, "fftfreq"), (torch.fft, "rfftfreq"),

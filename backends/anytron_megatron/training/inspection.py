@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 SCALE = 2.0**40
 """Gradients are multiplied by it meanwhile: of a 1 that an export adds to a weight, as to some norms, 1e-12 is left."""
 
-
 UNTRAINED = 2.0**120
 """Stands in the places of what has no gradient; also bfloat16 has this number."""
-
 
 What = Literal["output", "loss", "gradient of its input", "gradient of its output", "gradient"]
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 ACL_SUCCESS = 0
 """``ACL_SUCCESS`` of acl/acl_base.h."""
 
-
 OPERATORS = ("libopapi_transformer.so", "libopapi.so")
 """Where operators for transformers are: a library of their own, where CANN has one, or that of all operators."""
 

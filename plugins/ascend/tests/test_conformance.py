@@ -8,7 +8,6 @@ from anytron_conformance import conformance
 
 test_conformance = conformance("ascend")
 
-
 LEFT_OUT = {"sequences.mask-is-read": 5}
 """Cases that no platform can be asked: nothing tells a ring of padded rows which tokens are padding."""
 

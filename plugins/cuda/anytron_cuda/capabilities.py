@@ -31,7 +31,6 @@ DISTRIBUTIONS = MappingProxyType(
 )
 """Libraries of kernels: the name that is imported, and the distribution that has its version."""
 
-
 NEUTRAL = "neutral"
 """Name of the reference kernels of :mod:`anytron.kernels`, plain torch operations."""
 

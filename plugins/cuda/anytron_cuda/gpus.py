@@ -40,7 +40,6 @@ PEAK_TFLOPS = (
 centres print the double, with sparsity. Of GeForce: with sums in float32. An H800 computes as an H100, an A800 as an
 A100: links between GPUs differ. Names that hold another one stand before it."""
 
-
 Capability = tuple[int, int]
 
 
@@ -53,7 +52,6 @@ FP8: dict[str, tuple[Capability, Capability | None, str]] = {
     "mxfp8": ((10, 0), (12, 0), "Blackwell's data center GPUs"),
 }
 """Recipes of FP8: the first compute capability that has one, the first after it that has not, and what has it."""
-
 
 FP4: tuple[Capability, Capability | None, str] = ((10, 0), None, "Blackwell")
 

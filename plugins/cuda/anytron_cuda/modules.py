@@ -22,24 +22,18 @@ if TYPE_CHECKING:
 
 PORTABLE, TRANSFORMER_ENGINE = "portable", "transformer_engine"
 
-
 OPTION = "platform.options.modules"
 
-
 DISTRIBUTION, PACKAGE = "transformer-engine", "transformer_engine.pytorch"
-
 
 SUPPORTED = ">=2.0,<3"
 """Versions of Transformer Engine. Megatron-Core 0.16.1 asks for each feature's own version, and its extra ``dev`` is
 resolved with 2.9 to 2.11."""
 
-
 INSTALL = "pip install --no-build-isolation 'anytron[cuda,te]'"
-
 
 IMPORT_S = 300.0
 """Seconds that an import may take, from a slow disk."""
-
 
 _IMPORT = "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[2]); importlib.import_module(sys.argv[1])"
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from verl.plugin.platform import PlatformBase
 
-from anytron_verl import process
-from anytron_verl import PLATFORM, ROLLOUT
+from anytron_verl import PLATFORM, ROLLOUT, process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -52,7 +52,6 @@ PATCHES = (
 )
 """They join the layer's own of the phase. Calls from outside of our engines' forward passes go to verl's functions."""
 
-
 logger = logging.getLogger(__name__)
 
 

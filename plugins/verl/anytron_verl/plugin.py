@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from anytron_verl import process
-from anytron_verl import CHOICE, PLATFORM
+from anytron_verl import CHOICE, PLATFORM, process
 
 logger = logging.getLogger(__name__)
 

@@ -18,6 +18,30 @@ TASK = (
         "if False:",
     ),
     Twin(
+        "tests/core/task/data/test_examination.py::test_the_driver_loads_what_a_confined_process_has_loaded",
+        "core/anytron/task/data/examination.py",
+        "        next(steps, None)  # it is loaded\n",
+        "",
+    ),
+    Twin(
+        "tests/core/task/data/test_examination.py::test_the_driver_loads_nothing_of_teacher_reward_model_and_critic",
+        "core/anytron/task/data/examination.py",
+        "{key: list(reader.ask(key, _errand(place))) for",
+        "{key: list(service(key, lambda: None)) for",
+    ),
+    Twin(
+        "tests/core/task/data/test_examination.py::test_whatever_loading_does_is_an_error_that_names_the_directory",
+        "core/anytron/task/data/examination.py",
+        '        places["critic.path"] = f"{critic} (critic.path)"\n',
+        "        pass\n",
+    ),
+    Twin(
+        "tests/core/task/data/test_examination.py::test_what_comes_of_every_token_is_tokenised",
+        "core/anytron/task/data/examination.py",
+        "and None not in map(tokenizer.backend_tokenizer.id_to_token, range(count))",
+        "",
+    ),
+    Twin(
         "tests/core/task/data/test_hostile_files.py::test_a_hostile_file_is_refused_in_words_or_read",
         "core/anytron/task/data/arrow.py",
         "FREE = 64 * 2**20",

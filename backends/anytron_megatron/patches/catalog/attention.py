@@ -86,7 +86,6 @@ MLA_ROTARY_KEY = Patch(
     replacement=f"{FIXES}.latent_attention:share_whole_sequences",
 )
 
-
 ROPE_TABLE = Patch(
     id="megatron.mcore-bridge-rope-table",
     target="mcore_bridge.model.rope:get_rope_inv_freq",
@@ -139,7 +138,6 @@ ROTARY_KERNEL_IN_LAYERS = Patch(
     remove_when="mcore-bridge leaves the function alone where attention_scaling is 1",
     replacement=f"{FIXES}.rotary:rotate_in_layers",
 )
-
 
 _DELTA_NET = "mcore_bridge.model.modules.gated_delta_net"
 

@@ -44,7 +44,6 @@ MODEL_CODE = Patch(
     replacement=f"{FIXES}.imports:refuse_model_code",
 )
 
-
 TORCH_CUDA = Patch(
     id="megatron.torch-cuda",
     target="torch:cuda.current_device",

@@ -20,7 +20,6 @@ SCORE_HEAD = Patch(
     replacement=f"{FIXES}.models:keep_whole",
 )
 
-
 DEEPSTACK = Patch(
     id="megatron.mcore-bridge-deepstack",
     target="mcore_bridge.model.mm_gpts.qwen3_vl:Qwen3VL_Vit._get_inputs_embeds",
@@ -35,7 +34,6 @@ DEEPSTACK = Patch(
     remove_when="the tests of these three faults pass without this patch",
     replacement=f"{FIXES}.models:number_features",
 )
-
 
 ROUTER_PADDING = Patch(
     id="megatron.router-padding",

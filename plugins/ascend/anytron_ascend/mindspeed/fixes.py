@@ -20,14 +20,11 @@ if TYPE_CHECKING:
 CAUSAL, FULL = "sparse_mode=2", "sparse_mode=1"
 """Kernel modes of masks: left-up causal with the compressed triangle, and a mask of full size."""
 
-
 MASK_TYPES = {CAUSAL: "causal", FULL: "general"}
 """``config.attention_mask_type``, from which MindSpeed's Transformer Engine modules take the mode."""
 
-
 MODES = {CAUSAL: 2, FULL: 1}
 """``config.sparse_mode``, which its other modules read; a call without a mask would set it to 2 for good."""
-
 
 KERNELS = "Gated DeltaNet and other kernels for triton-ascend"
 

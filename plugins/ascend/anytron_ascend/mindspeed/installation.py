@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 SUPPORTED = "0.16"
 """The release of megatron-core, and of MindSpeed for it, whose patches this adaptor was made for."""
 
-
 INSTALL = (
     f"git clone -b core_r{SUPPORTED}.0 MindSpeed from Ascend/MindSpeed on gitcode.com, pip install -e MindSpeed "
     f"(or put it on PYTHONPATH), pip install 'megatron-core=={SUPPORTED}.*'"
 )
-
 
 _WHERE = "platform.options.adaptor"
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _last: list[dict[str, Any]] = []
 """What was asked of MindSpeed last in this process, and the arguments that it had then."""
 
-
 GLOBALS = (
     ("mindspeed.utils", "_ACTUAL_SEQ_LEN"),
     ("mindspeed.core.context_parallel.get_batch_utils", "_ACTUAL_SEQ_LEN"),

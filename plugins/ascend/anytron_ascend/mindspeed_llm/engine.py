@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, SafetensorError)
 """What mbridge raises, from various places, when a tensor is missing or has another shape."""
 
-
 VALUE_HEAD = "value_head."
 """Beginning of the names of a critic's head (:class:`anytron_megatron.critic.ValueHead`)."""
-
 
 _ONE_BY_ONE = re.compile(r"\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.weight$")
 

@@ -60,7 +60,6 @@ FORMULAS: dict[str, Callable[..., object]] = {
 }
 """By the operator's name; the signatures are aten's."""
 
-
 KEPT = frozenset(
     {
         "empty.memory_format",

@@ -18,7 +18,6 @@ __all__ = ["recorded", "tiny_family", "tiny_model"]
 
 VARIABLE = "ANYTRON_MINDSPEED_LLM"
 
-
 PACKAGES = {"mindspeed_llm": "MindSpeed-LLM", "mindspeed": "MindSpeed", "megatron": "Megatron-LM"}
 
 

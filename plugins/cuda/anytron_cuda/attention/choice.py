@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 Name = Literal["flash_attention_3", "flash_attention_2", "varlen", "sdpa", "neutral"]
-
 
 OPTION = "platform.options.attention"
 

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 LARGEST_HEAD = 256
 """``flash_attn/ops/triton/rotary.py``: "Only support headdim <= 256"."""
 
-
 MAX_GROUPS = 1023
 """``torch/_native/ops/foreach_mm/impl.py``: "bf16 kernel requires group_count < 1024"."""
-
 
 _ALIGNMENT = 16
 """Bytes; of rows, ``aten/src/ATen/native/GroupedMMUtils.h``."""

@@ -16,8 +16,7 @@ from verl.workers.rollout.replica import RolloutMode, RolloutReplica, TokenOutpu
 
 from anytron import ConfigError, EngineError
 from anytron.engines import RequestQueue, derive_seed
-from anytron_verl import process
-from anytron_verl import ROLLOUT
+from anytron_verl import ROLLOUT, process
 from anytron_verl.rollout.generation import Generation, NamedWeights
 
 if TYPE_CHECKING:
