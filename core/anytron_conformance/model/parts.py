@@ -1,4 +1,4 @@
-"""Rules of level ``model`` about parts that not every run has: adapters, a critic, prediction modules, router replay."""
+"""Rules of level ``model`` about parts that some runs have: adapters, a critic, prediction modules, router replay."""
 
 from __future__ import annotations
 

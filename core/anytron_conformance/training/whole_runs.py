@@ -22,7 +22,7 @@ from anytron.run.trainer.metrics import AGREEMENT
 from anytron.workers.executor.local import LocalExecutor
 from anytron_conformance.ranks import require_devices
 from anytron_conformance.rules import Broken, Case, rule
-from anytron_conformance.training.sort_task import MODEL
+from anytron_conformance.training.sort_task import DIGITS, MODEL
 from anytron_conformance.training_ranks import START_S, usual_format
 
 if TYPE_CHECKING:
