@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
-from anytron.base.temporary import PrivateDirectory
+from anytron.base.files import PrivateDirectory
 from anytron.task.data.pretrained import load_hf_config, model_class
 from anytron.workers.weights.transfer import checksum
 from anytron_rollout.weights import Places, refuse

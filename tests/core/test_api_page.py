@@ -19,8 +19,7 @@ from anytron.device.hooks.registry import specifications
 from anytron.kernels.contract import KernelName, KernelSpec
 from anytron.kernels.fused import default_kernel
 from anytron.public import MODULES
-from anytron.public.describe import Named, describe
-from anytron.public.document import names
+from anytron.public.document import Named, describe, names
 from anytron.sequences import ModelInputs
 from tests.house import ROOT
 

@@ -141,7 +141,7 @@ def test_the_errors_that_are_raised_are_found():
     found = {(one.name, one.what) for one in error_page.raised()}
     assert ("ConfigError", "The configuration has \u2039number\u203a mistakes.") in found
     assert ("EngineError", "Rollout and training log-probs differ.") in found
-    assert ("PlatformError", "npu_fusion_attention does not have so many heads.") in found
+    assert ("PlatformError", "npu_fusion_attention does not support this number of heads.") in found
     assert len(found) > 250
 
 

@@ -22,7 +22,6 @@ NOT_YET = (
     "core/anytron/cli/",
     "core/anytron/proof/",
     "core/anytron_conformance/",
-    "plugins/",
 )
 TWICE = re.compile(
     r"\b(?:what (?:of|about)|(?:is|are|be|was|were) told|(?:come|comes|came) for|(?:that|those) of"

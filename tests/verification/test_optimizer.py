@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anytron.config.roles import OptimizerSection
+from anytron.config.running import OptimizerSection
 from anytron.proof.verification.updates import VISIBLE, compare_moves
 
 SECTION = OptimizerSection(**VISIBLE)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from anytron.base.traits import ParallelSizes
-    from anytron.config.roles import OptimizerSection
+    from anytron.config.running import OptimizerSection
 
 
 GRADIENT_BYTES = 4

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anytron.base.traits import ParallelSizes
-    from anytron.config.roles import OptimizerSection
+    from anytron.config.running import OptimizerSection
     from anytron.config.schema import RunConfig
     from anytron.workers.engines.estimates import DeviceMemory, When
     from anytron_megatron.estimate.tensors import Piece

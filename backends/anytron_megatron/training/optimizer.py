@@ -17,7 +17,7 @@ from anytron_megatron.options import MegatronOptions
 if TYPE_CHECKING:
     from megatron.core.transformer.module import MegatronModule
 
-    from anytron.config.roles import OptimizerSection
+    from anytron.config.running import OptimizerSection
     from anytron.config.schema import RunConfig
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.contract import LossFunction
-    from anytron.config.roles import OptimizerSection
+    from anytron.config.running import OptimizerSection
     from anytron.sequences.batch import RaggedBatch
     from anytron.workers.engines.training_engine import Inspection
     from anytron_megatron.training.micro_batch import BatchPreparer

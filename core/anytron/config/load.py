@@ -19,8 +19,8 @@ from anytron.config.data import SOURCE_OPTIONS
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.generation import RolloutSection
 from anytron.config.interpolation import measure
+from anytron.config.json_files import DEEPEST, is_too_deep, is_writable, strings
 from anytron.config.options import chosen_engines, in_words, model_diagnostics
-from anytron.config.plain import DEEPEST, is_too_deep, is_writable, strings
 from anytron.config.running import EngineSection
 from anytron.config.schema import RunConfig
 from anytron.config.stages import STAGE, STAGES, choose_stage, split_stages

@@ -2,7 +2,7 @@
 
 Where prompts come from is in :mod:`anytron.config.data`, how responses are made in :mod:`anytron.config.generation`,
 how they are judged in :mod:`anytron.config.scoring`, what they teach in :mod:`anytron.config.algorithm`, the optimizer
-and the models beside the policy in :mod:`anytron.config.roles`, how the run is carried out in
+and the models beside the policy in :mod:`anytron.config.running`, how the run is carried out in
 :mod:`anytron.config.running`. Every key is documented there or here and nowhere else: ``docs/reference/config.md`` is
 generated from them.
 """
@@ -18,13 +18,16 @@ from pydantic import Field, model_validator
 from anytron.config.algorithm import AlgorithmSection
 from anytron.config.data import DataSection  # noqa: TC001 - pydantic reads it
 from anytron.config.generation import EnvironmentSection, RolloutSection
-from anytron.config.roles import CriticSection, OptimizerSection, RewardModelSection, TeacherSection
 from anytron.config.running import (
     CheckpointSection,
+    CriticSection,
     EngineSection,
     ExecutorSection,
+    OptimizerSection,
     ParallelSection,
     PlatformSection,
+    RewardModelSection,
+    TeacherSection,
     TrackingSection,
     TrainerSection,
 )

@@ -47,5 +47,5 @@ def visible_devices_mistake(variables: Mapping[str, str]) -> str:
         return f"{VISIBLE_DEVICES}={value!r} is not a list of ids such as 0,1,2"
     ids = [int(entry) for entry in entries]
     if ids != sorted(set(ids)):
-        return f"{VISIBLE_DEVICES}={value!r} is not ascending: the driver stops at the first id that is not"
+        return f"{VISIBLE_DEVICES}={value!r} is not in ascending order: the driver stops at the first id out of order"
     return ""

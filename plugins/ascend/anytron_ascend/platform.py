@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _SOURCE_CANN = "source the set_env.sh of the CANN toolkit (by default in /usr/local/Ascend/ascend-toolkit)"
 _UNAVAILABLE = {
-    "megatron_adaptor": "MegatronAdaptor is on no package registry, and no release of it was found to test with",
+    "megatron_adaptor": "no package registry has MegatronAdaptor, and Anytron was tested with no release of it",
 }
 _SINKS = (
     "aclnnFlashAttentionScoreV3",
@@ -57,7 +57,7 @@ _SINKS = (
     "aclnnFlashAttentionUnpaddingScoreGradV5",
 )
 """What ``npu_fusion_attention`` calls where attention has sinks; CANN has them since 8.5.0."""
-_OTHER = "or name another platform, for example ANYTRON_PLATFORM=cpu"
+_OTHER = "or choose another platform, for example ANYTRON_PLATFORM=cpu"
 
 
 class AscendPlatform(Platform):
@@ -94,9 +94,9 @@ class AscendPlatform(Platform):
     def decisions(self) -> list[Decision]:
         """Whose modules there are: the adaptor's library has its own, or they are the portable ones."""
         if self.engine == MINDSPEED_LLM:
-            return [Decision("modules", MINDSPEED_LLM, f"the engine {MINDSPEED_LLM} brings them")]
+            return [Decision("modules", MINDSPEED_LLM, f"the engine {MINDSPEED_LLM} has its own modules")]
         adaptor = self._options.adaptor
-        set_by = "says so" if "adaptor" in self._options.model_fields_set else "is the default"
+        set_by = "is set" if "adaptor" in self._options.model_fields_set else "is the default"
         modules = "portable" if adaptor == "none" else adaptor
         return [Decision("modules", modules, f"platform.options.adaptor={adaptor} {set_by}")]
 
@@ -144,7 +144,7 @@ class AscendPlatform(Platform):
         del dtype
         tflops = self._options.peak_tflops
         if tflops is None:
-            return PeakFlops(None, "there is no public number for each NPU: set platform.options.peak_tflops")
+            return PeakFlops(None, "Huawei publishes no peak for each NPU: set platform.options.peak_tflops")
         return PeakFlops(tflops * 1e12, "platform.options.peak_tflops")
 
     def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
@@ -223,8 +223,8 @@ def _option_diagnostics(options: AscendOptions, engine: str) -> Iterable[Diagnos
         yield Diagnostic(
             "error",
             "platform.options.adaptor",
-            f"the engine {MINDSPEED_LLM} brings its own adaptor, and {options.adaptor} is asked for",
-            "leave platform.options.adaptor out, or take engine.name=megatron",
+            f"the engine {MINDSPEED_LLM} selects its own adaptor, and {options.adaptor} is configured",
+            "leave platform.options.adaptor out, or set engine.name=megatron",
         )
     found = Version(_installed("torch-npu") or "0")
     if options.expandable_segments and found < Version(EXPANDABLE_SEGMENTS_SINCE):

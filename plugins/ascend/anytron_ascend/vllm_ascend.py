@@ -27,13 +27,13 @@ PINNED = ("torch", "torch-npu", "triton-ascend")
 OPTIONS = (
     # examples/rl/rlhf_async_new_apis.py
     ConfigEdit(
-        "rollout.options.enforce_eager", True, "vllm-ascend's own example of RL generates step by step", default=True
+        "rollout.options.enforce_eager", True, "vllm-ascend's own RL example generates without graphs", default=True
     ),
     # verl's default (its rollout.yaml).
     ConfigEdit(
         "rollout.options.gpu_memory_utilization",
         0.5,
-        "vLLM would take 0.9 of an NPU, on which a training rank lives too",
+        "vLLM's default is 0.9 of an NPU, which also holds a training rank",
         default=True,
     ),
     # vllm_ascend/worker/worker.py warns of wrong numbers. And no expandable segments, which its memory pools do not

@@ -106,7 +106,7 @@ def test_every_shape_that_broadcasts_to_the_scores_is_read_as_that(shape, mode):
     ],
 )
 def test_what_is_no_mask_of_the_scores_is_refused_by_name(mask):
-    with pytest.raises(PlatformError, match="cannot be given to npu_fusion_attention") as caught:
+    with pytest.raises(PlatformError, match="does not accept this attention mask") as caught:
         kernel(AttentionCall("bshd", "padding_causal", mask=mask.npu()))
     assert str(tuple(mask.shape)) in caught.value.why
 
@@ -231,7 +231,7 @@ def test_sinks_in_float32_are_the_neutral_kernel_s_because_the_gradient_has_no_f
 
 
 def test_sinks_with_values_smaller_than_queries_are_refused_before_the_gradient_is():
-    with pytest.raises(PlatformError, match="does not have sinks for heads of these sizes"):
+    with pytest.raises(PlatformError, match="does not support attention sinks for heads of these sizes"):
         make_attention(spec(value_size=D // 2, sinks=True))
 
 

@@ -25,7 +25,7 @@ class CpuPlatform(Platform):
 
     def probe(self) -> Probe:
         """There is always a processor."""
-        return Probe(Availability.USABLE, "the processor is always there", devices=1)
+        return Probe(Availability.USABLE, "the processor is always available", devices=1)
 
     def runtime(self) -> DeviceRuntime:
         """The processor of this process."""
@@ -34,7 +34,7 @@ class CpuPlatform(Platform):
     def peak_flops(self, dtype: str) -> PeakFlops:
         """No number: it depends on clocks that change, on vector units and on how many ranks share the processor."""
         del dtype
-        return PeakFlops(None, "a processor has no figure of its own that all ranks on it would share")
+        return PeakFlops(None, "the peak of a processor depends on clock rates and on the ranks that share it")
 
 
 @functools.cache

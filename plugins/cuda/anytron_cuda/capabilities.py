@@ -107,7 +107,7 @@ def _imported(module: str) -> Version | str | None:
         if importlib.import_module(module).__name__ != module:
             return None  # the portable modules have taken the name of Transformer Engine
         if module == "triton" and not has_compiler(os.environ):
-            return "there is no C compiler with Python's headers, without which it cannot start a kernel"
+            return "it needs a C compiler and Python's headers to start a kernel, and they are missing"
     except PackageNotFoundError:
         return None
     except (ImportError, OSError, RuntimeError, AttributeError) as error:

@@ -109,13 +109,14 @@ def contradictions(options: CudaOptions, needs: Needs, user: Mapping[str, str]) 
     """
     visible = user.get(VISIBLE_DEVICES)
     if options.visible_devices not in (None, visible) and visible is not None:
-        message = f"{VISIBLE_DEVICES}={visible} is set already, and a variable of yours is never replaced"
+        message = f"{VISIBLE_DEVICES}={visible} is already set, and Anytron does not replace your variables"
         yield Diagnostic(
             "error", "platform.options.visible_devices", message, f"unset {VISIBLE_DEVICES}, or leave it out"
         )
     elif options.visible_devices is not None and (count := options.visible_devices.count(",") + 1) < needs.ranks:
-        message = f"{options.visible_devices} are {count} for {needs.ranks} training ranks, of which each has its own"
-        yield Diagnostic("error", "platform.options.visible_devices", message, "name more, or lower a size of parallel")
+        message = f"{options.visible_devices} lists {count} GPUs, and {needs.ranks} training ranks need one each"
+        fix = "list more GPUs, or lower a size in parallel"
+        yield Diagnostic("error", "platform.options.visible_devices", message, fix)
     allocator = user.get(ALLOCATOR, user.get(ALLOCATOR_TOO))
     if allocator is not None and options.expandable_segments and EXPANDABLE not in allocator.replace(" ", ""):
         name = ALLOCATOR if ALLOCATOR in user else ALLOCATOR_TOO
@@ -131,11 +132,11 @@ def contradictions(options: CudaOptions, needs: Needs, user: Mapping[str, str]) 
                 message = f"{name}={user[name]} is set, and results would vary from run to run"
                 yield Diagnostic("error", "engine.deterministic", message, f"unset {name}, or set it to {values[0]}")
     if user.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0":
-        message = "with TORCH_NCCL_ASYNC_ERROR_HANDLING=0 no rank notices that a collective has waited too long"
+        message = "with TORCH_NCCL_ASYNC_ERROR_HANDLING=0 no rank detects a collective that exceeds its timeout"
         yield Diagnostic("warning", "executor.call_timeout_s", message, "unset TORCH_NCCL_ASYNC_ERROR_HANDLING")
     if not needs.compiler:
         message = (
-            "there is no C compiler with Python's headers, without which Triton cannot start kernels: Megatron's own "
+            "Triton needs a C compiler and Python's headers to start kernels, and they are missing: Megatron's own "
             "functions are not compiled, and kernels that need Triton are not used"
         )
         yield Diagnostic("warning", "platform", message, "install gcc and Python's headers, or name a compiler in CC")

@@ -68,12 +68,12 @@ def peak_flops(name: str, dtype: str, configured: float | None) -> PeakFlops:
     if configured is not None:
         return PeakFlops(configured * 1e12, "platform.options.peak_tflops")
     if dtype != "bfloat16":
-        return PeakFlops(None, f"in {dtype} it depends on whether TF32 is allowed: {fix}")
+        return PeakFlops(None, f"the peak in {dtype} depends on whether TF32 is allowed: {fix}")
     words = f" {name} ".replace("-", " ")
     for part, tflops, sheet in PEAK_TFLOPS:
         if f" {part} " in words:
             return PeakFlops(tflops * 1e12, f"NVIDIA's data sheet of {sheet}: bfloat16, dense")
-    return PeakFlops(None, f"there is no number for {name}: {fix}")
+    return PeakFlops(None, f"no peak is known for {name}: {fix}")
 
 
 def precision_diagnostics(run: RunConfig, gpus: Sequence[Gpu]) -> Iterator[Diagnostic]:
@@ -96,7 +96,7 @@ def precision_diagnostics(run: RunConfig, gpus: Sequence[Gpu]) -> Iterator[Diagn
                 yield Diagnostic(
                     "error",
                     f"engine.options.transformer.{key}",
-                    f"{what} is computed by {names}, and {gpu.name} has compute capability "
+                    f"{what} requires {names}, and {gpu.name} has compute capability "
                     f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}",
                     "set it to null and train in bfloat16",
                 )

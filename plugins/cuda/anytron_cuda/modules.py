@@ -74,7 +74,7 @@ def choose_modules(wanted: Modules, library: Library, *, against: str = "") -> D
         ConfigError: Transformer Engine is named and cannot be used.
     """
     if wanted == PORTABLE:
-        return Decision("modules", PORTABLE, f"{OPTION} says so")
+        return Decision("modules", PORTABLE, f"set by {OPTION}")
     if wanted == "auto" and against:
         return Decision("modules", PORTABLE, against)
     obstacle = library.obstacle
@@ -87,7 +87,7 @@ def choose_modules(wanted: Modules, library: Library, *, against: str = "") -> D
         )
     if obstacle:
         return Decision("modules", PORTABLE, obstacle)
-    asked = f"{OPTION} says so; " if wanted == TRANSFORMER_ENGINE else ""
+    asked = f"set by {OPTION}; " if wanted == TRANSFORMER_ENGINE else ""
     return Decision("modules", TRANSFORMER_ENGINE, f"{asked}version {library.version} is installed")
 
 

@@ -37,14 +37,14 @@ VLLM_OPTIONS = (
     ConfigEdit(
         "rollout.options.enforce_eager",
         False,
-        "to start the kernels of a step one by one takes longer than they do, and graphs start them together",
+        "starting the kernels of a step one by one takes longer than running them, and CUDA graphs start them together",
         default=True,
     ),
     # verl's default (its rollout.yaml).
     ConfigEdit(
         "rollout.options.gpu_memory_utilization",
         0.5,
-        "vLLM would take 0.9 of a GPU, on which a training rank lives too",
+        "vLLM's default is 0.9 of a GPU, which also holds a training rank",
         default=True,
     ),
 )
@@ -181,7 +181,7 @@ def _against_transformer_engine(config: RunConfig) -> str:
         return "rollout.engine=megatron generates with the portable modules"
     if config.model.dtype == "float32":
         # cublaslt_gemm.cu; dot_product_attention/utils.py of 2.0 to 2.9: no backend for float32 and thd.
-        return "Transformer Engine multiplies float32 in TF32, and has no attention for packed sequences of it"
+        return "Transformer Engine multiplies float32 in TF32, and has no attention for packed float32 sequences"
     return ""
 
 

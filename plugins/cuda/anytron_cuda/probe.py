@@ -32,8 +32,8 @@ NAMES = ("NVIDIA", "Tesla", "GeForce", "Quadro", "GRID", "TITAN", "Orin", "Thor"
 """What names of NVIDIA's devices contain."""
 NAME_S = 120.0
 """Seconds that another process may take to initialise a device and name it."""
-_OTHER = "name another platform, for example ANYTRON_PLATFORM=cpu"
-_VENDOR = f"install a platform for it (docs/how-to/write-a-platform.md has what that takes), or {_OTHER}"
+_OTHER = "choose another platform, for example ANYTRON_PLATFORM=cpu"
+_VENDOR = f"install a platform plugin for this device (docs/how-to/write-a-platform.md), or {_OTHER}"
 
 
 @dataclass(frozen=True)
@@ -107,19 +107,19 @@ def judge(facts: Facts | Probe) -> Probe:
         return facts
     if maker := _maker(facts):
         availability = Availability.BROKEN if facts.devices else _missing(facts)
-        reason = f"torch {facts.torch} answers to torch.cuda with devices of {maker}: this platform is for NVIDIA's"
+        reason = f"torch {facts.torch} uses devices of {maker} as torch.cuda, and this platform is for NVIDIA GPUs"
         return Probe(availability, reason, _VENDOR)
     seen = "an NVIDIA driver is running" if facts.driver_files else "no NVIDIA driver is running"
     if facts.cuda is None:
         reason = f"torch {facts.torch} is built without CUDA, and {seen}"
-        remedy = "install a torch built with CUDA (see pytorch.org), or name another platform"
+        remedy = "install a torch built with CUDA (see pytorch.org), or choose another platform"
         return Probe(_missing(facts), reason, remedy)
     if facts.driver_error:
         reason = f"NVIDIA's driver does not answer: {facts.driver_error}"
         return Probe(_missing(facts), reason, f"reboot, if the driver was updated; otherwise reinstall it; or {_OTHER}")
     if facts.driver is not None and _too_old(facts.driver, facts.cuda):
         newest = ".".join(map(str, facts.driver.cuda))
-        reason = f"the driver {facts.driver.version} is too old: it knows CUDA {newest}, torch has CUDA {facts.cuda}"
+        reason = f"the driver {facts.driver.version} is too old: it supports CUDA {newest}, torch has CUDA {facts.cuda}"
         remedy = f"update the driver, or install a torch built with CUDA {facts.driver.cuda[0]} (see pytorch.org)"
         return Probe(Availability.BROKEN, reason, f"{remedy}, or {_OTHER}")
     if facts.devices == 0:
@@ -133,7 +133,7 @@ def judge(facts: Facts | Probe) -> Probe:
         if facts.architectures and not runs_on(gpu.compute_capability, facts.architectures):
             capability = ".".join(map(str, gpu.compute_capability))
             reason = (
-                f"torch {facts.torch} has no code for {gpu.name}, compute capability {capability}: it has "
+                f"torch {facts.torch} is not built for {gpu.name}, compute capability {capability}, but for "
                 f"{' '.join(facts.architectures)}"
             )
             remedy = "install a torch that is built for it (see pytorch.org), or hide it with CUDA_VISIBLE_DEVICES"

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 COMMANDS = ("pt", "sft", "rlhf", "export")
-USAGE = f"""Usage: anytron-swift {{{",".join(COMMANDS)}}} [CONFIG.yaml] [OPTIONS OF ms-swift'S]
+USAGE = f"""Usage: anytron-swift {{{",".join(COMMANDS)}}} [CONFIG.yaml] [MS-SWIFT OPTIONS]
 
-Runs ms-swift's `megatron` on the platform that ANYTRON_PLATFORM names, else on the one device that is usable.
-NPROC_PER_NODE says how many ranks there are, as it does for ms-swift. `megatron` documents everything else.
+Run ms-swift's command `megatron` on the platform that ANYTRON_PLATFORM names, or on the only usable platform.
+NPROC_PER_NODE sets the number of ranks, as for ms-swift. `megatron` documents all other options.
 """
 
 

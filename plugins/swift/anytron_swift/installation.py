@@ -22,7 +22,7 @@ def require_supported() -> None:
     (found,) = examine_requirements([("swift", MS_SWIFT)])
     if not found.fits:
         raise PluginError(
-            "There is no ms-swift that anytron-swift was tested with.",
+            "No supported version of ms-swift is installed.",
             where=", ".join(found.locations) or sys.prefix,
             why=found.reason,
             fix=found.remedy,

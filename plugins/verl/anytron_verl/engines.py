@@ -89,7 +89,7 @@ class _OnTheLayer:
         if hasattr(self.model_config.hf_config, "vision_config"):
             asked = features_asked(traits_of(self.tf_config), sizes_of(self.engine_config))
             layer.require([Feature.VISION, *asked, *features_of(self.tf_config)])
-            logger.warning("verl's own layouts are used: Anytron's do not place the images of verl's models")
+            logger.warning("verl's own layouts are used: Anytron's do not support images in verl's models")
             return
         sequence_format: Format = "thd" if self.engine_config.use_remove_padding else "bshd"
         self._layouts = Layouts(layer, self.tf_config, sequence_format, sizes_of(self.engine_config))

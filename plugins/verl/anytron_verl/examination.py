@@ -54,13 +54,11 @@ def _loading(variables: Mapping[str, str]) -> Iterator[Result]:
     answer = json.loads(done.stdout.splitlines()[-1])
     for name, error in answer["loaded"].items():
         if error is None:
-            yield Result(f"verl.plugin.{name}", "passed", "verl loads it")
+            yield Result(f"verl.plugin.{name}", "passed", "verl loads the plugin")
         else:
-            detail = f"verl goes on without it and does not say so: {error}"
-            fix = f"cure the error, or uninstall the plugin, or leave it out by {POLICY}"
+            detail = f"verl silently continues without the plugin: {error}"
+            fix = f"fix the error, uninstall the plugin, or exclude it with {POLICY}"
             yield Result(f"verl.plugin.{name}", "failed", detail, fix)
     for name in answer["left_out"]:
-        yield Result(
-            f"verl.plugin.{name}", "warning", f"{POLICY}={os.environ[POLICY]} leaves it out", f"unset {POLICY}"
-        )
+        yield Result(f"verl.plugin.{name}", "warning", f"{POLICY}={os.environ[POLICY]} excludes it", f"unset {POLICY}")
     yield Result("verl.platform", "passed", answer["platform"])

@@ -223,8 +223,8 @@ def _refuse_other_shards(options: dict[str, Any]) -> None:
         wanted.append("cp_layout")
     if wanted:
         raise EngineError(
-            "This way to share sequences among ranks has no layout in Anytron.",
+            "Anytron has no layout for this way of sharding sequences.",
             where="verl.models.mcore.util",
-            why=f"verl asks for {', '.join(wanted)}",
+            why=f"verl requests {', '.join(wanted)}",
             fix="leave dynamic_context_parallel off; VERL_USE_EXTERNAL_PLUGINS=none runs verl alone",
         )

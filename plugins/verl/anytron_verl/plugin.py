@@ -26,7 +26,7 @@ def load() -> None:
     """
     chosen = os.environ.get(CHOICE, "").strip().lower()
     if chosen not in ("", PLATFORM):
-        logger.info("%s=%s: Anytron does nothing", CHOICE, chosen)
+        logger.info("%s=%s selects another platform: Anytron stays inactive", CHOICE, chosen)
         return
     try:
         layer = process.begin()
@@ -35,7 +35,7 @@ def load() -> None:
             process.at_stop(os.environ.pop, RAY_RESOURCES, None)
         _offer()
     except Exception as error:
-        logger.error("verl goes on without Anytron, which is installed as its plugin. %s", error)  # noqa: TRY400
+        logger.error("Anytron's plugin failed, and verl continues without it. %s", error)  # noqa: TRY400
         process.stop()
         raise
 

@@ -41,8 +41,8 @@ def layer() -> Layer:
     if _layer is None:
         raise EngineError(
             "verl runs without Anytron in this process.",
-            why="its plugin was not loaded, or has failed",
-            fix="anytron doctor says why; VERL_USE_EXTERNAL_PLUGINS must not leave it out",
+            why="Anytron's plugin for verl was not loaded, or it failed",
+            fix="run anytron doctor to see why; VERL_USE_EXTERNAL_PLUGINS must include the plugin",
         )
     return _layer
 

@@ -40,7 +40,7 @@ def test_an_adapter_is_written_over_the_one_before_with_its_factor_in_it():
 
 HOLD = f"""
 import time
-from anytron.base.temporary import PrivateDirectory
+from anytron.base.files import PrivateDirectory
 with PrivateDirectory("{PREFIX}") as made:
     (made.path / "adapter_model.safetensors").write_bytes(bytes(100))
     print(made.path, flush=True)

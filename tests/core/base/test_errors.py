@@ -44,5 +44,5 @@ def test_an_error_keeps_its_four_parts_between_processes():
 
 
 def test_lines_of_a_cause_are_indented_below_it():
-    error = AnytronError("It failed.", why="Traceback:\n  line 1")
+    error = ConfigError("It failed.", why="Traceback:\n  line 1")
     assert str(error) == "It failed.\n  why: Traceback:\n      line 1"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from anytron.base.temporary import WEIGHTS, PrivateDirectory
+from anytron.base.files import WEIGHTS, PrivateDirectory
 
 RUN = """
 import time
-from anytron.base.temporary import WEIGHTS, PrivateDirectory
+from anytron.base.files import WEIGHTS, PrivateDirectory
 with PrivateDirectory(WEIGHTS) as made:
     (made.path / "policy.safetensors").write_bytes(bytes(100))
     print(made.path, flush=True)

@@ -27,9 +27,9 @@ BROKEN = {**FINE, "broken": "ImportError: undefined symbol: _ZN3c104cuda"}
         ("auto", OLD, "portable", "Transformer Engine 1.13.0 is installed, and >=2.0,<3 is supported"),
         ("auto", NEW, "portable", "Transformer Engine 3.0.0 is installed, and >=2.0,<3 is supported"),
         ("auto", BROKEN, "portable", "Transformer Engine 2.9.0 is installed and cannot be imported: ImportError"),
-        ("portable", FINE, "portable", "platform.options.modules says so"),
-        ("portable", NONE, "portable", "platform.options.modules says so"),
-        ("transformer_engine", FINE, "transformer_engine", "platform.options.modules says so; version 2.9.0"),
+        ("portable", FINE, "portable", "set by platform.options.modules"),
+        ("portable", NONE, "portable", "set by platform.options.modules"),
+        ("transformer_engine", FINE, "transformer_engine", "set by platform.options.modules; version 2.9.0"),
     ],
 )
 def test_what_is_chosen_and_why(wanted, library, value, reason):

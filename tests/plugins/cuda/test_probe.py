@@ -86,7 +86,7 @@ def test_a_driver_serves_every_cuda_of_its_own_major_version_and_of_earlier_ones
     found = probe({**WHEEL, **driver((9, 0), cuda=cuda), "devices": 1})
     assert (found.availability is USABLE) is fits
     if not fits:
-        assert found.reason == "the driver 570.86.15 is too old: it knows CUDA 11.8, torch has CUDA 12.8"
+        assert found.reason == "the driver 570.86.15 is too old: it supports CUDA 11.8, torch has CUDA 12.8"
         assert "update the driver, or install a torch built with CUDA 11" in found.remedy
 
 

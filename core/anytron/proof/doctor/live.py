@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import AnytronError
+from anytron.base.files import PrivateDirectory
 from anytron.base.results import REPORT
-from anytron.base.temporary import PrivateDirectory
 from anytron.task.isolation.process import Gone, IsolatedProcess, ProcessSettings
 
 if TYPE_CHECKING:

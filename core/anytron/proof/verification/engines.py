@@ -14,8 +14,8 @@ from anytron.algorithms.advantages import broadcast_to_tokens
 from anytron.algorithms.losses import ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.base.errors import AnytronError, EngineError
+from anytron.base.files import WEIGHTS, PrivateDirectory
 from anytron.base.seeds import derive_seed
-from anytron.base.temporary import WEIGHTS, PrivateDirectory
 from anytron.run.preflight.capabilities import compares_weights
 from anytron.run.rollout.conversations import SingleTurns
 from anytron.run.trainer.experience import assemble, make_samples

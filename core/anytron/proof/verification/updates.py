@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.algorithms.contract import LossFunction
-    from anytron.config.roles import OptimizerSection
+    from anytron.config.running import OptimizerSection
     from anytron.config.schema import RunConfig
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.sequences.batch import RaggedBatch

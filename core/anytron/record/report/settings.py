@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from anytron.config.secrets import HIDDEN, is_secret, without_user
+from anytron.config.dump import HIDDEN, is_secret, without_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -18,9 +18,9 @@ from typing_extensions import Self
 from anytron.base.components import METRIC_SINKS, component_names, load_component
 from anytron.base.errors import ConfigError, did_you_mean
 from anytron.config.diagnostics import Diagnostic
+from anytron.config.dump import without_secrets
 from anytron.config.imports import resolve
 from anytron.config.options import model_diagnostics
-from anytron.config.secrets import without_secrets
 from anytron.record.sinks.contract import CLOSE, MADE, SINK, WRITE, WRITE_VALIDATION, MetricSink, SinkRun
 from anytron.record.tracking.claim import SINKS
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from anytron.base.components import EXECUTORS, ROLLOUT_ENGINES, TRAINING_ENGINES, find_component, load_component
 from anytron.base.errors import ConfigError
 from anytron.base.files import exhausted
-from anytron.base.installing import installable
-from anytron.base.version import __version__
+from anytron.base.version import __version__, installable
 from anytron.config.diagnostics import Diagnostic
 from anytron.run.preflight.capabilities import weight_diagnostics
 from anytron.run.preflight.settings import sequence_parallel_diagnostics

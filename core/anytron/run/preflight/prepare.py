@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.algorithms.registered import load_advantage, policy_loss_function
 from anytron.base.errors import ConfigError, within
-from anytron.config.roles import TeacherSection
+from anytron.config.running import TeacherSection
 from anytron.record.checkpoint.resume import first_beginning
 from anytron.task.data.beginning import Beginning
 from anytron.task.data.examination import examined
@@ -22,7 +22,7 @@ from anytron.workers.engines.rollout_engine import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from anytron.config.roles import RewardModelSection
+    from anytron.config.running import RewardModelSection
     from anytron.config.schema import RunConfig
     from anytron.config.scoring import ValidationSetSection
     from anytron.task.data.prompts import TokenizedPrompt

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.base.seeds import derive_seed
-from anytron.config.plain import is_writable
+from anytron.config.json_files import is_writable
 from anytron.task.data.processor_time import processor_time
 from anytron.task.data.prompts import TEMPLATE_SECONDS
 from anytron.task.environments import Task, Turn

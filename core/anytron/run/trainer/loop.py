@@ -11,8 +11,8 @@ from anytron.algorithms.losses import ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import with_advantages
 from anytron.base.errors import LostDirectoryError, ProcessLost
+from anytron.base.files import WEIGHTS, PrivateDirectory
 from anytron.base.seeds import derive_seed
-from anytron.base.temporary import WEIGHTS, PrivateDirectory
 from anytron.record.checkpoint.resume import choose_start
 from anytron.record.tracking.claim import ClaimedDirectory
 from anytron.run.preflight.capabilities import generates_in_training

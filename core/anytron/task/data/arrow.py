@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import DataError
-from anytron.config.plain import DEEPEST
+from anytron.config.json_files import DEEPEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError, DataError
-from anytron.config.plain import is_writable
+from anytron.config.json_files import is_writable
 from anytron.task.data.processor_time import processor_time
 
 if TYPE_CHECKING:

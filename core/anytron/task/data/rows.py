@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import AnytronError, DataError
 from anytron.base.files import exhausted
-from anytron.config.json_files import parse_json, read_object
-from anytron.config.plain import is_writable, strings
+from anytron.config.json_files import is_writable, parse_json, read_object, strings
 from anytron.task.data.arrow import LARGEST_ROW, check_schema, records
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from anytron.base.errors import ConfigError
-from anytron.base.installing import installable
 from anytron.base.terminal import make_output_visible
-from anytron.base.version import __version__
+from anytron.base.version import __version__, installable
 from anytron.workers.executor.address import register
 from anytron.workers.executor.channel import Bootstrap, Call, Failure, Rebuild, Result, decode, encode, receive_json
 from anytron.workers.executor.heartbeat import BEAT_S, Heartbeat, StandingReporter

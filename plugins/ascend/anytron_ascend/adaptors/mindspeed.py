@@ -40,7 +40,7 @@ class MindSpeedAdaptor(Adaptor):
         """
         return (
             Limit(Feature.SLIDING_WINDOW, "MindSpeed's attention is causal over whole sequences"),
-            Limit(Feature.ATTENTION_SINKS, "MindSpeed calls its attention kernel without them"),
+            Limit(Feature.ATTENTION_SINKS, "MindSpeed calls its attention kernel without sinks"),
         )
 
     def requirements(self) -> Iterable[Requirement]:
@@ -79,9 +79,10 @@ class MindSpeedAdaptor(Adaptor):
         traits = request.traits
         if not traits.causal or traits.window is not None:
             raise HookContractError(
-                "MindSpeed's attention is causal over whole sequences.",
+                "MindSpeed's attention cannot compute this model's mask.",
                 where="platform.options.adaptor",
-                why=f"the model {'has a sliding window' if traits.causal else 'is not causal'}",
+                why="it is causal over whole sequences, and the model "
+                f"{'has a sliding window' if traits.causal else 'is not causal'}",
                 fix="platform.options.adaptor=none",
             )
         from anytron_ascend.kernels.mask_reader import read_mindspeed  # imports torch

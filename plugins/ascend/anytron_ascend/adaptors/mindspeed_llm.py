@@ -89,9 +89,9 @@ def _try_translation(config: RunConfig) -> Mapping[str, Any]:
     critic = translate(config, load_hf_config(section), options)
     if differing := sorted(name for name in policy if policy[name] != critic.get(name)):
         raise ConfigError(
-            "The critic is another model than the policy.",
+            "The critic's model differs from the policy's.",
             where="critic.path",
-            why=f"MindSpeed-LLM has one set of arguments in a process, and these differ: {', '.join(differing)}",
+            why=f"MindSpeed-LLM has one set of arguments per process, and these differ: {', '.join(differing)}",
             fix="start the critic from a model of the same config.json, or leave critic.path out",
         )
     return given
@@ -101,5 +101,8 @@ def _unsupported(config: RunConfig) -> Iterator[Diagnostic]:
     """Refuse what other engines have and this one would silently leave out."""
     if config.model.freeze:
         yield Diagnostic(
-            "error", "model.freeze", "the engine mindspeed_llm does not have it", "use the engine megatron"
+            "error",
+            "model.freeze",
+            "the engine mindspeed_llm cannot freeze parts",
+            "use the engine megatron",
         )

@@ -51,25 +51,25 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
     """
     if spec.sinks and spec.v_dim != spec.qk_dim:
         raise PlatformError(
-            "npu_fusion_attention does not have sinks for heads of these sizes.",
+            "npu_fusion_attention does not support attention sinks for heads of these sizes.",
             where="attention_kernel",
-            why=f"queries and keys of {spec.qk_dim}, values of {spec.v_dim}; with sinks it wants them of one size",
+            why=f"queries and keys of {spec.qk_dim}, values of {spec.v_dim}; with sinks it requires one size for all",
         )
     if not spec.v_dim <= spec.qk_dim <= MAX_HEAD_SIZE:
         raise PlatformError(
-            "npu_fusion_attention does not have heads of these sizes.",
+            "npu_fusion_attention does not support heads of these sizes.",
             where="attention_kernel",
-            why=f"queries and keys of {spec.qk_dim}, values of {spec.v_dim}; it wants Dv <= Dq <= {MAX_HEAD_SIZE}",
+            why=f"queries and keys of {spec.qk_dim}, values of {spec.v_dim}; it requires Dv <= Dq <= {MAX_HEAD_SIZE}",
         )
     if spec.num_heads > MAX_HEADS or spec.num_heads % spec.num_kv_heads:
         raise PlatformError(
-            "npu_fusion_attention does not have so many heads.",
+            "npu_fusion_attention does not support this number of heads.",
             where="attention_kernel",
             why=(
-                f"{spec.num_heads} query heads for {spec.num_kv_heads} key and value heads on this rank; it wants a "
+                f"{spec.num_heads} query heads for {spec.num_kv_heads} key and value heads on this rank; it requires a "
                 f"multiple, and at most {MAX_HEADS}"
             ),
-            fix="another parallel.tensor_model_parallel_size, which divides the heads",
+            fix="set a parallel.tensor_model_parallel_size that divides the number of heads",
         )
     window = spec.traits.window
     neutral = make_neutral(spec)
@@ -184,7 +184,7 @@ def _check_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
     )
     if mask.dtype is not torch.bool or not fits:
         raise PlatformError(
-            "This attention mask cannot be given to npu_fusion_attention.",
+            "npu_fusion_attention does not accept this attention mask.",
             where="attention_kernel",
             why=f"it is {mask.dtype} {tuple(mask.shape)}, not bool and broadcastable to [B, H, Sq, Sk] = {shape}",
             fix="give it as a bool mask, True = MASKED",

@@ -48,7 +48,7 @@ def call_as_documented(forward: Callable[..., Any]) -> Callable[..., Any]:
             raise PlatformError(
                 "MindSpeed's attention runs outside of a micro-batch.",
                 where="adaptor mindspeed",
-                why="how a mask is read stands in the micro-batch's mask, and none is set here",
+                why="the micro-batch's mask says how the kernel reads it, and no mask is set",
             )
         self.config.attention_mask_type = MASK_TYPES[mask.kernel_mode]
         self.config.sparse_mode = MODES[mask.kernel_mode]

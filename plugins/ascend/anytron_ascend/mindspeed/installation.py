@@ -52,7 +52,7 @@ def find_installation() -> Installation:
             "MindSpeed is not installed.",
             where=_WHERE,
             why="the adaptor mindspeed patches Megatron with it, and no package 'mindspeed' can be imported",
-            fix=f"{INSTALL}; or platform.options.adaptor=none, which does without it",
+            fix=f"{INSTALL}; or platform.options.adaptor=none, which does not need it",
         )
     folder = Path(spec.origin).parent
     try:
@@ -76,7 +76,7 @@ def check_pair(found: Installation) -> None:
     if releases == [Version(SUPPORTED).release] * 2:
         return
     raise PlatformError(
-        "MindSpeed and megatron-core do not belong together.",
+        "MindSpeed and megatron-core are of different releases.",
         where=f"{_WHERE}, {found.folder}",
         why=f"MindSpeed {found.mindspeed} and megatron-core {found.megatron} are installed; MindSpeed's branch "
         f"core_rX.Y.Z is for megatron-core X.Y, and this adaptor was made for {SUPPORTED}",
@@ -101,7 +101,7 @@ def checkout_version(folder: Path, fix: str) -> str:
         return version(folder.name)
     except PackageNotFoundError as error:
         raise PlatformError(
-            f"The version of the package '{folder.name}' cannot be told.",
+            f"The version of the package '{folder.name}' cannot be determined.",
             where=str(folder),
             why="there is neither a setup.py beside it nor metadata of an installed distribution",
             fix=fix,

@@ -109,11 +109,11 @@ def repatch(arguments: Mapping[str, Any], ledger: Ledger) -> bool:
     ledger.revalidate()
     if lost := [top.name for top in changed if top.is_lost]:
         raise PatchError(
-            "MindSpeed's patches for this engine would drop changes of others.",
+            "MindSpeed's patches for this engine would discard other patches.",
             where=", ".join(lost),
-            why="MindSpeed patches these otherwise than for the engine before, and who changed them since is not "
-            "in the ledger, so that it cannot be done again",
-            fix="build engines of different kinds (with context parallelism, without) in processes of their own",
+            why="MindSpeed patches these functions differently than for the previous engine, and changes that were "
+            "made since are not in the ledger, so that they cannot be applied again",
+            fix="build engines with and without context parallelism in separate processes",
         )
     return True
 

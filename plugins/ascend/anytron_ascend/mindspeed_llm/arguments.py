@@ -84,7 +84,9 @@ def _model(model: PretrainedConfig) -> dict[str, Any]:
         )
     rope = model.rope_parameters
     if rope["rope_type"] != "default":
-        raise _refusal(f"rotary embeddings of type {rope['rope_type']}", "model", "it was tested with plain ones")
+        raise _refusal(
+            f"rotary embeddings of type {rope['rope_type']}", "model", "it was tested with the default type only"
+        )
     if getattr(model, "use_sliding_window", None):
         raise _refusal("sliding-window attention", "model", "its packed attention is causal over whole sequences")
     if getattr(model, "mlp_bias", None) or getattr(model, "attention_bias", None):
@@ -132,12 +134,12 @@ def _precision(config: RunConfig) -> dict[str, Any]:
 def _parallel(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmOptions) -> dict[str, Any]:
     sizes = config.parallel.sizes()
     if sizes.context > 1:
-        raise _refusal("context parallelism", "parallel.context_parallel_size", "it was not tested with any algorithm")
+        raise _refusal("context parallelism", "parallel.context_parallel_size", "no algorithm for it was tested")
     if model.num_key_value_heads % sizes.tensor:
         raise _refusal(
             f"{model.num_key_value_heads} key/value heads on {sizes.tensor} ranks",
             "parallel.tensor_model_parallel_size",
-            "its attention replicates none",
+            "its attention does not replicate heads",
             f"use a size that divides {model.num_key_value_heads}",
         )
     return {
@@ -215,7 +217,7 @@ def _recompute(config: RunConfig, options: MindSpeedLlmOptions) -> dict[str, Any
 
 def _experts(model: PretrainedConfig, options: MindSpeedLlmOptions, dtype: str) -> dict[str, Any]:
     if getattr(model, "mlp_only_layers", None) or getattr(model, "decoder_sparse_step", 1) != 1:
-        raise _refusal("layers without experts between layers with experts", "model", "all its layers are alike")
+        raise _refusal("layers without experts between layers with experts", "model", "it builds all layers alike")
     if options.moe.grouped_gemm and dtype != "bfloat16":
         raise ConfigError(
             "Grouped matrix products need bfloat16.",
@@ -247,5 +249,5 @@ def _kernels(options: MindSpeedLlmOptions) -> dict[str, Any]:
     }
 
 
-def _refusal(what: str, where: str, why: str, fix: str = "use the engine megatron, which has it") -> ConfigError:
-    return ConfigError(f"The engine mindspeed_llm does not have {what}.", where=where, why=why, fix=fix)
+def _refusal(what: str, where: str, why: str, fix: str = "use the engine megatron, which supports it") -> ConfigError:
+    return ConfigError(f"The engine mindspeed_llm does not support {what}.", where=where, why=why, fix=fix)

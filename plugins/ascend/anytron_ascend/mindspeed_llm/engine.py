@@ -192,7 +192,7 @@ class HuggingFaceWeights:
         dist.all_gather_object(failures, failure)
         if any(failures):
             raise EngineError(
-                "The weights do not fit the model.",
+                "The weights do not match the model.",
                 where=str(self._directory),
                 why=next(filter(None, failures)),
                 fix="use the weights that belong to this config.json, or complete the download",

@@ -50,7 +50,7 @@ def find_installation() -> Installation:
     )
     if found.mindspeed != MEGATRON or found.megatron != MEGATRON:
         raise PlatformError(
-            "MindSpeed-LLM, MindSpeed and Megatron do not belong together.",
+            "MindSpeed-LLM, MindSpeed and Megatron are of different releases.",
             where=", ".join(str(folder) for folder in folders.values()),
             why=f"MindSpeed is for Megatron {found.mindspeed} and Megatron is {found.megatron}; MindSpeed-LLM is "
             f"written for {MEGATRON}",
@@ -62,10 +62,10 @@ def find_installation() -> Installation:
         known = "not installed"
     if known != MEGATRON:
         raise PlatformError(
-            "There are two Megatrons.",
+            "Two different Megatrons are installed.",
             where=f"{folders['megatron-core']}, and the installed distribution megatron-core",
-            why=f"the first is {found.megatron} and would be imported; the second is {known}, and by its version "
-            "Anytron chooses its patches",
+            why=f"Python imports the first, {found.megatron}, and the version of the second, {known}, decides which "
+            "patches Anytron applies",
             fix=f"pip install --no-deps megatron-core=={MEGATRON}",
         )
     return found
@@ -89,7 +89,7 @@ def _folder(name: str, module: str) -> Path:
             f"{name} is not installed.",
             where=_WHERE,
             why=f"no package '{module}' can be imported",
-            fix=f"{INSTALL}; or engine.name=megatron with platform.options.adaptor=mindspeed, which does without",
+            fix=f"{INSTALL}; or engine.name=megatron with platform.options.adaptor=mindspeed, which does not need it",
         )
     return Path(spec.origin).resolve().parent
 

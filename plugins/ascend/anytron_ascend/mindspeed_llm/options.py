@@ -105,10 +105,10 @@ def estimate(run: RunConfig) -> TrainingEstimate:
     defaults = type(section)()
     if others := [name for name in type(section).model_fields if getattr(section, name) != getattr(defaults, name)]:
         raise ConfigError(
-            "There is no estimate of what this run needs.",
+            "The memory of this run cannot be estimated.",
             where=", ".join(f"engine.options.recompute.{name}" for name in others),
-            why="activations are counted without recomputation or with that of each layer on its own, nothing between",
-            fix="examine the run without these options: with engine.recompute=full it needs less than most of them, "
-            "with engine.recompute=none more than any",
+            why="activations are counted without recomputation or with each layer recomputed, and these options differ",
+            fix="estimate the run without these options: engine.recompute=full needs less memory than most of them, "
+            "engine.recompute=none more than any",
         )
     return estimate_training(run)

@@ -61,8 +61,8 @@ def install_arguments(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace
         raise EngineError(
             "Two engines with different arguments are in one process.",
             where="engine mindspeed_llm",
-            why=f"MindSpeed-LLM has one set of arguments in a process, and these differ: {', '.join(differing)}",
-            fix="close the first engine, or build the second one in a process of its own",
+            why=f"MindSpeed-LLM has one set of arguments per process, and these differ: {', '.join(differing)}",
+            fix="close the first engine, or build the second one in another process",
         )
     full = _validated(wanted)
     if _patched_for != [wanted]:
@@ -132,7 +132,7 @@ def _validated(arguments: Mapping[str, Any]) -> Namespace:
         raise EngineError(
             "MindSpeed-LLM refuses the arguments.",
             where="engine mindspeed_llm",
-            why=str(error) or "an assertion of validate_args without a text; the worker's log shows which",
+            why=str(error) or "an assertion of validate_args without a message; the worker's log shows which",
             fix="change the keys of the configuration that they come from (docs/how-to/train-with-mindspeed-llm.md)",
         ) from error
     # Megatron's validate_args turns it off, whatever was given, and MindSpeed-LLM turns it on again for its own
@@ -144,7 +144,7 @@ def _validated(arguments: Mapping[str, Any]) -> Namespace:
             "MindSpeed-LLM changes arguments that were set.",
             where="engine mindspeed_llm",
             why=", ".join(f"{name}: {arguments[name]!r} became {getattr(full, name)!r}" for name in changed),
-            fix="choose values that go together; its documentation says which do",
+            fix="choose compatible values; MindSpeed-LLM's documentation lists them",
         )
     return full
 

@@ -36,14 +36,14 @@ def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
     if missing:
         return missing
     if offered.compute_capability < (8, 0):
-        return "it needs a GPU of compute capability 8.0 (Ampere) or newer"
+        return "it requires a GPU of compute capability 8.0 (Ampere) or newer"
     if spec.sinks:
-        return "its log-sum-exp has no gradient, which sinks need"
+        return "it computes no gradient of the log-sum-exp, which attention sinks need"
     largest = max(spec.qk_dim, spec.v_dim)
     if largest > LARGEST_HEAD:
-        return f"its heads have at most {LARGEST_HEAD} elements, and these have {largest}"
+        return f"it supports heads of at most {LARGEST_HEAD} elements, and these have {largest}"
     if largest > LARGEST_HEAD_EVERYWHERE and spec.dropout and offered.compute_capability in CONSUMER_GPUS:
-        return f"heads of more than {LARGEST_HEAD_EVERYWHERE} elements have no dropout on this GPU"
+        return f"on this GPU it does not support dropout for heads of more than {LARGEST_HEAD_EVERYWHERE} elements"
     return None
 
 

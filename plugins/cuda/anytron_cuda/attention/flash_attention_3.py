@@ -33,14 +33,14 @@ def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
     if missing:
         return missing
     if offered.compute_capability != HOPPER:
-        return "it is made for Hopper GPUs (compute capability 9.0)"
+        return "it requires a Hopper GPU (compute capability 9.0)"
     if spec.dropout:
-        return "it has no dropout"
+        return "it does not support dropout"
     if spec.sinks:
-        return "its log-sum-exp has no gradient, which sinks need"
+        return "it computes no gradient of the log-sum-exp, which attention sinks need"
     largest = max(spec.qk_dim, spec.v_dim)
     if largest > LARGEST_HEAD:
-        return f"its heads have at most {LARGEST_HEAD} elements, and these have {largest}"
+        return f"it supports heads of at most {LARGEST_HEAD} elements, and these have {largest}"
     return None
 
 
@@ -48,7 +48,7 @@ def call_obstacle(spec: AttentionSpec, call: AttentionCall, dtype: torch.dtype) 
     """Why it cannot compute a call; None if it can."""
     largest = max(spec.qk_dim, spec.v_dim)
     if largest > LARGEST_DETERMINISTIC_HEAD and torch.are_deterministic_algorithms_enabled():
-        return f"heads of more than {LARGEST_DETERMINISTIC_HEAD} elements have no deterministic backward pass"
+        return f"its backward pass is not deterministic for heads of more than {LARGEST_DETERMINISTIC_HEAD} elements"
     return packed.call_obstacle(spec, call, dtype)
 
 

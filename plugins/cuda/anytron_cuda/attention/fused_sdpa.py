@@ -31,7 +31,7 @@ LARGEST_FLASH_HEAD = 256
 def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
     """Why it cannot compute a layer; None if it can."""
     del offered
-    return "it has no sinks" if spec.sinks else None
+    return "it does not support attention sinks" if spec.sinks else None
 
 
 def make_attention(spec: AttentionSpec) -> AttentionKernel:
@@ -72,8 +72,8 @@ def attend(
         raise PlatformError(
             "None of torch's fused kernels takes this attention.",
             where="attention_kernel sdpa",
-            why=f"queries are {query.dtype} {tuple(query.shape)}, keys {tuple(key.shape)}; torch's warnings above say "
-            "what each of them lacks",
+            why=f"queries are {query.dtype} {tuple(query.shape)}, keys {tuple(key.shape)}; torch's warnings above "
+            "give the reason of each kernel",
             fix="platform.options.attention=neutral, whose memory grows with the square of the length",
         ) from error
     return output[..., :size]

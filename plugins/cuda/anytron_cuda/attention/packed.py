@@ -60,7 +60,7 @@ def call_obstacle(spec: AttentionSpec, call: AttentionCall, dtype: torch.dtype) 
     if dtype not in HALF:
         return f"it computes in float16 and bfloat16, and the operands are {str(dtype).removeprefix('torch.')}"
     if call.mask is not None:
-        return f"it reads no mask, and the mode '{call.mode}' has one"
+        return f"it does not read masks, and the mode '{call.mode}' has one"
     return None
 
 

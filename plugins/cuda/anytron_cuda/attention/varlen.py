@@ -34,16 +34,16 @@ CONSUMER_GPUS = ((8, 6), (8, 7), (8, 8), (8, 9), (12, 0), (12, 1))
 def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
     """Why it cannot compute a layer; None if it can."""
     if offered.torch < OLDEST:
-        return f"torch {offered.torch} is installed, and {OLDEST} is the first that has all of it"
+        return f"torch {offered.torch} is installed, and it requires torch {OLDEST} or later"
     if not GPUS[0] <= offered.compute_capability <= GPUS[1]:
         return "it needs a GPU of compute capability {}.{} to {}.{}".format(*GPUS[0], *GPUS[1])
     if spec.dropout:
-        return "it has no dropout"
+        return "it does not support dropout"
     largest = max(spec.qk_dim, spec.v_dim)
     if largest > LARGEST_HEAD:
-        return f"its heads have at most {LARGEST_HEAD} elements, and these have {largest}"
+        return f"it supports heads of at most {LARGEST_HEAD} elements, and these have {largest}"
     if 192 < largest <= 224 and offered.compute_capability in CONSUMER_GPUS:
-        return "heads of 193 to 224 elements have no backward pass on this GPU"
+        return "on this GPU it has no backward pass for heads of 193 to 224 elements"
     return None
 
 

@@ -52,7 +52,7 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         """
         if wire_format != "named_tensors" or peft_config is not None:
             raise EngineError(
-                "The rollout transformers takes whole weights only.",
+                "The rollout transformers accepts full weights only.",
                 why="these are adapters" if peft_config is not None else f"these are {wire_format}",
                 fix="actor_rollout_ref.model.lora.merge=True, checkpoint_engine.backend=naive",
             )

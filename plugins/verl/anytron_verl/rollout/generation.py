@@ -133,7 +133,7 @@ class Generation:
             EngineError: No weights have been loaded.
         """
         if self._version is None:
-            raise EngineError("The rollout has no weights.", where="transformers", why="none came since it was built")
+            raise EngineError("The rollout has no weights.", where="transformers", why="it has received none yet")
         sampling = requests[0].sampling
         # What has gone through the warpers is drawn from as it is; the likeliest token is the first one of top-k.
         drawn = replace(sampling, temperature=1.0, top_p=1.0, top_k=int(sampling.temperature == 0))
@@ -214,7 +214,7 @@ def _refuse_settings(rollout: Any, model: Any) -> None:
     for key, (value, needed) in wrong.items():
         if value != needed:
             raise ConfigError(
-                "The rollout transformers cannot do this.",
+                "The rollout transformers does not support this setting.",
                 where=f"actor_rollout_ref.rollout.{key}",
                 why=f"it is {value!r}; a replica is one process with the training workers' weights",
                 fix=f"actor_rollout_ref.rollout.{key}={'null' if needed is None else needed}",
@@ -228,4 +228,4 @@ def _refuse_settings(rollout: Any, model: Any) -> None:
 
 
 def _cannot(what: str, where: str, fix: str = "rollout.name=vllm or sglang, on a machine that has it") -> EngineError:
-    return EngineError(f"The rollout transformers has no {what}.", where=where, fix=fix)
+    return EngineError(f"The rollout transformers does not support {what}.", where=where, fix=fix)

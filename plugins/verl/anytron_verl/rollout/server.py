@@ -197,7 +197,7 @@ class TransformersReplica(RolloutReplica):  # type: ignore[misc]
             raise ConfigError(
                 "The rollout transformers works only beside training workers.",
                 where="rollout.name",
-                why="it has weights from them alone, and no server of its own for reward models and teachers",
+                why="it receives weights from them only, and cannot serve reward models and teachers",
                 fix="trainer.v1.trainer_mode=sync with actor_rollout_ref.hybrid_engine=True; other models on vllm",
             )
         platform = get_platform()

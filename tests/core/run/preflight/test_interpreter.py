@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from anytron import __version__
-from anytron.base.installing import installable
+from anytron.base.version import installable
 from anytron.run.preflight.machine import interpreter_diagnostics
 from tests.core.other_environment import make_environment
 

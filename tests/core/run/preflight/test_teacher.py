@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anytron.base.errors import ConfigError
-from anytron.config.roles import RewardModelSection, TeacherSection
+from anytron.config.running import RewardModelSection, TeacherSection
 from anytron.config.schema import ModelSection
 from anytron.run.preflight.prepare import check_vocabulary
 from anytron.task.data.examination import examined

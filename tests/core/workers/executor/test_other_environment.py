@@ -9,7 +9,7 @@ import pytest
 
 from anytron import __version__
 from anytron.base.errors import ConfigError
-from anytron.base.installing import installable
+from anytron.base.version import installable
 from anytron.device.loading import open_session
 from anytron.workers.executor import base
 from anytron.workers.executor.local import LocalExecutor

@@ -213,7 +213,7 @@ class Attention:
     def _kv_heads(self, query: Tensor, key: Tensor) -> int:
         layout, heads = self.attributes.layout, self.attributes.heads
         if layout in ("BSH", "SBH"):
-            require(query.size(2) % heads == 0, f"hidden size {query.size(2)} is no multiple of head_num {heads}")
+            require(query.size(2) % heads == 0, f"hidden size {query.size(2)} is not a multiple of head_num {heads}")
             return int(key.size(2) // (query.size(2) // heads))
         axis = 2 if layout == "BSND" else 1
         require(query.size(axis) == heads, f"head_num is {heads}, query has {query.size(axis)} heads")

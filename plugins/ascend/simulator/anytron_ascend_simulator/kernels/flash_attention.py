@@ -170,7 +170,7 @@ def _packed_backward_entry_with_sinks(*arguments: Any) -> None:
     *lengths, query_start, key_start = others
     _refuse_unmodelled(bias, padding, prefix, query_rope, key_rope, query_start, key_start, arguments[-8])
     _refuse_float32(query, sinks)
-    require(query.size(-1) == value.size(-1), "heads of values are as large as those of queries, in this version")
+    require(query.size(-1) == value.size(-1), "in this version heads of values must be as large as heads of queries")
     attention = Attention(query, key, value, mask, lengths, Attributes(*arguments[-17:-9]), drop, sinks)
     d_query, _, d_key, _, d_value, _, d_sinks = arguments[-7:]
     _differentiate(attention, cotangent, (maximum, total, output), (d_query, d_key, d_value), d_sinks)

@@ -136,7 +136,7 @@ def _grouped_matmul(*arguments: Any) -> None:
 def _rows(x: Tensor, weight: Tensor, counts: list[int], output: Tensor) -> None:
     """``[T, K]`` by ``[G, K, N]`` -> ``[T, N]``."""
     require(weight.dim() == 3 and len(counts) == weight.size(0), f"{len(counts)} groups, weight {tuple(weight.shape)}")
-    require(x.size(-1) == weight.size(1), f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit")
+    require(x.size(-1) == weight.size(1), f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not match")
     require(sum(counts) <= x.size(0), f"group_list asks for {sum(counts)} rows, x has {x.size(0)}")
     output.zero_()
     begin = 0
@@ -147,7 +147,7 @@ def _rows(x: Tensor, weight: Tensor, counts: list[int], output: Tensor) -> None:
 
 def _reduced(x: Tensor, weight: Tensor, counts: list[int], output: Tensor) -> None:
     """``[M, T]`` by ``[T, N]`` -> ``[G, M, N]``."""
-    require(x.size(1) == weight.size(0), f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not fit")
+    require(x.size(1) == weight.size(0), f"x {tuple(x.shape)} and weight {tuple(weight.shape)} do not match")
     require(sum(counts) <= x.size(1), f"group_list asks for {sum(counts)} columns, x has {x.size(1)}")
     begin = 0
     for index, count in enumerate(counts):

@@ -41,9 +41,7 @@ def _permute(
     require(not padded_mode, "padded_mode is not supported")
     require(tokens.dtype in FLOATS, f"tokens are {tokens.dtype}: float16, bfloat16 or float32")
     require(indices.dtype in (torch.int32, torch.int64), f"indices are {indices.dtype}: int32 or int64")
-    require(
-        indices.size(0) == tokens.size(0), f"indices {tuple(indices.shape)} are not those of {tokens.size(0)} tokens"
-    )
+    require(indices.size(0) == tokens.size(0), f"indices {tuple(indices.shape)} do not match {tokens.size(0)} tokens")
     top_k = indices.size(1) if indices.dim() == 2 else 1
     _check_top_k(top_k)
     flat = indices.reshape(-1)

@@ -174,7 +174,7 @@ def _check_positions(sorted_indices: Tensor, rows: int, count: int) -> int:
     require(not bool((sorted_indices == -1).any()), "-1 in sorted_indices is not modelled")
     check_permutation(sorted_indices)
     require(sorted_indices.numel() == rows, f"{sorted_indices.numel()} sorted_indices for {rows} permuted tokens")
-    require(rows % count == 0, f"{rows} permuted tokens are no multiple of {count} tokens")
+    require(rows % count == 0, f"{rows} permuted tokens are not a multiple of {count} tokens")
     return rows // count
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anytron.base.traits import ParallelSizes
-from anytron.config.roles import OptimizerSection
+from anytron.config.running import OptimizerSection
 from anytron.config.schema import LoraSection
 from anytron.device.hooks.types import PatchContext
 from anytron.device.loading import hooks_of
