@@ -96,8 +96,8 @@ class EngineInfo:
         process_bytes: Resident memory of one of its processes before it has a model, as measured: Python and what it
             imports. It counts where the device is the processor. 0 = not measured, or no process of its own.
         flops: Of a training engine: function that counts the floating-point operations of its models,
-            ``module:function`` that imports no engine (:class:`anytron.workers.engines.estimates.CountsFlops`); empty = it
-            gives no number.
+            ``module:function`` that imports no engine (:class:`anytron.workers.engines.estimates.CountsFlops`);
+            empty = it gives no number.
         reward_model: Of a training engine: how its ranks hold a reward model, which is another class
             (:class:`anytron.workers.engines.training_engine.RewardModelEngine`); None = it cannot.
     """

@@ -1,4 +1,4 @@
-"""Write files so that a crash, a full disk or a planted link cannot spoil them."""
+"""Write files so that a crash, a full disk or a planted link cannot spoil them; and directories that outlive no run."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def _umask() -> int:
 
 
 WEIGHTS = "anytron-weights-"
-"""Of the directory through which weights go from the training engine to the rollout engines."""
+"""Beginning of the name of the directory through which weights go to the rollout engines."""
 LOCK = "lock"
 
 

@@ -1,4 +1,4 @@
-"""The schema of a run's YAML file: how the run is carried out - ranks, processes, hardware, the loop, checkpoints - and the models beside the policy."""
+"""The schema of a run's YAML file: ranks, processes, hardware, the loop, checkpoints, optimizers, other models."""
 
 from __future__ import annotations
 
