@@ -18,7 +18,7 @@ ACL_SUCCESS = 0
 """``ACL_SUCCESS`` of acl/acl_base.h."""
 
 OPERATORS = ("libopapi_transformer.so", "libopapi.so")
-"""Where operators for transformers are: a library of their own, where CANN has one, or that of all operators."""
+"""Where operators for transformers are: a separate library, where CANN has one, or the library of all operators."""
 
 
 class CannError(Exception):

@@ -77,12 +77,12 @@ class AscendPlatform(Platform):
 
     @property
     def portable_modules(self) -> bool:  # type: ignore[override]
-        """What the adaptor says."""
+        """Ask the adaptor."""
         return self._adaptor.portable_modules
 
     @property
     def redirects_torch_cuda(self) -> bool:  # type: ignore[override]
-        """What the adaptor says."""
+        """Ask the adaptor."""
         return self._adaptor.redirects_torch_cuda
 
     def configure_options(self, options: BaseModel | None) -> None:
@@ -108,7 +108,7 @@ class AscendPlatform(Platform):
         return [*own, *self._adaptor.limits()]
 
     def probe(self) -> Probe:
-        """Tell apart: torch_npu missing or unfitting, CANN missing, no NPU, usable.
+        """Distinguish: torch_npu missing or incompatible, CANN missing, no NPU, usable.
 
         Neither torch nor torch_npu is imported: torch_npu changes torch as it is imported, which a
         run on another platform must not see.
@@ -172,7 +172,7 @@ class AscendPlatform(Platform):
 
     @hookimpl
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
-        """Return those of torch_npu and the adaptor's, in training ranks."""
+        """Return the patches of torch_npu and of the adaptor, in training ranks."""
         if context.role != "trainer":
             return []
         return [*(patch for patch in PATCHES if patch.phase is phase), *self._adaptor.patch_model(phase, context)]

@@ -24,7 +24,7 @@ class CpuPlatform(Platform):
     portable_modules = True
 
     def probe(self) -> Probe:
-        """There is always a processor."""
+        """Report the processor, which is always available."""
         return Probe(Availability.USABLE, "the processor is always available", devices=1)
 
     def runtime(self) -> DeviceRuntime:
@@ -32,7 +32,7 @@ class CpuPlatform(Platform):
         return _runtime()
 
     def peak_flops(self, dtype: str) -> PeakFlops:
-        """No number: it depends on clocks that change, on vector units and on how many ranks share the processor."""
+        """Report no number: it depends on changing clock rates, on vector units and on ranks that share the processor."""
         del dtype
         return PeakFlops(None, "the peak of a processor depends on clock rates and on the ranks that share it")
 

@@ -42,7 +42,7 @@ class Capabilities:
     Attributes:
         compute_capability: (major, minor) of the GPU, for example (9, 0) for Hopper.
         torch: Version of torch.
-        libraries: Versions of those of :data:`DISTRIBUTIONS` that can be imported, by import name.
+        libraries: Versions of the importable :data:`DISTRIBUTIONS`, by import name.
         broken: Why others, which are installed, cannot: import name and the message of the import. A library that
             was built for another torch is here.
     """

@@ -37,7 +37,7 @@ class Driver:
     def visible(self, variable: str | None) -> tuple[Gpu, ...]:
         """Those that ``CUDA_VISIBLE_DEVICES`` leaves, as far as it can be followed: parts of a GPU (MIG) are its own.
 
-        As CUDA reads it: the first entry that is no GPU ends the list.
+        As CUDA reads it: the first entry that is not a GPU ends the list.
         """
         if variable is None:
             return self.gpus

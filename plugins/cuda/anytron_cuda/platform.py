@@ -83,7 +83,7 @@ class CudaPlatform(Platform):
         return [self._modules(imported=True), *(Decision(name, "not used", why) for name, why in broken)]
 
     def probe(self) -> Probe:
-        """Tell apart: no GPU, another vendor's, a driver or a torch that does not fit it, usable."""
+        """Distinguish: no GPU, another vendor's GPU, an incompatible driver or torch, usable."""
         return judge(look())
 
     def runtime(self) -> DeviceRuntime:

@@ -19,10 +19,10 @@ NPROC_PER_NODE sets the number of ranks, as for ms-swift. `megatron` documents a
 
 
 def main() -> None:
-    """Start the command as ms-swift does, with one of our files in the place of its own.
+    """Start the command as ms-swift does, with one of our files in place of one of its files.
 
-    Exit status: that of ms-swift; 1 after an :class:`AnytronError`, printed as what, where, why and fix; 2 after wrong
-    usage.
+    Exit with the status of ms-swift; 1 after an :class:`AnytronError`, printed as what, where, why and fix; 2 after
+    wrong usage.
     """
     words = sys.argv[1:]
     if not words:
@@ -56,7 +56,7 @@ def _refuse(options: list[str]) -> None:
     """Refuse here, once and without ``torchrun``'s traceback, what each rank would refuse.
 
     Raises:
-        PluginError: ms-swift is missing or does not fit.
+        PluginError: ms-swift is missing or not supported.
         AnytronError: As :func:`anytron.train.open_session`.
     """
     from anytron.train import open_session

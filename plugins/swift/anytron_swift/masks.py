@@ -4,7 +4,7 @@ ms-swift prepares a micro-batch in one function, and calls models in many. So th
 second: whatever model runs next in this process, a policy or its reference, runs on it.
 
 Packed sequences are left to ms-swift. Their kernels need no mask, and ms-swift's buffer, which context parallelism
-fills up with made-up sequences, is none that a layout of Anytron describes.
+fills up with made-up sequences, has no layout in Anytron.
 """
 
 from __future__ import annotations

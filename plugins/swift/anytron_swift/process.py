@@ -21,7 +21,7 @@ def start(entry: str) -> None:
     """Open the layer and run one of ms-swift's entry points in it, which reads its options from ``sys.argv``.
 
     An :class:`AnytronError` ends the process with status 1, printed as ``anytron`` does: the platform cannot be used,
-    Megatron is imported already, a patch does not fit, or the platform refuses the model.
+    Megatron is imported already, a patch cannot be applied, or the platform refuses the model.
 
     Args:
         entry: Its name in ``swift.megatron``.
@@ -53,7 +53,7 @@ def layer() -> Layer:
     """Return the layer of this process.
 
     Raises:
-        EngineError: There is none.
+        EngineError: No layer was opened.
     """
     if _layer is None:
         raise EngineError(

@@ -1,4 +1,4 @@
-"""Read a configuration of verl's as its own entry point does, and what of it an engine is built with."""
+"""Read verl's configuration as verl's entry point does, and make the arguments of its engines."""
 
 from __future__ import annotations
 

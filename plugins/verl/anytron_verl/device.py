@@ -107,7 +107,7 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
         return self._runtime.communication_backend
 
     def visible_devices_envvar(self) -> str:
-        """The variable that lists the devices; CUDA's, which nobody reads, where there is none."""
+        """The variable that lists the devices; CUDA's, which is not read, where the platform has none."""
         return self._platform.visible_devices_variable or "CUDA_VISIBLE_DEVICES"
 
     @contextmanager

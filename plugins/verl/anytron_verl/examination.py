@@ -1,4 +1,4 @@
-"""What ``anytron doctor`` says of verl: its release, each of its plugins, and the platform that it ends up with.
+"""Examine verl for ``anytron doctor``: its release, each of its plugins, and the platform that it selects.
 
 verl logs a plugin that cannot be loaded at level DEBUG and goes on (``verl/__init__.py``), so that training begins on
 another platform, or fails far from the cause.
@@ -26,7 +26,7 @@ TIMEOUT_S = 600
 
 
 def examine(subject: Subject) -> Iterator[Result]:
-    """Import verl in a process of its own, on the platform of the session, and load its plugins one by one."""
+    """Import verl in another process, on the platform of the session, and load its plugins one by one."""
     wanted = Requirement("verl", SUPPORTED, f"pip install --no-deps 'verl{SUPPORTED}'")
     (found,) = examine_requirements([("verl", wanted)])
     if found.installed is None:

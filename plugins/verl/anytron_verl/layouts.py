@@ -52,7 +52,7 @@ class MicroBatch:
         Args:
             values: Jagged, ``[B, j, ...]``, on the device.
             following: Show at each position what stands at the next one. Where there is none, it is 0: verl's
-                cross-entropy knows no ignored label, and nobody reads the result there.
+                cross-entropy has no ignored label, and the result there is not read.
 
         Returns:
             ``[R, C, ...]``.

@@ -1,6 +1,6 @@
 """Load verl's plugins as ``import verl`` does, and say what each of them raised; ``python -m anytron_verl.loading``.
 
-In a process of its own, because plugins change the one that they are loaded in. Prints one JSON object.
+Run it in a separate process, because plugins change the process that loads them. Prints one JSON object.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ``import verl`` gets: a layer, and its platform as verl's."""
+"""Open the layer as ``import verl`` loads the plugin, and make its platform verl's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RAY_RESOURCES = "RAY_OVERRIDE_RESOURCES"
 """The variable that tells a cluster that Ray starts by itself what it has, in JSON."""
 RANKS = '{"GPU": 1024}'
 """verl reserves a GPU or an NPU for each rank. Where the platform has no device that Ray counts, ranks are processes,
-whose number has no limit of its own."""
+whose number is not limited."""
 
 
 def load() -> None:

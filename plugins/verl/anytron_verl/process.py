@@ -20,9 +20,9 @@ _told = ExitStack()
 
 
 def begin() -> Layer:
-    """Open the layer of this process, once: its platform is that of ``ANYTRON_PLATFORM``, else the one that is usable.
+    """Open the layer of this process, once: its platform is that of ``ANYTRON_PLATFORM``, else the only usable one.
 
-    The platform's options are those of ``ANYTRON_PLATFORM_OPTIONS``.
+    ``ANYTRON_PLATFORM_OPTIONS`` gives the platform's options.
 
     Raises:
         AnytronError: Its platform cannot be used, or Megatron is imported already.
@@ -36,7 +36,7 @@ def layer() -> Layer:
     """Return the layer of this process.
 
     Raises:
-        EngineError: There is none.
+        EngineError: No layer was opened.
     """
     if _layer is None:
         raise EngineError(
@@ -48,7 +48,7 @@ def layer() -> Layer:
 
 
 def write_report() -> None:
-    """Write the ledger to ``patches-PID.json`` if :data:`REPORT` asks for it: nobody can ask a Ray worker."""
+    """Write the ledger to ``patches-PID.json`` if :data:`REPORT` asks for it: a Ray worker has no console."""
     if directory := os.environ.get(REPORT):
         path = Path(directory) / f"patches-{os.getpid()}.json"
         path.write_text(json.dumps(layer().ledger.report(), indent=1) + "\n", encoding="utf-8")
@@ -60,7 +60,7 @@ def at_stop(undo: Callable[..., object], *arguments: Any) -> None:
 
 
 def stop() -> None:
-    """Undo all patches and registrations: ``torch.cuda`` is torch's again, and verl looks for a platform of its own.
+    """Undo all patches and registrations: ``torch.cuda`` is torch's again, and verl looks for another platform.
 
     Engines that were built are not for use afterwards.
 

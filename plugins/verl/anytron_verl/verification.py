@@ -37,9 +37,9 @@ def verify(path: Path, overrides: Sequence[str], directory: Path, watcher: Watch
 
     Args:
         path: verl's configuration.
-        overrides: Of it, in hydra's grammar.
+        overrides: Overrides of the configuration, in hydra's grammar.
         directory: For files on their way, and ``logs`` of the processes.
-        watcher: Is told what is being done.
+        watcher: Shows what is being done.
 
     Raises:
         EngineError: A process has failed; the error names its log.

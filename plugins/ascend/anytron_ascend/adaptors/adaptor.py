@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Adaptor:
     """The platform's answers that depend on what adapts Megatron to the NPU; here, the neutral ones.
 
-    Each method answers the platform's hook or method of its name. The defaults are those of a library that brings
-    its own modules, with kernels of their own, and its own redirection of ``torch.cuda``.
+    Each method answers the platform's hook or method of its name. The defaults fit a library that brings
+    its own modules, kernels and redirection of ``torch.cuda``.
 
     Attributes:
         portable_modules: Models are built from the portable modules.

@@ -73,7 +73,7 @@ def _four_dimensions(tensor: Tensor) -> Tensor:
 
 
 class _GroupedMatmul(torch.autograd.Function):
-    """``npu_grouped_matmul`` has no gradient of its own; both of its parts are grouped products too."""
+    """Differentiate ``npu_grouped_matmul``, which has no gradient; both parts of it are grouped products too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, counts: Tensor, *weights: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def find_installation() -> Installation:
     """Find MindSpeed, installed or on ``sys.path``.
 
     Raises:
-        PlatformError: It is not there, its version cannot be told, or it is not for this megatron-core.
+        PlatformError: It is not there, its version cannot be determined, or it is not for this megatron-core.
     """
     spec = find_spec("mindspeed")
     if spec is None or spec.origin is None:

@@ -85,7 +85,7 @@ def default_arguments() -> dict[str, Any]:
 def repatch(arguments: Mapping[str, Any], ledger: Ledger) -> bool:
     """Let MindSpeed patch for these arguments (all of them), and for none that an earlier engine left.
 
-    MindSpeed starts from the objects that it saw first and so drops what others put on top of its own:
+    MindSpeed starts from the objects that it saw first and so drops what others put on top:
     mcore-bridge, and the ledger. Where MindSpeed's part is the same as before, what stood on top is put back;
     elsewhere the ledger applies its patches again. Returns False if the engine before had the same arguments.
 

@@ -53,7 +53,7 @@ def call_obstacle(spec: AttentionSpec, call: AttentionCall, dtype: torch.dtype) 
 
 
 def takes_smaller_values(qk_size: int, v_size: int) -> bool:
-    """Whether values may be smaller than queries: those of DeepSeek's latent attention, 192 and 128."""
+    """Whether values may be smaller than queries, as in DeepSeek's latent attention with 192 and 128."""
     return 128 < qk_size <= 192 and 96 < v_size <= 128
 
 

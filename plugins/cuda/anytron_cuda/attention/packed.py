@@ -29,7 +29,7 @@ MULTIPLE = 8
 
 
 class Sequences(NamedTuple):
-    """What a function is told beside its operands.
+    """What a function gets besides its operands.
 
     Attributes:
         cu_seqlens_q: int32 ``[B + 1]`` on the device: where sequences of queries end, with a leading 0.
@@ -37,7 +37,7 @@ class Sequences(NamedTuple):
         max_seqlen_q: Queries of the longest.
         max_seqlen_k: Keys of the longest.
         causal: A query sees no later key; the last query stands at the last key.
-        window: Keys (left, right) of its own position that a query sees, -1 = all; right is 0 if it is causal.
+        window: Keys to the left and right of its position that a query sees, -1 = all; right is 0 if it is causal.
         scale: Factor of the scores.
         dropout: Probability of dropping a weight.
         sinks: ``[H]`` logits that join the softmax's denominators.

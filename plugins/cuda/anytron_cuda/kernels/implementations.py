@@ -90,7 +90,7 @@ def flash_attn_rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
 def torch_grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> Tensor:
     """As :func:`anytron.kernels.fused.grouped_mm`.
 
-    Sizes that its kernel does not take (rows that are no multiple of 16 bytes; no rows at all) are left to the
+    Sizes that its kernel does not take (rows that are not a multiple of 16 bytes; no rows at all) are left to the
     reference kernel.
     """
     elements = _ALIGNMENT // x.element_size()

@@ -92,7 +92,7 @@ class Generation:
             number: Unique among those that are given to one :meth:`generate`.
             prompt: Token ids.
             params: verl's ``sampling_params``.
-            seed: In ``[0, 2**63)``; that of ``params`` wins over it.
+            seed: In ``[0, 2**63)``; a seed in ``params`` wins.
 
         Raises:
             EngineError: It asks for what this rollout cannot do, or leaves no room for a token.
@@ -122,7 +122,7 @@ class Generation:
     def generate(self, requests: Sequence[GenerationRequest], interruption: threading.Event) -> list[Response]:
         """Answer requests that are sampled alike.
 
-        Log-probs are those of the distribution that tokens are drawn from, behind temperature, top-k and top-p: vLLM's
+        Log-probs refer to the distribution that tokens are drawn from, after temperature, top-k and top-p: vLLM's
         ``processed_logprobs``, verl's default. Of greedy tokens they are the model's own, at temperature 1, as vLLM's.
 
         Args:
@@ -186,7 +186,7 @@ def _warpers(sampling: SamplingParams) -> Iterator[Any]:
 
 
 def _end_tokens(model: Any) -> set[int]:
-    """The tokens that end a response: the tokenizer's, and those of ``generation_config.json``, as in vLLM."""
+    """The tokens that end a response: from the tokenizer and ``generation_config.json``, as in vLLM."""
     found = {model.tokenizer.eos_token_id}
     told = getattr(model.generation_config, "eos_token_id", None)
     found |= set(told) if isinstance(told, list) else {told}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anytron.engines import Response
 
 ARRIVAL_S = 0.02
-"""A batch begins when no request has come for so long: agent loops send theirs one by one."""
+"""A batch begins when no request has arrived for this time: agent loops send theirs one by one."""
 
 
 def server_name(replica_rank: int) -> str:
