@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from anytron_megatron.checks.training import optimizer_diagnostics
     from anytron_megatron.engine import MegatronEngine
     from anytron_megatron.estimate.run import estimate as estimate_training
-    from anytron_megatron.models.traits import accepted_masks, features_of, traits_of
+    from anytron_megatron.models.configuration import accepted_masks, features_of, traits_of
     from anytron_megatron.own_trainer import batch_preparer, forward, join, token_log_probs
     from anytron_megatron.patches.triton_stand_in import stand_in_during_imports
     from anytron_megatron.training.micro_batch import BatchPreparer, PreparedBatch

@@ -69,7 +69,7 @@ def batch_preparer(
         constraints: Of the layout, besides the platform's.
         fp8: The model computes in FP8, whose kernels take whole blocks of tokens.
         asked: What else the platform must do
-            (:func:`anytron_megatron.models.traits.features_of` reads it from a configuration of Megatron's).
+            (:func:`anytron_megatron.models.configuration.features_of` reads it from a configuration of Megatron's).
 
     Raises:
         ConfigError: The platform declares not to do some of it.

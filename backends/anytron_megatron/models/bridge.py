@@ -15,10 +15,9 @@ import torch
 from anytron.base.errors import ConfigError, EngineError
 from anytron.base.traits import AttentionHeads
 from anytron.task.data.pretrained import read_hf_config
-from anytron_megatron.models.configuration import completed, refuse_missing_quantisation
+from anytron_megatron.models.configuration import accepted_masks, completed, refuse_missing_quantisation, traits_of
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.loading import load_weights
-from anytron_megatron.models.traits import accepted_masks, traits_of
 from anytron_megatron.models.weight_names import prediction_tensors
 from anytron_megatron.training.vision import VisionInputs
 

@@ -6,7 +6,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from anytron.device.patches import Installed
-from anytron_megatron.redirect import redirect_torch_cuda
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
 def redirect_to_platform(context: PatchContext) -> Installed:
     """Redirect ``torch.cuda`` to the platform's runtime."""
+    from anytron_megatron.redirect import redirect_torch_cuda
+
     return Installed(redirect_torch_cuda(context.platform.runtime()))
 
 

@@ -32,7 +32,7 @@ class CpuPlatform(Platform):
         return _runtime()
 
     def peak_flops(self, dtype: str) -> PeakFlops:
-        """Report no number: it depends on changing clock rates, on vector units and on ranks that share the processor."""
+        """Report no number: it depends on clock rates, on vector units and on the ranks that share the processor."""
         del dtype
         return PeakFlops(None, "the peak of a processor depends on clock rates and on the ranks that share it")
 

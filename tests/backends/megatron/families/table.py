@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytron.sequences.masks import MaskKind
+from anytron_megatron.models.configuration import accepted_masks
 from anytron_megatron.models.families import COLUMNS, FAMILIES
-from anytron_megatron.models.traits import accepted_masks
 from tests.backends.megatron.families.layouts import MODELS
 
 if TYPE_CHECKING:

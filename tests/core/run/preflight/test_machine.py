@@ -91,7 +91,7 @@ def test_a_sound_configuration_passes_without_a_word(check):
         ),
         ({"parallel": {"sequence_parallel": True}}, "parallel.sequence_parallel", "no ranks to split"),
         ({"rollout": {"min_new_tokens": 9, "max_new_tokens": 8}}, "rollout.min_new_tokens", "9 is more than"),
-        ({"rollout": {"samples_per_prompt": 1}}, "rollout.samples_per_prompt", "nothing is learnt"),
+        ({"rollout": {"samples_per_prompt": 1}}, "rollout.samples_per_prompt", "a single response teaches nothing"),
         (
             {"algorithm": {"advantage": "rloo"}, "rollout": {"samples_per_prompt": 1}},
             "rollout.samples_per_prompt",
