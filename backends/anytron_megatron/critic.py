@@ -16,9 +16,8 @@ from anytron.sequences.batch import TokenOutputs
 from anytron.workers.engines.training_engine import VALUE_HEAD, VALUE_HEAD_FILE
 from anytron_megatron.training import parallel
 from anytron_megatron.training.inspection import named_gradients
-from anytron_megatron.training.optimizer import DataParallel
 from anytron_megatron.training.schedule import ModelChunk, forward
-from anytron_megatron.training.trained_model import TrainedModel
+from anytron_megatron.training.trained_model import DataParallel, TrainedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

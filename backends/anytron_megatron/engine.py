@@ -28,9 +28,8 @@ from anytron_megatron.training.heads import whole_logits
 from anytron_megatron.training.inspection import named_gradients
 from anytron_megatron.training.memory import Offload, release_memory
 from anytron_megatron.training.mtp import MultiTokenPrediction
-from anytron_megatron.training.optimizer import DataParallel
 from anytron_megatron.training.schedule import forward
-from anytron_megatron.training.trained_model import TrainedModel
+from anytron_megatron.training.trained_model import DataParallel, TrainedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

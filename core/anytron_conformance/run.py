@@ -159,6 +159,6 @@ def _parsed(options: Sequence[str]) -> dict[str, Any]:
     for option in options:
         key, equals, value = option.partition("=")
         if not key or not equals:
-            raise ConfigError(f"'{option}' is no KEY=VALUE.", where="command line", fix="write, for example, tile=8")
+            raise ConfigError(f"'{option}' is not KEY=VALUE.", where="command line", fix="write, for example, tile=8")
         found[key] = yaml.safe_load(value)
     return found

@@ -306,7 +306,7 @@ def adam_without_decay(*lists, weight_decay, **settings):
 
 
 class RestoresNoState(Mutant):
-    rule, says = "restored-checkpoint", "those of the engine that saved the checkpoint"
+    rule, says = "restored-checkpoint", "those that the saving engine gives"
 
     def runtime(self):
         return RUNTIME
@@ -356,7 +356,7 @@ class Drifting(LogProbMutant):
 class LeftInTheAccumulator(Mutant):
     """Has something left in the gradient of an expert without tokens (pytorch #172439)."""
 
-    rule, says = "empty-shares", "Gradients are not those of one rank: each short sequence alone. Qwen3-MoE"
+    rule, says = "empty-shares", "Gradients differ from one rank's: each short sequence alone. Qwen3-MoE"
 
     @hookimpl
     def fused_kernel(self, name, spec):

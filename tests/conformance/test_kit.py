@@ -248,8 +248,8 @@ def test_what_a_platform_answers_or_asserts_is_told_in_words(tmp_path):
             result = check_rule(find_rule("device", name), Subject(Source(platform.name), session, tmp_path))
             told[platform.name, name] = result.detail
     assert [*told.values()][:2] == [
-        "current_device() answers with something else than a torch.device.",
-        "default_generator() answers with something else than a torch.Generator.",
+        "current_device() does not return a torch.device.",
+        "default_generator() does not return a torch.Generator.",
     ]
     for reason in [*told.values()][2:]:
         assert "at 'assert self.name == \"another\"' (" in reason

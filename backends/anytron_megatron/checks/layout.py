@@ -93,7 +93,7 @@ def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[D
                 f"use a size that divides {heads}",
             )
         elif heads % (tensor * context):
-            # Context-parallel ranks share the heads of a tensor-parallel rank (patches/delta_net_context.py).
+            # Context-parallel ranks share the heads of a tensor-parallel rank (patches/delta_net.py).
             yield Diagnostic(
                 "error",
                 _CONTEXT,

@@ -128,7 +128,7 @@ class BridgeSource:
             self.config = config_class(**{**fields, **transformer})
         except Exception as error:  # as above, and Megatron's own checks
             raise _unreadable(model_dir, error) from error
-        # Megatron before 0.18 constructs no Gated DeltaNet's with it; patches/delta_net_context.py does the rest.
+        # Megatron before 0.18 constructs no Gated DeltaNet's with it; patches/delta_net.py does the rest.
         self.config.context_parallel_size = sizes.context
         if portable and "use_te_activation_func" not in transformer:
             self.config.use_te_activation_func = _takes_swiglu_kernel(self.config, self.hf_config.model_type)

@@ -1,4 +1,4 @@
-"""Fixes of what Megatron, mcore-bridge, transformers and peft do as they are imported, or would import."""
+"""Fixes of what is imported, and of code that expects CUDA: torch.cuda, torch.compile and Transformer Engine."""
 
 from __future__ import annotations
 
@@ -192,3 +192,50 @@ def deny_transformer_engine(_original: Callable[[], bool]) -> Callable[[], bool]
     transformers look for the distribution, which is absent.
     """
     return lambda: False
+
+
+def redirect_to_platform(context: PatchContext) -> Installed:
+    """Redirect ``torch.cuda`` to the platform's runtime."""
+    from anytron_megatron.redirect import redirect_torch_cuda
+
+    return Installed(redirect_torch_cuda(context.platform.runtime()))
+
+
+def leave_uncompiled(_original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace ``torch.compile``: return the function itself or, without one, a decorator that does so."""
+
+    def compile(model: Callable[..., Any] | None = None, **_options: Any) -> Callable[..., Any]:  # noqa: A001
+        return (lambda function: function) if model is None else model
+
+    return compile
+
+
+def alias_portable_modules(context: PatchContext) -> Installed:
+    """Put the portable modules under the name ``transformer_engine``, with the platform's kernels."""
+    # They may import what patches before this one prepare.
+    from anytron_megatron.portable_te.alias import install
+
+    return Installed(install(context.kernels, context.platform.runtime().device_type))
+
+
+LOGGER = "megatron.core.tensor_parallel.random"
+MESSAGE = "CPU RNG state changed within GPU RNG context"
+
+
+def drop_warning(context: PatchContext) -> Installed:
+    """Filter the message if the device draws from the host's generator.
+
+    The tracker forks the device's generator and warns if the host's state has changed meanwhile. Where both are
+    one object it always changes, and the fork restores it.
+    """
+    import torch
+
+    if context.platform.runtime().default_generator() is not torch.default_generator:
+        return Installed(lambda: None, "not needed: the device has its own generator")
+    logger = logging.getLogger(LOGGER)
+
+    def keep(record: logging.LogRecord) -> bool:
+        return record.msg != MESSAGE
+
+    logger.addFilter(keep)
+    return Installed(lambda: logger.removeFilter(keep))

@@ -33,9 +33,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="""Train language models with reinforcement learning, on whatever accelerator is under them.
+    help="""Train language models with reinforcement learning, on any accelerator.
 
-    Start with `anytron doctor` (what is here) and `anytron train examples/grpo_sort.yaml`.
+    Start with `anytron doctor` (examine this installation) and `anytron train examples/grpo_sort.yaml`.
     The platform is `platform.name` of the configuration, else the variable ANYTRON_PLATFORM, else the
     one whose device is found; the first line of a run says which and why.""",
 )
@@ -77,7 +77,7 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
     """Train a model as CONFIG says.
 
     Everything that can be wrong with the configuration, the data or the machine is found before a
-    process starts. What the run leaves lies in trainer.output_dir: metrics.jsonl, samples.jsonl,
+    process starts. The run writes into trainer.output_dir: metrics.jsonl, samples.jsonl,
     config.yaml, patches.json, plots/, checkpoints/, hf/ (the trained model), logs/ (what each process wrote); of a
     configuration with stages, in a directory for each.
 
@@ -97,7 +97,7 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
         raise typer.Exit(INTERRUPTED) from None
 
 
-@app.command(short_help="Check that a model is computed right, here.")
+@app.command(short_help="Check that a model is computed correctly on this machine.")
 def verify(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -109,7 +109,7 @@ def verify(
         bool, typer.Option("--verl", help="CONFIG and overrides are verl's own: check verl's engine (anytron-verl).")
     ] = False,
 ) -> None:
-    """Check that this model, in this layout, on this machine, is computed right - before money is spent.
+    """Check that this model, in this layout, is computed correctly on this machine, before a run.
 
     With the run's own model, prompts and parallel sizes: logits against Hugging Face, packed against
     padded sequences, the parallel layout against one rank, exported weights against the checkpoint bit
@@ -151,8 +151,8 @@ def conformance(
     """Check a platform against the contract, rule by rule, on its device.
 
     No configuration is needed. A failure names the rule, shows the smallest case that fails and how far off it is,
-    and says where the rule is explained. What the platform declares not to do, or this machine cannot, is skipped
-    and counted. The exit status is 1 if a rule is broken. Ctrl-C ends all processes and shows what was checked.
+    and says where the rule is explained. Rules that the platform declares not to support,
+    or that this machine cannot check, are skipped and counted. The exit status is 1 if a rule is broken. Ctrl-C ends all processes and shows what was checked.
 
     Example: anytron conformance cpu --level device --level sequences
     """
@@ -160,7 +160,7 @@ def conformance(
         raise ConfigError(
             "The conformance kit is not installed.",
             where="anytron conformance",
-            why="it is a distribution of its own, anytron-conformance",
+            why="it is a separate distribution, anytron-conformance",
             fix='pip install "anytron[conformance]"',
         )
     from anytron_conformance.run import run_conformance
@@ -230,10 +230,10 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Do an update that gave NaN or infinity again, and say where the first such number arises.
+    """Repeat an update that gave NaN or infinity, and say where the first such number appears.
 
-    On one rank, with the run's configuration, from the weights that were saved with the mini-batch, those of a
-    checkpoint, or the initial model. It names the module (or the loss, or the saved data), the micro-batch, the
+    On one rank, with the run's configuration, from the weights that were saved with the mini-batch, from a
+    checkpoint, or from the initial model. It names the module (or the loss, or the saved data), the micro-batch, the
     sequence and the token. The exit status is 1 if some number is not finite.
 
     Example: anytron replay runs/default/bad_batches/step-000012-update-1
@@ -276,7 +276,9 @@ def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
 
 @app.command("new-platform", short_help="Write the package of a new platform.")
 def new_platform(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What users will write in platform.name.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the platform, as users write it in platform.name.")
+    ],
     into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Where to write it.")] = Path(),
 ) -> None:
     """Write the package of a new platform, anytron-NAME, which installs and computes on the host's processor.
@@ -301,7 +303,7 @@ def doctor(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help=f"Print one object: {{{RESULTS}}}.")] = False,
 ) -> None:
-    """Say what is here, what is wrong with it, and how to cure it.
+    """Examine this installation and suggest fixes.
 
     Versions and where modules come from, what is installed twice, version ranges, plugins, platform, patches, devices,
     executors, which kernels are in use and why not faster ones, and a few numbers that they compute on the device
@@ -326,13 +328,13 @@ def plan(
         typer.Option(
             "--memory",
             metavar="SIZE",
-            help="What a device has, e.g. 80GiB; default: those here.",
+            help="Memory of a device, e.g. 80GiB; default: what the devices here have.",
             show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say how much memory a run will take, part by part, before anything is started, and what to change.
+    """Estimate the memory of a run, part by part, before anything starts, and suggest settings that need less.
 
     Parameters, gradients, optimizer, activations, logits and the cache of generation on the device that has the most;
     nothing is built, so that it works on a machine without devices. Settings that would make it smaller are tried one

@@ -79,7 +79,7 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _UNITS or float(match[1]) == 0:
-        raise ConfigError("This is no size of memory.", where="--memory", why=f"'{text}'", fix="for example 80GiB")
+        raise ConfigError("This is not a size of memory.", where="--memory", why=f"'{text}'", fix="for example 80GiB")
     return int(float(match[1]) * 2 ** _UNITS[match[2].lower()])
 
 

@@ -33,7 +33,7 @@ PROCESSES = [
 @rule(
     "environment-is-plain",
     "device",
-    "runtime_env of the platform gives text by name, the same each time it is asked for one process.",
+    "The platform's runtime_env gives texts by name, the same at each call for a process.",
     cases=PROCESSES,
 )
 def environment_is_plain(subject: Subject, case: Case) -> None:
@@ -45,7 +45,7 @@ def environment_is_plain(subject: Subject, case: Case) -> None:
     """
     hooks, config = hooks_of(subject.platform), subject.source.config()
     first, second = (hooks.runtime_env(case.values, config) for _ in range(2))
-    _compare(first, second, "when it is asked for again")
+    _compare(first, second, "at the second call")
     hooks.remarks(config.model_copy(update={"engine": config.engine.model_copy(update={"deterministic": True})}))
     _compare(first, hooks.runtime_env(case.values, config), "after configure was asked about another run")
 
@@ -53,7 +53,7 @@ def environment_is_plain(subject: Subject, case: Case) -> None:
 def _compare(first: Mapping[str, str], second: Mapping[str, str], when: str) -> None:
     if first != second:
         changed = sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
-        raise Broken(f"The environment is another one {when}.", ", ".join(changed))
+        raise Broken(f"runtime_env gives another environment {when}.", ", ".join(changed))
 
 
 @rule(
@@ -67,7 +67,12 @@ def environment_agrees(subject: Subject, case: Case) -> None:
     subject.hooks.runtime_env(case.values, subject.source.config())
 
 
-@rule("environment-reaches-ranks", "device", "A rank has the environment that the plugins want for it.", limit_s=360.0)
+@rule(
+    "environment-reaches-ranks",
+    "device",
+    "A rank has the environment variables that the plugins set for it.",
+    limit_s=360.0,
+)
 def environment_reaches_ranks(subject: Subject, case: Case) -> None:
     """Two ranks are started, and each reads its own variables after the device's libraries were loaded.
 
@@ -81,7 +86,7 @@ def compare_environment(member: Member) -> None:
     """Compare this rank's environment with what the plugins wanted when it began: later they keep what they find."""
     for name, value in member.subject.session.environment.items():
         if os.environ.get(name) != value:
-            raise Broken(f"{name} is not what runtime_env wants.", f"{os.environ.get(name)!r}, wanted {value!r}")
+            raise Broken(f"{name} is not what runtime_env sets.", f"{os.environ.get(name)!r}, wanted {value!r}")
 
 
 UNKNOWN = "no_such_option"

@@ -38,7 +38,7 @@ def _made(subject: Subject) -> torch.Tensor:
 @rule(
     "memory-figures",
     "device",
-    "allocated grows with a tensor and shrinks when it is freed; reserved is not below it, total not below either.",
+    "allocated grows with a tensor and shrinks when it is freed; allocated <= reserved <= total.",
 )
 def memory_figures(subject: Subject, case: Case) -> None:
     """A tensor of 64 MiB is made and freed; `empty_cache` gives its memory back.
@@ -100,7 +100,7 @@ def peak_memory(subject: Subject, case: Case) -> None:
 @rule(
     "out-of-memory",
     "device",
-    "is_out_of_memory knows the error of an allocation that does not fit, and takes no other error for it.",
+    "is_out_of_memory recognizes the error of an allocation that is too large, and no other error.",
 )
 def out_of_memory(subject: Subject, case: Case) -> None:
     """A petabyte is asked for. A run that ends so gets advice on memory; it needs the runtime to know the error."""
@@ -109,11 +109,13 @@ def out_of_memory(subject: Subject, case: Case) -> None:
         torch.empty(ENDLESS, dtype=torch.uint8, device=subject.device)
     except Exception as error:
         if not subject.runtime.is_out_of_memory(error):
-            raise Broken("is_out_of_memory does not know the error.", f"{type(error).__name__}: {error}") from error
+            raise Broken(
+                "is_out_of_memory does not recognize the error.", f"{type(error).__name__}: {error}"
+            ) from error
     else:
         raise Broken("A petabyte was allocated.")
     if subject.runtime.is_out_of_memory(ValueError("no memory of that")):
-        raise Broken("is_out_of_memory takes any error for one of memory.")
+        raise Broken("is_out_of_memory takes another error for an out-of-memory error.")
 
 
 METHODS = ("wait_stream", "wait_event", "record_event", "query", "synchronize")
@@ -160,7 +162,7 @@ def streams_order_work(subject: Subject, case: Case) -> None:
         raise Broken("A stream did not wait for another.")
     stream.synchronize()
     if not stream.query():
-        raise Broken("A stream that was waited for says that it has work.")
+        raise Broken("A stream reports unfinished work after it was waited for.")
 
 
 @rule("synchronize-waits", "device", "synchronize returns when all queued work is done.")
@@ -175,10 +177,10 @@ def synchronize_waits(subject: Subject, case: Case) -> None:
     target.copy_(_long_work(subject), non_blocking=True)
     subject.runtime.synchronize()
     if not bool((target == 1).all()):
-        raise Broken("After synchronize a copy to the host is not whole.", f"{int((target != 1).sum())} numbers off")
+        raise Broken("A copy to the host is incomplete after synchronize.", f"{int((target != 1).sum())} numbers off")
 
 
-@rule("pinned-memory", "device", "Host memory can be pinned where can_pin_memory says so.")
+@rule("pinned-memory", "device", "Host memory can be pinned where can_pin_memory is true.")
 def pinned_memory(subject: Subject, case: Case) -> None:
     """A pinned tensor is made, and copied to the device without blocking. Where the answer is no, nothing is done."""
     del case
@@ -187,8 +189,8 @@ def pinned_memory(subject: Subject, case: Case) -> None:
     try:
         tensor = torch.arange(1000).pin_memory()
     except RuntimeError as error:
-        raise Broken("can_pin_memory says yes, and pinning raises.", f"{error}") from error
+        raise Broken("can_pin_memory is true, but pinning raises an error.", f"{error}") from error
     copy = tensor.to(subject.device, non_blocking=True)
     subject.runtime.synchronize()
     if not tensor.is_pinned() or not torch.equal(copy.cpu(), tensor):
-        raise Broken("A pinned tensor does not say so, or arrives otherwise on the device.")
+        raise Broken("A pinned tensor does not say that it is pinned, or has other values on the device.")

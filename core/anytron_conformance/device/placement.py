@@ -39,7 +39,7 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 @rule(
     "own-device",
     "device",
-    "An accelerator has a device of its own: its tensors are not the processor's.",
+    "An accelerator's tensors are on its own device, not on the processor.",
     needs=[Feature.OWN_DEVICE],
 )
 def own_device(subject: Subject, case: Case) -> None:
@@ -54,7 +54,7 @@ def own_device(subject: Subject, case: Case) -> None:
     found = {subject.runtime.device_type, subject.device.type, made.device.type, (made @ made).device.type}
     if HOST in found:
         raise Broken(
-            "The platform says that it is an accelerator, and its tensors are the processor's.",
+            "The platform says that it is an accelerator, but its tensors are on the processor.",
             f"device types {', '.join(sorted(found))}",
         )
 
@@ -85,7 +85,7 @@ def tensors_stay(subject: Subject, case: Case) -> None:
         results.append([tensor.detach().cpu() for tensor in tensors])
     for found, expected in zip(*results, strict=True):
         if not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
-            raise Broken("The result is another one than the processor's.", f"{found}, expected {expected}")
+            raise Broken("The result differs from the processor's.", f"{found}, expected {expected}")
 
 
 @rule(
@@ -104,30 +104,30 @@ def probe_and_runtime(subject: Subject, case: Case) -> None:
     probes = [subject.platform.probe() for _ in range(2)]
     for probe in probes:
         if not isinstance(probe, Probe) or probe.availability is not Availability.USABLE:
-            raise Broken("The probe of the device that this process uses does not say that it is usable.", f"{probe}")
+            raise Broken("The probe says that the device is not usable, but this process uses it.", f"{probe}")
     if probes[0] != probes[1]:
         raise Broken("The probe answers something else when it is asked again.", f"{probes[0]}, then {probes[1]}")
     if subject.platform.runtime() is not subject.runtime:
         raise Broken("runtime() makes a new object at each call.")
     runtime, here = subject.runtime, subject.runtime.current_device()
     if not isinstance(here, torch.device):
-        raise Broken("current_device() answers with something else than a torch.device.", f"{here!r}")
+        raise Broken("current_device() does not return a torch.device.", f"{here!r}")
     if here.type != runtime.device_type:
-        raise Broken("The current device is of another type than the runtime.", f"{here}, {runtime.device_type}")
+        raise Broken("The current device has another type than the runtime.", f"{here}, {runtime.device_type}")
     count = runtime.device_count()
     if not isinstance(count, int):
-        raise Broken("device_count() answers with something else than a number.", f"{count!r}")
+        raise Broken("device_count() does not return a number.", f"{count!r}")
     if count < 1 or (subject.platform.accelerator and count != probes[0].devices):
-        raise Broken("Probe and runtime count different devices.", f"{probes[0].devices} and {count}")
+        raise Broken("Probe and runtime count different numbers of devices.", f"{probes[0].devices} and {count}")
     runtime.set_device(here.index or 0)
     if runtime.current_device() != here:
-        raise Broken("Setting the current device changes it.", f"{here}, then {runtime.current_device()}")
+        raise Broken("Setting the current device again changes it.", f"{here}, then {runtime.current_device()}")
 
 
 @rule(
     "says-what-it-is",
     "device",
-    "Name, decisions, limits and requirements keep their contracts, and what is required is installed.",
+    "Name, decisions, limits and requirements keep their contracts, and required packages are installed.",
 )
 def says_what_it_is(subject: Subject, case: Case) -> None:
     """`decisions()`, `limits()` and the hook `requirements` are asked, and a second platform object is made.
@@ -180,7 +180,7 @@ CASES = [
 @rule(
     "dtypes-compute",
     "device",
-    "Matrix products run in every dtype that supports_dtype promises, and keep it; in float32 convolutions do, too.",
+    "Matrix products run in every dtype for which supports_dtype is true, and keep it; so do convolutions in float32.",
     cases=CASES,
 )
 def dtypes_compute(subject: Subject, case: Case) -> None:
@@ -193,7 +193,7 @@ def dtypes_compute(subject: Subject, case: Case) -> None:
     dtype, what, compute, shapes = case.values
     if not subject.runtime.supports_dtype(dtype):
         if dtype is torch.float32:
-            raise Broken("supports_dtype says no to float32, in which log-probs and main weights are.")
+            raise Broken("supports_dtype is false for float32, which log-probs and main weights need.")
         raise Inapplicable(f"supports_dtype({case.name}) is False")
     generator = torch.Generator().manual_seed(0)
     one, other = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)

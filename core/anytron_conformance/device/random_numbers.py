@@ -43,16 +43,16 @@ def rng_round_trip(subject: Subject, case: Case) -> None:
     draw(subject.device)
     state = runtime.get_rng_state()
     if state.dtype != torch.uint8 or state.device.type != "cpu":
-        raise Broken("The state is no uint8 tensor on the host.", f"{state.dtype} on {state.device}")
+        raise Broken("The state is not a uint8 tensor on the host.", f"{state.dtype} on {state.device}")
     kept = state.clone()
     first = draw(subject.device)
     if not torch.equal(state, kept):
-        raise Broken("Drawing changes a state that was saved before: it is no copy.")
+        raise Broken("Drawing numbers changes a state that was saved before: it is not a copy.")
     runtime.set_rng_state(state)
     if not torch.equal(runtime.get_rng_state(), kept):
-        raise Broken("Setting a state and getting it gives another state.")
+        raise Broken("After a state is set, reading it gives another state.")
     if not torch.equal(draw(subject.device), first):
-        raise Broken("Restoring the state drew other numbers.")
+        raise Broken("Other numbers were drawn after the state was restored.")
 
 
 @rule(
@@ -87,9 +87,9 @@ def own_generator(subject: Subject, case: Case) -> None:
     runtime, draw = subject.runtime, DRAWS[case.values]
     generator = runtime.default_generator()
     if not isinstance(generator, torch.Generator):
-        raise Broken("default_generator() answers with something else than a torch.Generator.", f"{generator!r}")
+        raise Broken("default_generator() does not return a torch.Generator.", f"{generator!r}")
     if generator.device.type != runtime.device_type:
-        raise Broken("The generator is of another device.", f"{generator.device}, not {runtime.device_type}")
+        raise Broken("The generator belongs to another device.", f"{generator.device}, not {runtime.device_type}")
     runtime.manual_seed(7)
     before = generator.get_state().clone()
     first = draw(subject.device)

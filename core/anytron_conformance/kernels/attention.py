@@ -126,7 +126,7 @@ def grouped_attention(subject: Subject, case: Case) -> None:
 @rule(
     "attention-head-sizes",
     "kernels",
-    "Heads may be of any size, and those of values smaller than those of queries and keys, or padded to their size.",
+    "Heads may have any size; value heads may be smaller than query and key heads, or padded to their size.",
     cases=in_dtypes(
         [
             *(

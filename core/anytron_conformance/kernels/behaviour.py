@@ -280,7 +280,7 @@ def check_dropout(subject: Subject, sequence_format: str, probability: float) ->
     (gradient,) = torch.autograd.grad(found, value, incoming)
     received = torch.einsum("qhk,qhv->khv", found.detach(), incoming)
     if float((gradient - received).abs().max()) > 1e-4:
-        raise Broken("The gradient of the values passes where weights were dropped, or does not where they were kept.")
+        raise Broken("The gradient of the values passes dropped weights, or does not pass kept ones.")
 
 
 def _check_weights(found: Tensor, right: Tensor, probability: float) -> None:
@@ -296,7 +296,9 @@ def _check_weights(found: Tensor, right: Tensor, probability: float) -> None:
     share = 1 - float(kept[seen].double().mean())
     # 2112 draws: five standard deviations are 0.05.
     if abs(share - probability) > 0.05:
-        raise Broken("Another part of the weights is dropped than was asked for.", f"{share:.3f}, not {probability:g}")
+        raise Broken(
+            "The share of dropped weights is not the one that was asked for.", f"{share:.3f}, not {probability:g}"
+        )
 
 
 RULES = (overlapping, on_the_device, undisturbed, dropping)

@@ -95,7 +95,7 @@ def _tokens(count: int, entries: int = 13) -> tuple[int, ...]:
 @rule(
     "log-probs",
     "kernels",
-    "Log-probs are those of the labels under softmax(hidden weight^T), with the entropy of each token, and gradients.",
+    "Log-probs of the labels, entropies and gradients equal their definition, softmax(hidden weight^T).",
     cases=in_dtypes(
         (f"{tokens} tokens, {entries} entries", Problem(_tokens(tokens, entries), entries), ())
         for tokens, entries in ((1, 2), (3, 13), (0, 13), (33, 301))

@@ -121,7 +121,7 @@ _OTHERS: tuple[_Named, ...] = (
 @rule(
     "kernel-no-rows",
     "kernels",
-    "What a kernel answers for no rows depends on its operands: each of them has a gradient of zeros, not none.",
+    "A kernel's result for no rows depends on its operands: each operand has a gradient of zeros, not a missing one.",
     cases=in_dtypes((*_OTHERS, *_packed_calls())),
 )
 def nothing_to_compute(subject: Subject, case: Case) -> None:

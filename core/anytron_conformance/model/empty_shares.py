@@ -105,7 +105,7 @@ def _cases() -> list[Case]:
 @rule(
     "empty-shares",
     "model",
-    "Ranks with nothing to do take part: scores, gradients, updates and exports are those of one rank.",
+    "Ranks with nothing to do take part: scores, gradients, updates and exports equal one rank's.",
     cases=_cases(),
     limit_s=START_S,
 )
@@ -125,8 +125,8 @@ def with_empty_shares(subject: Subject, case: Case) -> None:
     found = _computed(observer, family, trained, layout)
     for name, computed in found.shares.items():
         right = expected.shares[name]
-        hold_values(f"Log-probs are not those of one rank: {name}.", computed.log_probs, right.log_probs, found.dtype)
-        _hold(f"Gradients are not those of one rank: {name}.", computed.gradients, right.gradients, found.dtype)
+        hold_values(f"Log-probs differ from one rank's: {name}.", computed.log_probs, right.log_probs, found.dtype)
+        _hold(f"Gradients differ from one rank's: {name}.", computed.gradients, right.gradients, found.dtype)
     _hold("An update does not move weights as one rank does.", found.moved, expected.moved, found.dtype)
 
 

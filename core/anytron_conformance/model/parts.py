@@ -149,11 +149,13 @@ def adapters(subject: Subject, case: Case) -> None:
         truth = expected_gradients(observer.model(family), merged, getattr(torch, dtype), batch)
         log_probs = trainer.score(truth.batch, plan, "policy")
         gradients = computed_gradients(trainer, plan, truth.batch, observer.output)[0]
-    hold_values("With adapters log-probs are not those of the merged model.", log_probs, truth.log_probs, dtype)
+    hold_values("With adapters, log-probs differ from the merged model's.", log_probs, truth.log_probs, dtype)
     expected = adapter_gradients(factors, truth.gradients, ALPHA / RANK)
     if others := gradients.keys() - factors.keys():
-        raise Broken("Not only adapters have a gradient.", f"{len(others)} others, first {min(others)}")
-    hold_gradients("Gradients of adapters are not transformers'.", gradients, expected, dtype, "factors of adapters")
+        raise Broken("Other parameters than adapters have a gradient.", f"{len(others)} others, first {min(others)}")
+    hold_gradients(
+        "Gradients of adapters differ from transformers'.", gradients, expected, dtype, "factors of adapters"
+    )
 
 
 def _hold_merged(
@@ -167,7 +169,9 @@ def _hold_merged(
     expected = adapted_weights(model, factors, ALPHA / RANK)
     if found.keys() != expected.keys():
         names = sorted(found.keys() ^ expected.keys())
-        raise Broken("The merged weights are not those of the model.", f"missing or unknown: {', '.join(names[:3])}")
+        raise Broken(
+            "The merged weights have other names than the model's.", f"missing or unknown: {', '.join(names[:3])}"
+        )
     still = [name for name, factor in factors.items() if not factor.any()]
     if still:
         raise Broken("An update does not move adapters.", f"{len(still)} of {len(factors)}, first {still[0]}")
@@ -220,12 +224,12 @@ def critic(subject: Subject, case: Case) -> None:
         plan = plan_of(trainer, config)
         values = trainer.with_values(truth.batch, plan).values
         if values is None:
-            raise Broken("The ranks answer without values.")
-        hold_values("Values are not those of transformers' hidden states.", values, truth.values, dtype)
+            raise Broken("The ranks return no values.")
+        hold_values("Values differ from the value head times transformers' hidden states.", values, truth.values, dtype)
         trainer.update_critic(truth.batch, plan, VALUE_LOSS)
         trainer.save_critic(str(left))
     found = gradients_shown(stored_weights(start), stored_weights(left))
-    hold_gradients("Gradients of the critic are not transformers'.", found, truth.gradients, dtype)
+    hold_gradients("Gradients of the critic differ from transformers'.", found, truth.gradients, dtype)
 
 
 DEPTHS = 2
@@ -268,10 +272,12 @@ def prediction(subject: Subject, case: Case) -> None:
     loss, allowed = metrics.get("mtp/loss", 0.0), allowed_difference(dtype, modules.loss)
     if not abs(loss - modules.loss) <= allowed:
         difference = f"it is {loss:.6g}, expected {modules.loss:.6g} to {allowed:.1g}"
-        raise Broken("The loss of the prediction modules is not that of their definition.", difference)
+        raise Broken("The loss of the prediction modules differs from its definition.", difference)
     found = gradients_shown(weights_of(model), load_file(file))
-    hold_gradients("The modules' gradients are not those of their definition.", found, modules.gradients, dtype)
-    hold_gradients("Beside prediction modules the policy has other gradients.", found, policy.gradients, dtype)
+    hold_gradients(
+        "The gradients of the prediction modules differ from their definition.", found, modules.gradients, dtype
+    )
+    hold_gradients("With prediction modules, the policy's gradients are different.", found, policy.gradients, dtype)
 
 
 def model_with_modules(observer: Observer, family: Family) -> Path:
@@ -289,7 +295,7 @@ REPLAYED = {"rollout": {"replay_routing": True}}
 @rule(
     "router-replay",
     "model",
-    "Where the experts of each token are given, log-probs and gradients are those of transformers with these experts.",
+    "Where the experts of each token are given, log-probs and gradients equal transformers' with these experts.",
     cases=(
         *cases(ONE, QWEN3_MOE, DEEPSEEK_V3),
         *cases(HALF, QWEN3_MOE),
@@ -312,15 +318,15 @@ def router_replay(subject: Subject, case: Case) -> None:
     with said():
         shape = trainer.topology[0].rollout_routing
         if shape is None:
-            raise Broken("The engine names no shape of routing, and rollout.replay_routing asks for it.")
+            raise Broken("The engine does not give the shape of its routing, which rollout.replay_routing needs.")
         batch = replace(_sent_by_lot(recorded_of(family), shape), temperature=OTHER_TEMPERATURE)
         dtype = config.model.dtype
         truth = expected_gradients(observer.model(family), None, getattr(torch, dtype), batch)
         plan = plan_of(trainer, config)
         log_probs = trainer.score(truth.batch, plan, "policy")
         gradients = computed_gradients(trainer, plan, truth.batch, observer.output)[0]
-    hold_values("Log-probs are not those of the experts that were given.", log_probs, truth.log_probs, dtype)
-    hold_gradients("Gradients are not those of the experts that were given.", gradients, truth.gradients, dtype)
+    hold_values("Log-probs differ from transformers' with the given experts.", log_probs, truth.log_probs, dtype)
+    hold_gradients("Gradients differ from transformers' with the given experts.", gradients, truth.gradients, dtype)
 
 
 def _sent_by_lot(batch: RaggedBatch, shape: RoutingShape) -> RaggedBatch:

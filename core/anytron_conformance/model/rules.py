@@ -54,7 +54,7 @@ ONE_RANK = (*cases(ONE, *FAMILIES, EVERY_HEAD, ONE_HEAD), *cases(HALF, QWEN3, DE
 @rule(
     "model-logits",
     "model",
-    "A model's logits are those of transformers.",
+    "A model's logits equal transformers'.",
     cases=ONE_RANK,
     limit_s=START_S,
 )
@@ -67,13 +67,13 @@ def model_logits(subject: Subject, case: Case) -> None:
     """
     seen = _see(subject, case)
     result = compare_logits("", seen.dtype, seen.truth.logits, seen.forward.logits)
-    hold(result, "The logits are not those of transformers.")
+    hold(result, "The logits differ from transformers'.")
 
 
 @rule(
     "model-log-probs",
     "model",
-    "Log-probs and entropies of a response are those that the logits of transformers give, at any temperature.",
+    "Log-probs and entropies of a response equal what transformers' logits give, at any temperature.",
     cases=ONE_RANK,
     limit_s=START_S,
 )
@@ -86,13 +86,13 @@ def model_log_probs(subject: Subject, case: Case) -> None:
     seen = _see(subject, case)
     first = first_sequences(seen.truth.batch)
     result = compare_token_outputs("", seen.dtype, seen.truth.logits, first, seen.forward.by_temperature)
-    hold(result, "Log-probs or entropies are not those that the logits of transformers give.")
+    hold(result, "Log-probs or entropies differ from what transformers' logits give.")
 
 
 @rule(
     "model-gradients",
     "model",
-    "The gradient of every parameter is that of transformers.",
+    "The gradient of every parameter equals transformers'.",
     cases=ONE_RANK,
     limit_s=START_S,
 )
@@ -120,7 +120,7 @@ def packed_equals_padded(subject: Subject, case: Case) -> None:
     It breaks where a kernel lets padding or a neighbour in the pack be seen, and where the mask of one format says
     something else than that of the other.
     """
-    _compare_with_one_rank(subject, case, "Padded rows do not give what packed sequences give.")
+    _compare_with_one_rank(subject, case, "Padded rows give other numbers than packed sequences.")
 
 
 @rule(
@@ -136,7 +136,7 @@ def tensor_parallel(subject: Subject, case: Case) -> None:
     It breaks with collectives (a sum that averages, or forgets a rank), and with a log-prob kernel that takes its part
     of the vocabulary for the whole.
     """
-    _compare_with_one_rank(subject, case, "Two tensor-parallel ranks do not give what one gives.")
+    _compare_with_one_rank(subject, case, "Two tensor-parallel ranks give other numbers than one rank.")
 
 
 @rule(
@@ -153,7 +153,7 @@ def pipeline_parallel(subject: Subject, case: Case) -> None:
     It breaks with point-to-point communication that does not wait, and with hooks that keep state of one micro-batch,
     or of one piece of the model, while several are under way.
     """
-    _compare_with_one_rank(subject, case, "Two pipeline stages do not give what one gives.")
+    _compare_with_one_rank(subject, case, "Two pipeline stages give other numbers than one stage.")
 
 
 @rule(
@@ -169,7 +169,7 @@ def context_parallel(subject: Subject, case: Case) -> None:
     It breaks with attention kernels that take a part of a sequence for the whole: queries stand at the end of the keys
     that they may see.
     """
-    _compare_with_one_rank(subject, case, "Two context-parallel ranks do not give what one gives.")
+    _compare_with_one_rank(subject, case, "Two context-parallel ranks give other numbers than one rank.")
 
 
 @rule(
@@ -187,7 +187,7 @@ def expert_parallel(subject: Subject, case: Case) -> None:
     It breaks with all-to-all collectives of unequal parts, and with kernels for the permutation of tokens or for
     grouped products.
     """
-    _compare_with_one_rank(subject, case, "Two expert-parallel ranks do not give what one gives.")
+    _compare_with_one_rank(subject, case, "Two expert-parallel ranks give other numbers than one rank.")
 
 
 def _see(subject: Subject, case: Case) -> Seen:

@@ -36,9 +36,9 @@ def constraints_are_fixed(subject: Subject, case: Case) -> None:
     first, second = (layout_constraints_of(subject.platform, request) for _ in range(2))
     layout = planned_layout(subject, scene)
     if first != second:
-        raise Broken("The constraints are others when they are asked for again.", f"{first}, then {second}")
+        raise Broken("layout_constraints gives other constraints at the second call.", f"{first}, then {second}")
     if int((layout.padded_lengths % first.align).sum()):
-        raise Broken("A padded length is no multiple of align.", f"{layout.padded_lengths.tolist()}, {first}")
+        raise Broken("A padded length is not a multiple of align.", f"{layout.padded_lengths.tolist()}, {first}")
 
 
 def _tight(subject: Subject) -> Iterator[Case]:
@@ -131,7 +131,7 @@ def inputs_keep_tokens(subject: Subject, case: Case) -> None:
     if seen != expected:
         first = min(one for one in expected if seen.get(one) != expected[one])
         raise Broken(
-            "A token is not where it belongs.",
+            "A token is in the wrong place.",
             f"token {first - 100} has (position, label) {seen.get(first)}, expected {expected[first]}",
         )
 
@@ -185,11 +185,13 @@ def _compare(subject: Subject, layout: SequenceLayout, shape: tuple[int, ...]) -
     output = layout.pack(flat, fill=float("nan")).requires_grad_()
     found = subject.hooks.postprocess_output(output, layout)
     if found.dtype != flat.dtype or found.shape != flat.shape:
-        raise Broken("The values come back otherwise.", f"{found.dtype} {tuple(found.shape)}, not {tuple(flat.shape)}")
+        raise Broken(
+            "The values have another dtype or shape.", f"{found.dtype} {tuple(found.shape)}, not {tuple(flat.shape)}"
+        )
     if not torch.equal(found, flat):
         wrong = int((found != flat).reshape(total, -1).any(-1).nonzero()[0])
         raise Broken(
-            "A value comes back for another token.", f"token {wrong} has {found[wrong]}, its own is {flat[wrong]}"
+            "A token has the value of another token.", f"token {wrong} has {found[wrong]}, its own is {flat[wrong]}"
         )
     if not found.requires_grad:
         raise Broken("No gradient flows back: the answer is detached from the model's output.")

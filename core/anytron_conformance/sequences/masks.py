@@ -74,7 +74,7 @@ NEUTRAL_WORDS = ("no_mask", "causal", "padding", "padding_causal", "arbitrary")
 @rule(
     "mask-by-influence",
     "sequences",
-    "A token's output is moved by the tokens that the definition lets it see, and by no other.",
+    "A token's output depends on the tokens that the definition lets it see, and on no others.",
     cases=[scene.case for scene in scenes(LENGTHS, TRAITS)],
 )
 def mask_by_influence(subject: Subject, case: Case) -> None:
@@ -93,7 +93,7 @@ def mask_by_influence(subject: Subject, case: Case) -> None:
 @rule(
     "mask-is-read",
     "sequences",
-    "A mask lets the pairs of the definition through where it is read as its kernel's documentation says.",
+    "A mask, read as its kernel's documentation says, lets exactly the pairs of the definition through.",
     cases=[scene.case for scene in scenes(LENGTHS, TRAITS, ((1, 1), (1, 2)))],
 )
 def mask_is_read(subject: Subject, case: Case) -> None:

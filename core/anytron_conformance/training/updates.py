@@ -112,14 +112,14 @@ def recorded_updates(subject: Subject, case: Case) -> None:
     with said():
         found = follow(trainer, config, recording.batch, repetition.output)
     expected = recording.courses[name]
-    _compare_metrics(found.metrics, expected.metrics, 10 * FACTORS[config.model.dtype], "those of the platform cpu")
+    _compare_metrics(found.metrics, expected.metrics, 10 * FACTORS[config.model.dtype], "the platform cpu's")
     if config.model.dtype == "float32":
         limit = 10 * FACTORS["float32"] * (ADAM_FACTOR if name == "Adam" else 1.0)
         _compare_moves(found.moved, expected.moved, limit, found.start, "on the platform cpu")
     else:
         limit = tolerance(config.model.dtype, expected.log_probs)
         result = measured("", largest(found.log_probs - expected.log_probs), limit, "log-probs after three updates")
-        hold(result, "After three updates log-probs are not those of the platform cpu.")
+        hold(result, "After three updates, log-probs differ from the platform cpu's.")
 
 
 @rule(
@@ -155,7 +155,7 @@ def recomputation(subject: Subject, case: Case) -> None:
 @rule(
     "restored-checkpoint",
     "training",
-    "An engine that has loaded a checkpoint goes on as the one that saved it, dropout included.",
+    "An engine that has loaded a checkpoint continues like the engine that saved it, dropout included.",
     limit_s=START_S,
 )
 def restored_checkpoint(subject: Subject, case: Case) -> None:
@@ -185,13 +185,11 @@ def restored_checkpoint(subject: Subject, case: Case) -> None:
         loaded = moves(before, exported(trainer, repetition.output))
         changed = [name for name, tensor in loaded.items() if tensor.any()]
         if changed:
-            raise Broken(
-                "A checkpoint brings other weights back than were saved.", f"{len(changed)}, first {changed[0]}"
-            )
+            raise Broken("A checkpoint restores other weights than were saved.", f"{len(changed)}, first {changed[0]}")
         metrics_then = [trainer.update(mini_batch, plan, LOSS) for mini_batch in rest]
         moved_then = moves(before, exported(trainer, repetition.output))
     limit = 10 * FACTORS[config.model.dtype]
-    _compare_metrics(metrics_then, metrics, limit, "those of the engine that saved the checkpoint")
+    _compare_metrics(metrics_then, metrics, limit, "those that the saving engine gives")
     _compare_moves(moved_then, moved, limit * ADAM_FACTOR, before, "in the engine that saved the checkpoint")
 
 
@@ -210,7 +208,7 @@ def _compare_metrics(
             difference, allowed = abs(got[name] - wanted[name]), limit * max(abs(wanted[name]), 1.0)
             if not difference <= allowed:
                 raise Broken(
-                    f"Losses or gradient norms are not {whose}.",
+                    f"Losses or gradient norms differ from {whose}.",
                     f"{name} of update {number} is {got[name]:.6g}, expected {wanted[name]:.6g} to {allowed:.1g}",
                 )
 
@@ -242,5 +240,5 @@ def _compare_moves(
         worst = max(wrong, key=lambda name: off[name])
         raise Broken(
             f"Updates do not move the weights as {where}.",
-            f"{len(wrong)} of {len(off)} weights, most {worst}, by {off[worst]:.2g} of its way (allowed {limit:.1g})",
+            f"{len(wrong)} of {len(off)} weights, most {worst}, by {off[worst]:.2g} of its step (allowed {limit:.1g})",
         )

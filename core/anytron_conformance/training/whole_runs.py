@@ -166,7 +166,7 @@ def sampled_steps(subject: Subject, case: Case) -> None:
     require_devices(subject.session, 2 if case.values else 1)
     made = Runs.of(subject).make(case.name, **case.values)
     if made.warnings:
-        raise Broken("A run finds something suspicious.", "; ".join(made.warnings))
+        raise Broken("A run reports something suspicious.", "; ".join(made.warnings))
     for number, metrics in enumerate(made.steps, start=1):
         wrong = [name for name, value in metrics.items() if not math.isfinite(value)]
         if wrong:

@@ -71,10 +71,8 @@ def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
     """Ask for every kernel in a process with the device, for the model's own attention where it is known."""
     platform, answer = subject.opened.platform, live.ask("kernels")
     if not platform.portable_modules:
-        detail = (
-            "models are built of a vendor's modules, which bring kernels of their own (platform.modules says whose)"
-        )
-        yield Result("kernels.modules", "passed", f"{detail}; those below are asked for by the layers that are not")
+        detail = "models are built from a vendor's modules, which bring their own kernels (platform.modules names the vendor)"
+        yield Result("kernels.modules", "passed", f"{detail}; the kernels below serve the other layers")
     for kernel, row in answer["kernels"].items():
         name = f"kernels.{kernel.removeprefix('fused_kernel ')}"
         neutral = row["supplier"] == NeutralDefaults.name
@@ -86,7 +84,7 @@ def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
                 name, "warning", detail, f"implement the hook {kernel} in '{platform.name}', or install its library"
             )
         elif slow and what.startswith("neutral "):
-            fix = "install what is missing, or set what it asks for; it works without"
+            fix = "install what is missing, or set what it needs; a run works without it"
             yield Result(name, "warning", f"from '{row['supplier']}': {what}", fix)
         else:
             yield Result(name, "passed", f"from '{row['supplier']}': {what}")
@@ -140,7 +138,7 @@ def examine_numbers(subject: Subject, live: Live) -> Iterator[Result]:
         if Feature.SLIDING_WINDOW in probe.needs and Feature.SLIDING_WINDOW not in asked:
             continue
         if attends and not platform.portable_modules:
-            why = f"platform '{platform.name}' builds models of a vendor's modules, which call kernels of their own"
+            why = f"platform '{platform.name}' builds models from a vendor's modules, which call their own kernels"
             yield Result(name, "skipped", why, "anytron verify compares the whole model")
             continue
         sinks = (Feature.ATTENTION_SINKS,) if attends and Feature.ATTENTION_SINKS in asked else ()

@@ -25,7 +25,7 @@ def examine_configuration(subject: Subject) -> Iterator[Result]:
     if subject.path is None:
         yield Result("configuration.file", "skipped", "no CONFIG was given: the default engines are examined")
     elif subject.misread is not None and str(subject.misread) == str(subject.broken):
-        yield Result("configuration.file", "skipped", "no more of it can be checked: platform.choice says why")
+        yield Result("configuration.file", "skipped", "the rest cannot be checked: platform.choice says why")
     elif subject.misread is not None:
         yield of_error("configuration.file", subject.misread)
     else:

@@ -325,7 +325,7 @@ class _Run:
                 found = observe(TrainingWorkers.of(group), config, batch)
         except AnytronError as error:
             if any(words in str(error) for words in _OUT_OF_MEMORY):
-                raise Inapplicable("the model does not fit on one rank") from error
+                raise Inapplicable("one rank cannot hold the model") from error
             raise
         return compare_observations(name, config.model.dtype, own, found, f"{ranks} ranks and one")
 

@@ -114,7 +114,9 @@ def compare_observations(check: str, dtype: str, own: Observation, found: Observ
     for name, norm in own.grad_norms.items():
         if norm == 0.0:  # of which no comparison would tell: 0 is equal to 0
             return Result(
-                check, "failed", f"the {name} is 0, although every token has something to teach: something cuts it off"
+                check,
+                "failed",
+                f"the {name} is 0, although every token contributes to the loss: it is cut off somewhere",
             )
     differences = {
         name: (largest(found.outputs[name] - values), tolerance(dtype, values)) for name, values in own.outputs.items()

@@ -109,8 +109,8 @@ def compare_recomputed(check: str, dtype: str, found: Mapping[str, Tensor], expe
     if result.status == "passed":
         return result
     why = (
-        "a kernel computes something else the second time, or get_rng_state and set_rng_state of the runtime do "
-        "not bring dropout back"
+        "a kernel gives another result at the second call, or the runtime's get_rng_state and set_rng_state do "
+        "not restore dropout"
     )
     return replace(result, detail=f"{why}; {result.detail}")
 
@@ -202,7 +202,7 @@ def _where_to_look(wrong: Sequence[Difference], expected: Mapping[str, Tensor]) 
     untied = any(name.startswith("lm_head.") or name == VALUE_HEAD for name in expected)
     first = min(wrong, key=lambda one: _distance(one.name, untied=untied))
     return (
-        f"on the way back from the loss the first is {first.name}, which {first.words}: "
+        f"backward from the loss, the first is {first.name}, which {first.words}: "
         f"look at {_computed_by(first.name, untied=untied)}"
     )
 

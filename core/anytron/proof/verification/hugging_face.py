@@ -172,7 +172,7 @@ def load_model(
     needed, available = count * _BYTES_PER_PARAMETER, available_memory()
     if needed > available:
         raise ResourceError(
-            "The model and its gradients do not fit into the host's memory in float32.",
+            "The host's memory is too small for the model and its gradients in float32.",
             where=str(directory),
             why=f"{count / 1e9:.3g} billion parameters take {needed / 1e9:.3g} GB, and {available / 1e9:.3g} are free",
         )

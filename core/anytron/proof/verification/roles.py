@@ -135,7 +135,7 @@ def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch:
     try:
         result = compare_weights(check, stored_weights(Path(config.critic.path)), stored_weights(exported), "")
         if result.status == "failed":
-            why = "what the critic exports is not what it was built with"
+            why = "the critic exports other weights than it was built with"
             return replace(result, detail=f"{why}: {result.detail}")
         batch = first_mini_batch(config, trainer, batch)
         expected = expected_critic(exported, getattr(torch, config.model.dtype), batch)

@@ -168,5 +168,5 @@ def _check_gradients(gradients: Gradients | None, batch: RaggedBatch) -> Result:
         return Result(check, "failed", f"{len(wrong)} of {len(found)} are not finite, the first is {wrong[0]}")
     size = max((largest(gradient) for gradient in found.values()), default=0.0)
     if size == 0.0:
-        return Result(check, "failed", f"all of {len(found)} are 0: something cuts them off from the loss")
+        return Result(check, "failed", f"all of {len(found)} are 0: they are cut off from the loss")
     return measured(check, 0.0, 0.0, f"{len(found)} parameters, the largest entry is {size:.3g}")

@@ -126,8 +126,8 @@ def compare_moves(
     if not wrong:
         return measured(check, differences[worst[0]], limit, f"{what}, the worst is {worst[0]}")
     still = sum(torch.equal(before[name], after[name]) for name in wrong)
-    named = ", ".join(f"{name} by {differences[name]:.2g} of its way" for name in wrong[:SHOWN])
-    detail = f"{len(wrong)} of {what} are not where torch's {torchs} brings them with the same gradients, {named}"
+    named = ", ".join(f"{name} by {differences[name]:.2g} of its step" for name in wrong[:SHOWN])
+    detail = f"{len(wrong)} of {what} differ from torch's {torchs} with the same gradients, {named}"
     detail += f"; {still} of them have not moved" if still else ""
     return measured(check, differences[wrong[0]], limit, f"{detail}: look at the {section.name} kernel")
 

@@ -97,4 +97,4 @@ def test_an_export_that_is_not_what_was_loaded_is_noticed(write_extension, compa
     )
     values, _ = compare()
     assert values.status == "failed", values
-    assert values.detail.startswith("what the critic exports is not what it was built with: ")
+    assert values.detail.startswith("the critic exports other weights than it was built with: ")

@@ -92,7 +92,7 @@ def test_shards_in_the_wrong_order_are_noticed(
 ):
     """Gated DeltaNet reads the ranks' chunks one rank after the other, not as the sequence has them."""
     write_extension(
-        "anytron_megatron.patches.delta_net_context:_to_heads",
+        "anytron_megatron.patches.delta_net:_to_heads",
         "lambda original: lambda x, group, order: original(x, group, order.sort().values)",
     )
     for layout in (CP2, CP2_PADDED):

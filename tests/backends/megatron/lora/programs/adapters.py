@@ -69,7 +69,7 @@ def bits(model):
 
 
 def test_an_update_moves_adapters_and_nothing_else(adapted):
-    from anytron_megatron.training.optimizer import DataParallel, build_optimizer, wrap_for_training
+    from anytron_megatron.training.trained_model import DataParallel, build_optimizer, wrap_for_training
 
     _, model, _ = adapted
     before = bits(model)
