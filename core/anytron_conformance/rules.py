@@ -49,7 +49,7 @@ class Broken(Exception):  # noqa: N818 - what happened, not an error of ours
     """The platform breaks the rule in the case at hand. A check raises it; the kit adds the case.
 
     Args:
-        what: What was found, a sentence for the platform's author: ``Other numbers were drawn after the state was restored.``
+        what: What was found, a sentence for the platform's author: ``The logits differ from transformers'.``
         difference: How far off it is, and what is allowed: ``largest difference 0.3 at [0, 2], allowed 1e-05``.
     """
 

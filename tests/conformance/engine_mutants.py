@@ -306,7 +306,7 @@ def adam_without_decay(*lists, weight_decay, **settings):
 
 
 class RestoresNoState(Mutant):
-    rule, says = "restored-checkpoint", "those that the saving engine gives"
+    rule, says = "restored-checkpoint", "the saving engine's"
 
     def runtime(self):
         return RUNTIME

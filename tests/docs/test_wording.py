@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NOT_YET = (
-    "core/anytron/cli/",
-    "core/anytron/proof/",
-    "core/anytron_conformance/",
 )
 TWICE = re.compile(
     r"\b(?:what (?:of|about)|(?:is|are|be|was|were) told|(?:come|comes|came) for|(?:that|those) of"

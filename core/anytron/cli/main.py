@@ -151,8 +151,9 @@ def conformance(
     """Check a platform against the contract, rule by rule, on its device.
 
     No configuration is needed. A failure names the rule, shows the smallest case that fails and how far off it is,
-    and says where the rule is explained. Rules that the platform declares not to support,
-    or that this machine cannot check, are skipped and counted. The exit status is 1 if a rule is broken. Ctrl-C ends all processes and shows what was checked.
+    and says where the rule is explained. Rules that the platform declares not to support, or that this machine cannot
+    check, are skipped and counted. The exit status is 1 if a rule is broken. Ctrl-C ends all processes and shows what
+    was checked.
 
     Example: anytron conformance cpu --level device --level sequences
     """

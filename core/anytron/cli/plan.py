@@ -160,7 +160,7 @@ def _print(
     if alone:
         typer.echo("\nsettings that make it smaller, each alone:")
         for one in alone:
-            fits = "" if one.fits is None else ", fits" if one.fits else ", does not fit"
+            fits = "" if one.fits is None else ", fits" if one.fits else ", too large"
             typer.echo(f"  {one.overrides[0]:<46} {readable(one.needed)}{fits}")
     if together is not None and len(together.overrides) > 1:
         typer.echo(f"it fits with: {' '.join(together.overrides)} ({readable(together.needed)})")
@@ -191,5 +191,5 @@ def _verdict(device: DevicePlan, unknown: str) -> str:
     needs = f"{device.crowd}: about {readable(device.needed)}"
     if device.total is None:
         return f"{needs}; what a device has is not known ({unknown}): --memory says it"
-    verdict = "it does not fit" if not device.fits else "it fits, with little room" if device.tight else "it fits"
+    verdict = "it is too large" if not device.fits else "it fits, with little room" if device.tight else "it fits"
     return f"{needs} of {readable(device.total)}: {verdict}"

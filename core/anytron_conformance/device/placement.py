@@ -81,7 +81,9 @@ def tensors_stay(subject: Subject, case: Case) -> None:
             tensors += torch.autograd.grad(result.square().sum(), operand)
         for tensor in tensors:
             if tensor.device != operand.device:
-                raise Broken("The result is on another device.", f"operand on {operand.device}, it on {tensor.device}")
+                raise Broken(
+                    "The result is on another device.", f"operand on {operand.device}, result on {tensor.device}"
+                )
         results.append([tensor.detach().cpu() for tensor in tensors])
     for found, expected in zip(*results, strict=True):
         if not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
@@ -91,8 +93,8 @@ def tensors_stay(subject: Subject, case: Case) -> None:
 @rule(
     "probe-and-runtime",
     "device",
-    "The probe of a usable device says so again and again, and one runtime per process stands for as many devices as "
-    "the probe counted.",
+    "The probe of a usable device gives the same answer at each call, and a process has one runtime, with as many "
+    "devices as the probe counted.",
 )
 def probe_and_runtime(subject: Subject, case: Case) -> None:
     """The probe is asked twice, the runtime fetched twice, and the current device set again.
@@ -106,7 +108,7 @@ def probe_and_runtime(subject: Subject, case: Case) -> None:
         if not isinstance(probe, Probe) or probe.availability is not Availability.USABLE:
             raise Broken("The probe says that the device is not usable, but this process uses it.", f"{probe}")
     if probes[0] != probes[1]:
-        raise Broken("The probe answers something else when it is asked again.", f"{probes[0]}, then {probes[1]}")
+        raise Broken("The probe gives another answer at the second call.", f"{probes[0]}, then {probes[1]}")
     if subject.platform.runtime() is not subject.runtime:
         raise Broken("runtime() makes a new object at each call.")
     runtime, here = subject.runtime, subject.runtime.current_device()

@@ -111,7 +111,8 @@ def inputs_keep_tokens(subject: Subject, case: Case) -> None:
                 raise Broken("preprocess_sequences changed the ids that it was given in place.")
             if not torch.equal(before[real], after[real]):
                 raise Broken(
-                    f"{name} of real tokens are others.", f"{after[real].tolist()}, were {before[real].tolist()}"
+                    f"preprocess_sequences changed the {name} of real tokens.",
+                    f"{after[real].tolist()}, were {before[real].tolist()}",
                 )
         if not torch.equal(kept.cu_seqlens.cpu(), batch.layout.cu_seqlens.cpu()):
             raise Broken("preprocess_sequences changed the layout in place.")

@@ -189,7 +189,7 @@ def restored_checkpoint(subject: Subject, case: Case) -> None:
         metrics_then = [trainer.update(mini_batch, plan, LOSS) for mini_batch in rest]
         moved_then = moves(before, exported(trainer, repetition.output))
     limit = 10 * FACTORS[config.model.dtype]
-    _compare_metrics(metrics_then, metrics, limit, "those that the saving engine gives")
+    _compare_metrics(metrics_then, metrics, limit, "the saving engine's")
     _compare_moves(moved_then, moved, limit * ADAM_FACTOR, before, "in the engine that saved the checkpoint")
 
 

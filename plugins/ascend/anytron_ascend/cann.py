@@ -5,14 +5,51 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytron_ascend import simulation
+from anytron import PlatformError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+VARIABLE = "ANYTRON_ASCEND_SIMULATOR"
+
+
+def preload() -> None:
+    """Load simulated CANN libraries instead of the real ones, if asked for; imports neither torch nor torch_npu.
+
+    Raises:
+        PlatformError: The simulator is not installed, not built, or not for this torch_npu.
+    """
+    _run("preload")
+
+
+def activate() -> None:
+    """Import torch_npu on simulated devices, if asked for."""
+    _run("activate")
+
+
+def _run(step: str) -> None:
+    if os.environ.get(VARIABLE) != "1":
+        return
+    try:
+        import anytron_ascend_simulator as simulator
+    except ImportError as error:
+        raise PlatformError(
+            "The Ascend simulator is not installed.",
+            where=f"{VARIABLE}=1",
+            why=str(error),
+            fix=f"pip install anytron-ascend-simulator, or unset {VARIABLE}",
+        ) from error
+    try:
+        getattr(simulator, step)()
+    except simulator.SimulatorError as error:
+        raise PlatformError("The Ascend simulator cannot be used.", where=f"{VARIABLE}=1", why=str(error)) from error
+
 
 ACL_SUCCESS = 0
 """``ACL_SUCCESS`` of acl/acl_base.h."""
@@ -40,7 +77,7 @@ def device_count() -> int:
     Raises:
         CannError: libascendcl.so cannot be loaded, or the call fails (usually because there is no driver).
     """
-    simulation.preload()
+    preload()
     try:
         library = ctypes.CDLL("libascendcl.so")
         ask = library.aclrtGetDeviceCount
@@ -59,7 +96,7 @@ def has_operator(name: str) -> bool:
 
     torch_npu looks for operators in the same way (op-plugin, op_plugin/utils/op_api_common.h).
     """
-    simulation.preload()
+    preload()
     return any(hasattr(library, name) for library in _operator_libraries())
 
 

@@ -26,14 +26,14 @@ from anytron_ascend import cann, vllm_ascend
 from anytron_ascend.adaptors.adaptor import PortableAdaptor
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.adaptors.mindspeed_llm import MindSpeedLlmAdaptor
-from anytron_ascend.environment import (
+from anytron_ascend.mindspeed_llm.installation import ENGINE as MINDSPEED_LLM
+from anytron_ascend.options import (
     EXPANDABLE_SEGMENTS_SINCE,
     VISIBLE_DEVICES,
+    AscendOptions,
     visible_devices_mistake,
     worker_environment,
 )
-from anytron_ascend.mindspeed_llm.installation import ENGINE as MINDSPEED_LLM
-from anytron_ascend.options import AscendOptions
 from anytron_ascend.patches import PATCHES
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, ClassVar
 
 from anytron import PlatformError, TorchDeviceRuntime
-from anytron_ascend import simulation
+from anytron_ascend import cann
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ class AscendRuntime(TorchDeviceRuntime):
     communication_backend: ClassVar[str] = "hccl"
 
     def __init__(self) -> None:
-        simulation.activate()
+        cann.activate()
         try:
             importlib.import_module("torch_npu")
         except (ImportError, OSError, RuntimeError) as error:

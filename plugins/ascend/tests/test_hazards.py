@@ -22,9 +22,8 @@ from anytron.config.diagnostics import refuse
 from anytron.kernels.attention import make_attention as make_neutral
 from anytron.kernels.contract import AttentionCall, AttentionSpec
 from anytron_ascend import platform
-from anytron_ascend.environment import worker_environment
 from anytron_ascend.kernels.attention import compressed_mask, make_attention
-from anytron_ascend.options import AscendOptions
+from anytron_ascend.options import AscendOptions, worker_environment
 from anytron_ascend.runtime import AscendRuntime
 
 B, S, H, G, D = 2, 6, 4, 2, 8

@@ -65,7 +65,7 @@ def test_doctor_says_that_a_run_will_not_fit(clean):
 
     total = entries_of(done)["memory.machine"]
     assert total["status"] == "failed"
-    assert "does not fit" in total["detail"]
+    assert "it is too small" in total["detail"]
     assert done.returncode == 1
 
 

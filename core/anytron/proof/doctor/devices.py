@@ -71,7 +71,7 @@ def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
     """Ask for every kernel in a process with the device, for the model's own attention where it is known."""
     platform, answer = subject.opened.platform, live.ask("kernels")
     if not platform.portable_modules:
-        detail = "models are built from a vendor's modules, which bring their own kernels (platform.modules names the vendor)"
+        detail = "models are built from a vendor's modules with their own kernels (platform.modules names the vendor)"
         yield Result("kernels.modules", "passed", f"{detail}; the kernels below serve the other layers")
     for kernel, row in answer["kernels"].items():
         name = f"kernels.{kernel.removeprefix('fused_kernel ')}"
@@ -226,7 +226,7 @@ def _verdict(device: DevicePlan, unknown: str) -> Result:
     detail = f"{needs}; {device.place} has {readable(device.total)}"
     fix = "anytron plan CONFIG says which settings make it smaller, and by how much"
     if not device.fits:
-        return Result(name, "failed", f"{detail}: it does not fit", fix)
+        return Result(name, "failed", f"{detail}: it is too small", fix)
     if device.tight:
         return Result(name, "warning", f"{detail}: less than a tenth is left", fix)
     return Result(name, "passed", detail)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from anytron import AnytronError, Diagnostic, Feature, HookContractError, Limit, NeutralDefaults, Requirement
 from anytron.sequences import AttnMask, MaskKind
 from anytron_ascend.adaptors.adaptor import Adaptor
-from anytron_ascend.mindspeed.fixes import CAUSAL, FULL
 from anytron_ascend.mindspeed.installation import find_installation, model_diagnostics
-from anytron_ascend.mindspeed.patches import PATCHES
+from anytron_ascend.mindspeed.patches import CAUSAL, FULL, PATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,8 +1,21 @@
-"""The patches of the adaptor ``mindspeed``: MindSpeed itself, and fixes of it."""
+"""The patches of the adaptor ``mindspeed``: MindSpeed itself, and fixes of its attention, arguments and imports."""
 
 from __future__ import annotations
 
-from anytron import Patch, Phase
+import dataclasses
+import functools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from anytron import Patch, Phase, PlatformError
+from anytron.sequences import current_mask
+from anytron_megatron import stand_in_during_imports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anytron import Installed, PatchContext
+
 
 _HERE = "anytron_ascend.mindspeed"
 _TE_ATTENTION = "mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention"
@@ -63,3 +76,95 @@ ATTENTION = tuple(
     )
 )
 PATCHES = (TRITON_IMPORTS, MINDSPEED, MODEL_CONFIG, *ATTENTION)
+
+
+CAUSAL, FULL = "sparse_mode=2", "sparse_mode=1"
+"""Kernel modes of masks: left-up causal with the compressed triangle, and a mask of full size."""
+
+MASK_TYPES = {CAUSAL: "causal", FULL: "general"}
+"""``config.attention_mask_type``, from which MindSpeed's Transformer Engine modules take the mode."""
+
+MODES = {CAUSAL: 2, FULL: 1}
+"""``config.sparse_mode``, which its other modules read; a call without a mask would set it to 2 for good."""
+
+KERNELS = "Gated DeltaNet and other kernels for triton-ascend"
+
+
+def call_as_documented(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the forward of an attention module of MindSpeed."""
+
+    @functools.wraps(forward)
+    def call(
+        self: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        attn_mask_type: Any = None,
+        attention_bias: Any = None,
+        packed_seq_params: Any = None,
+    ) -> Any:
+        mask = current_mask()
+        if mask is None or mask.kernel_mode not in MODES:
+            raise PlatformError(
+                "MindSpeed's attention runs outside of a micro-batch.",
+                where="adaptor mindspeed",
+                why="the micro-batch's mask says how the kernel reads it, and no mask is set",
+            )
+        self.config.attention_mask_type = MASK_TYPES[mask.kernel_mode]
+        self.config.sparse_mode = MODES[mask.kernel_mode]
+        return forward(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            attn_mask_type,
+            attention_bias=attention_bias,
+            packed_seq_params=_ends_of_padded_sequences(packed_seq_params),
+        )
+
+    return call
+
+
+def _ends_of_padded_sequences(packed: Any) -> Any:
+    """Describe packed sequences as they lie in the buffer, by their ends alone.
+
+    MindSpeed passes ``cu_seqlens_q`` to the kernel: with its leading 0, which TND does not have, and the real
+    lengths, although sequences lie at the padded ones. Padding stands behind the real tokens of its sequence,
+    where causal attention sees it from padding alone.
+    """
+    if packed is None:
+        return None
+    ends = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
+    ends = ends[1:]
+    return replace(packed, cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=ends, cu_seqlens_kv_padded=ends)
+
+
+def take_arguments(_original: Callable[..., None]) -> Callable[..., None]:
+    """Replace ``ModelConfig._augment_mindspeed_defaults``: take the installed arguments.
+
+    What Megatron's config has itself, such as ``variable_seq_lengths``, the engine has set there: MindSpeed's arguments
+    of these names decide about its patches only.
+    """
+
+    def _augment_mindspeed_defaults(self: Any) -> None:
+        from megatron.core.transformer import TransformerConfig
+        from mindspeed.args_utils import get_full_args
+
+        megatrons = {field.name for field in dataclasses.fields(TransformerConfig)}
+        for name, value in vars(get_full_args()).items():
+            if name not in megatrons:
+                setattr(self, name, value)
+
+    return _augment_mindspeed_defaults
+
+
+def stand_in_for_mindspeed(_context: PatchContext) -> Installed:
+    """Let MindSpeed be imported without triton-ascend."""
+    return stand_in_during_imports({"mindspeed.ops.triton": KERNELS})
+
+
+def stand_in_for_mindspeed_llm(_context: PatchContext) -> Installed:
+    """Let MindSpeed and MindSpeed-LLM be imported without triton-ascend."""
+    return stand_in_during_imports(dict.fromkeys(("mindspeed.ops.triton", "mindspeed_llm.ops.triton"), KERNELS))

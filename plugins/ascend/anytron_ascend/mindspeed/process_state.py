@@ -52,7 +52,7 @@ def engine_arguments(defaults: Mapping[str, Any], sizes: ParallelSizes, options:
         "transformer_impl": "transformer_engine",
         "multi_latent_attention": False,
         "use_flash_attn": True,
-        # A mask and its mode come together, call by call (anytron_ascend.mindspeed.fixes); these hold
+        # A mask and its mode come together, call by call (anytron_ascend.mindspeed.patches); these hold
         # for calls without a mask: MindSpeed's compressed triangle, left-up causal.
         "attention_mask_type": "causal",
         "sparse_mode": 2,

@@ -20,7 +20,7 @@ TRITON_IMPORTS = Patch(
     reason="it imports its triton kernels whether a model needs them or not; triton-ascend may be absent",
     upstream="mindspeed/features_manager/megatron_basic/requirements_basic.py, te_adaptation",
     remove_when="MindSpeed imports triton where it uses it",
-    install="anytron_ascend.mindspeed.fixes:stand_in_for_mindspeed_llm",
+    install="anytron_ascend.mindspeed.patches:stand_in_for_mindspeed_llm",
 )
 MINDSPEED_LLM = Patch(
     id="ascend.mindspeed-llm",

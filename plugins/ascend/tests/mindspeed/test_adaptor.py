@@ -19,8 +19,8 @@ from anytron.sequences.planning import plan_layout
 from anytron_ascend import AscendPlatform
 from anytron_ascend.adaptors.mindspeed import MindSpeedAdaptor
 from anytron_ascend.mindspeed import installation, process_state
-from anytron_ascend.mindspeed.fixes import call_as_documented, take_arguments
 from anytron_ascend.mindspeed.installation import INSTALL, Installation, check_pair, find_installation
+from anytron_ascend.mindspeed.patches import call_as_documented, take_arguments
 from anytron_ascend.mindspeed.process_state import engine_arguments
 from anytron_ascend.options import AscendOptions, MindSpeedOptions
 

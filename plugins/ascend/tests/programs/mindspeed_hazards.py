@@ -12,7 +12,7 @@ from anytron.device.hooks.types import PatchContext
 from anytron.device.loading import open_session
 from anytron.device.patches import Ledger, Patch, Phase
 from anytron.device.platform import EngineFacts
-from anytron_ascend.mindspeed.fixes import take_arguments
+from anytron_ascend.mindspeed.patches import take_arguments
 from anytron_ascend.mindspeed.process_state import default_arguments, engine_arguments, repatch
 from anytron_ascend.options import MindSpeedOptions
 

@@ -73,6 +73,6 @@ def test_a_disk_without_room_for_the_weights_is_found_before_the_run(check, tmp_
     assert "TMPDIR" not in str(caught.value)
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=2000 * 7 * 3 - 1))
     (warning,) = check(model=model)
-    assert "3 checkpoints have about" in warning
+    assert "3 checkpoints take about" in warning
     assert check(model=model, checkpoint={"keep": 1}) == []
     assert check(model=model, checkpoint={"keep": 0}) == []

@@ -1,4 +1,4 @@
-"""A norm and the linear layer that follows it."""
+"""A norm and the linear layer that follows it. The fused MLP, which Megatron does not use, is a name for peft."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from anytron_megatron.portable_te.pytorch import collectives
+from anytron_megatron.portable_te.pytorch.module.base import TransformerEngineBaseModule
 from anytron_megatron.portable_te.pytorch.module.linear import Linear
 from anytron_megatron.portable_te.pytorch.module.norm import norm_kernel
+from anytron_megatron.portable_te.refusals import refuse
 
 
 class LayerNormLinear(Linear):
@@ -76,3 +78,10 @@ class LayerNormLinear(Linear):
                 normalized = collectives.gather_first(normalized, self.tp_group)
             results = (*results, normalized)
         return results if len(results) > 1 else output
+
+
+class LayerNormMLP(TransformerEngineBaseModule):
+    """A class to compare with; it cannot be made."""
+
+    def __init__(self, *_args: object, **_settings: object) -> None:
+        refuse("LayerNormMLP", "LayerNormMLP", "build the MLP from LayerNormLinear and Linear, as Megatron does")

@@ -1,15 +1,21 @@
-"""The linear layer, whole or split over tensor-parallel ranks."""
+"""The linear layer, whole or split over tensor-parallel ranks, and one linear layer per expert."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from anytron.kernels.contract import KernelName
+from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.pytorch import collectives
 from anytron_megatron.portable_te.pytorch.module.base import InitMethod, TransformerEngineBaseModule, default_init
+from anytron_megatron.portable_te.refusals import refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Linear(TransformerEngineBaseModule):
@@ -75,3 +81,72 @@ class Linear(TransformerEngineBaseModule):
         leave = collectives.reduce_scatter_first if self.sequence_parallel else collectives.reduce
         output = leave(functional.linear(x, self.weight), self.tp_group)
         return output if bias is None else output + bias
+
+
+class GroupedLinear(TransformerEngineBaseModule):
+    """``num_gemms`` linear layers with parameters ``weight0``, ``bias0``, ``weight1``, ...
+
+    Megatron's token dispatcher communicates; the layer itself does not.
+
+    Raises:
+        EngineError: Tensor parallelism inside of the layer, or a setting that is not supported.
+    """
+
+    def __init__(
+        self,
+        num_gemms: int,
+        in_features: int,
+        out_features: int,
+        *,
+        init_method: InitMethod | None = None,
+        bias: bool = True,
+        params_dtype: torch.dtype | None = None,
+        parallel_mode: str | None = None,
+        tp_size: int = 1,
+        device: Any = None,
+        **shared: Any,
+    ) -> None:
+        if parallel_mode is not None and tp_size > 1:
+            refuse("GroupedLinear", "tensor parallelism inside of it", "let Megatron's token dispatcher communicate")
+        super().__init__(bias=bias, parallel_mode=parallel_mode, tp_size=tp_size, **shared)
+        self.num_gemms = num_gemms
+        self.in_features = in_features
+        self.out_features = out_features
+        for index in range(num_gemms):
+            self._add_parameter(
+                f"weight{index}",
+                (out_features, in_features),
+                init_method or default_init,
+                partition_dim=1 if parallel_mode == "row" else 0,
+                dtype=params_dtype,
+                device=device,
+            )
+            if bias:
+                self._add_parameter(
+                    f"bias{index}",
+                    (out_features,),
+                    torch.nn.init.zeros_,
+                    partition_dim=None if parallel_mode == "row" else 0,
+                    dtype=params_dtype,
+                    device=device,
+                )
+            else:
+                setattr(self, f"bias{index}", torch.Tensor())
+        self._grouped_mm = kernels().fused(KernelName.GROUPED_MM, params_dtype)
+
+    def forward(self, x: Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None) -> Any:
+        """Multiply each group of rows of ``x`` ``[T, in_features]``, ``m_splits`` of them, with its weight.
+
+        Returns:
+            ``[T, out_features]``; with ``return_bias`` also the list of biases.
+        """
+        del is_first_microbatch
+        splits = [int(rows) for rows in m_splits]
+        output = self._grouped_mm(x, self._parts("weight"), splits)
+        if self.apply_bias:
+            rows = torch.tensor(splits, device=x.device)
+            output = output + torch.stack(self._parts("bias")).repeat_interleave(rows, dim=0)
+        return (output, self._parts("bias")) if self.return_bias else output
+
+    def _parts(self, name: str) -> list[Tensor]:
+        return [getattr(self, f"{name}{index}") for index in range(self.num_gemms)]
