@@ -89,8 +89,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "anytron_ascend": (
-        ("kernels", "options", "patches", "simulation"),
-        ("cann", "environment", "mindspeed", "runtime", "vllm_ascend"),
+        ("cann", "kernels", "options", "patches"),
+        ("mindspeed", "runtime", "vllm_ascend"),
         ("mindspeed_llm",),
         ("adaptors",),
         ("platform",),

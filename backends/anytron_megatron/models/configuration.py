@@ -1,4 +1,4 @@
-"""What is read from a model's configuration: its traits, the masks that reach it, missing fields, and number formats."""
+"""What is read from a model's configuration: its traits, its masks, missing fields, and number formats."""
 
 from __future__ import annotations
 
@@ -17,6 +17,47 @@ if TYPE_CHECKING:
 
 COMPLETED = frozenset({"rope_type", "factor", "mscale", "mscale_all_dim"})
 """Rotary fields that mcore-bridge reads by subscript, and :func:`completed` fills in where a file lacks them."""
+
+
+def traits_of(config: TransformerConfig) -> ModelTraits:
+    """Give the traits of a language model that is built from a configuration of Megatron's."""
+    window = getattr(config, "window_size", None)
+    return ModelTraits(
+        causal=True,
+        latent_attention=bool(config.multi_latent_attention),
+        linear_attention=getattr(config, "experimental_attention_variant", None) == "gated_delta_net",
+        mixture_of_experts=bool(config.num_moe_experts),
+        window=None if window is None else (int(window[0]), int(window[1])),
+    )
+
+
+def features_of(config: TransformerConfig) -> list[Feature]:
+    """Name what a configuration asks of a platform beside the traits and the sizes."""
+    asked = {
+        Feature.ATTENTION_SINKS: getattr(config, "softmax_type", "vanilla") != "vanilla",
+        Feature.BFLOAT16: config.bf16,
+        Feature.RECOMPUTE: config.recompute_granularity == "full",
+    }
+    return [feature for feature, present in asked.items() if present]
+
+
+def accepted_masks(sequence_format: str, *, context_parallel: int, vision: bool, portable: bool) -> frozenset[MaskKind]:
+    """Name the kinds, as ``build_attn_mask`` is told them (``MaskRequest.accepted``).
+
+    Packed sequences end where ``cu_seqlens`` says, and context parallelism has no layer with all keys: both
+    go without a tensor. Otherwise a full mask is possible. Portable attention modules find it in the
+    micro-batch's scope, whatever the model's forward passes on. A vendor's modules get it through the forward
+    (``mcore_bridge/model/gpt_model.py``), which vision-language models do not support (verl #5904).
+
+    Args:
+        sequence_format: ``thd`` or ``bshd``.
+        context_parallel: Ranks that share each sequence.
+        vision: The model takes images.
+        portable: The modules are portable, not a vendor's.
+    """
+    if sequence_format == "thd" or context_parallel > 1 or (vision and not portable):
+        return frozenset({MaskKind.NONE})
+    return frozenset({MaskKind.NONE, MaskKind.FULL_4D})
 
 
 def completed(converted: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,44 +108,3 @@ def refuse_missing_quantisation(config: _Quantisation) -> None:
             why=reason,
             fix="set it to null and train in bfloat16 or float32",
         )
-
-
-def traits_of(config: TransformerConfig) -> ModelTraits:
-    """Give the traits of a language model that is built from a configuration of Megatron's."""
-    window = getattr(config, "window_size", None)
-    return ModelTraits(
-        causal=True,
-        latent_attention=bool(config.multi_latent_attention),
-        linear_attention=getattr(config, "experimental_attention_variant", None) == "gated_delta_net",
-        mixture_of_experts=bool(config.num_moe_experts),
-        window=None if window is None else (int(window[0]), int(window[1])),
-    )
-
-
-def features_of(config: TransformerConfig) -> list[Feature]:
-    """Name what a configuration asks of a platform beside the traits and the sizes."""
-    asked = {
-        Feature.ATTENTION_SINKS: getattr(config, "softmax_type", "vanilla") != "vanilla",
-        Feature.BFLOAT16: config.bf16,
-        Feature.RECOMPUTE: config.recompute_granularity == "full",
-    }
-    return [feature for feature, present in asked.items() if present]
-
-
-def accepted_masks(sequence_format: str, *, context_parallel: int, vision: bool, portable: bool) -> frozenset[MaskKind]:
-    """Name the kinds, as ``build_attn_mask`` is told them (``MaskRequest.accepted``).
-
-    Packed sequences end where ``cu_seqlens`` says, and context parallelism has no layer with all keys: both
-    go without a tensor. Otherwise a full mask is possible. Portable attention modules find it in the
-    micro-batch's scope, whatever the model's forward passes on. A vendor's modules get it through the forward
-    (``mcore_bridge/model/gpt_model.py``), which vision-language models do not support (verl #5904).
-
-    Args:
-        sequence_format: ``thd`` or ``bshd``.
-        context_parallel: Ranks that share each sequence.
-        vision: The model takes images.
-        portable: The modules are portable, not a vendor's.
-    """
-    if sequence_format == "thd" or context_parallel > 1 or (vision and not portable):
-        return frozenset({MaskKind.NONE})
-    return frozenset({MaskKind.NONE, MaskKind.FULL_4D})

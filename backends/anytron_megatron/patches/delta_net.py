@@ -1,4 +1,4 @@
-"""Fixes of Gated DeltaNet: its padding, its heads on context-parallel ranks, the gradients of its norms, its kernels."""
+"""Fixes of Gated DeltaNet: padding, heads on context-parallel ranks, gradients of norms, and kernels."""
 
 from __future__ import annotations
 
@@ -82,6 +82,38 @@ def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
         # With sequence parallelism the ranks hold consecutive parts of these rows.
         padding = padding.chunk(parts)[layer.pg_collection.tp.rank()]
     return padding[..., None]
+
+
+def install_exchange(_context: PatchContext) -> Installed:
+    """Let context-parallel ranks share Gated DeltaNet by its heads, by functions of later versions of Megatron.
+
+    A rank holds two chunks of each sequence (:class:`anytron.sequences.ContextShard`), but the convolution and the
+    recurrence need whole ones. So the ranks exchange what the first projection computed: each gives away all heads of
+    its tokens but its own, and gets its own heads of all tokens. After the recurrence they exchange back. A rank
+    computes with its heads' part of the convolution's weights, of ``A_log`` and of ``dt_bias``. The rest of their
+    gradients is zero on it, and the sum over context-parallel ranks, which every gradient goes through, is the whole
+    one.
+
+    It calls them once for each packed sequence; here ``_unpack_sequence``, which would cut a buffer for that, leaves
+    it in one piece, and one exchange moves all of it.
+    """
+    from mcore_bridge.model.modules import gated_delta_net as bridge
+    from megatron.core.ssm import gated_delta_net as megatron
+
+    # No property: an adaptor may put in a constructor that sets the attribute by itself.
+    context_size = cached_property(lambda layer: layer.pg_collection.cp.size())
+    context_size.__set_name__(bridge.GatedDeltaNet, "cp_size")
+    with ExitStack() as stack:
+        stack.callback(setattr, bridge, "_unpack_sequence", bridge._unpack_sequence)
+        bridge._unpack_sequence = in_one_piece
+        for owner, name, value in (
+            (megatron, "tensor_a2a_cp2hp", sequences_to_heads),
+            (megatron, "tensor_a2a_hp2cp", heads_to_sequences),
+            (bridge.GatedDeltaNet, "cp_size", context_size),
+        ):
+            setattr(owner, name, value)
+            stack.callback(delattr, owner, name)
+        return Installed(stack.pop_all().close)
 
 
 def sum_partial_gradients(original: Callable[..., None]) -> Callable[..., None]:
@@ -172,31 +204,6 @@ class Packed(NamedTuple):
 
     rows: Tensor
     cu_seqlens: Tensor
-
-
-def install_exchange(_context: PatchContext) -> Installed:
-    """Give mcore-bridge's layer the functions that it imports from later versions of Megatron.
-
-    It calls them once for each packed sequence; here ``_unpack_sequence``, which would cut a buffer for that, leaves
-    it in one piece, and one exchange moves all of it.
-    """
-    from mcore_bridge.model.modules import gated_delta_net as bridge
-    from megatron.core.ssm import gated_delta_net as megatron
-
-    # No property: an adaptor may put in a constructor that sets the attribute by itself.
-    context_size = cached_property(lambda layer: layer.pg_collection.cp.size())
-    context_size.__set_name__(bridge.GatedDeltaNet, "cp_size")
-    with ExitStack() as stack:
-        stack.callback(setattr, bridge, "_unpack_sequence", bridge._unpack_sequence)
-        bridge._unpack_sequence = in_one_piece
-        for owner, name, value in (
-            (megatron, "tensor_a2a_cp2hp", sequences_to_heads),
-            (megatron, "tensor_a2a_hp2cp", heads_to_sequences),
-            (bridge.GatedDeltaNet, "cp_size", context_size),
-        ):
-            setattr(owner, name, value)
-            stack.callback(delattr, owner, name)
-        return Installed(stack.pop_all().close)
 
 
 def in_one_piece(x: Tensor, cu_seqlens: Tensor, dim: int) -> list[Packed]:

@@ -17,39 +17,7 @@ if TYPE_CHECKING:
 
 
 VARIABLE = "ANYTRON_ASCEND_SIMULATOR"
-
-
-def preload() -> None:
-    """Load simulated CANN libraries instead of the real ones, if asked for; imports neither torch nor torch_npu.
-
-    Raises:
-        PlatformError: The simulator is not installed, not built, or not for this torch_npu.
-    """
-    _run("preload")
-
-
-def activate() -> None:
-    """Import torch_npu on simulated devices, if asked for."""
-    _run("activate")
-
-
-def _run(step: str) -> None:
-    if os.environ.get(VARIABLE) != "1":
-        return
-    try:
-        import anytron_ascend_simulator as simulator
-    except ImportError as error:
-        raise PlatformError(
-            "The Ascend simulator is not installed.",
-            where=f"{VARIABLE}=1",
-            why=str(error),
-            fix=f"pip install anytron-ascend-simulator, or unset {VARIABLE}",
-        ) from error
-    try:
-        getattr(simulator, step)()
-    except simulator.SimulatorError as error:
-        raise PlatformError("The Ascend simulator cannot be used.", where=f"{VARIABLE}=1", why=str(error)) from error
-
+"""Asks for the simulator, a test tool; only this file knows of it."""
 
 ACL_SUCCESS = 0
 """``ACL_SUCCESS`` of acl/acl_base.h."""
@@ -77,7 +45,7 @@ def device_count() -> int:
     Raises:
         CannError: libascendcl.so cannot be loaded, or the call fails (usually because there is no driver).
     """
-    preload()
+    preload_simulator()
     try:
         library = ctypes.CDLL("libascendcl.so")
         ask = library.aclrtGetDeviceCount
@@ -96,8 +64,40 @@ def has_operator(name: str) -> bool:
 
     torch_npu looks for operators in the same way (op-plugin, op_plugin/utils/op_api_common.h).
     """
-    preload()
+    preload_simulator()
     return any(hasattr(library, name) for library in _operator_libraries())
+
+
+def preload_simulator() -> None:
+    """Load simulated CANN libraries instead of the real ones, if asked for; imports neither torch nor torch_npu.
+
+    Raises:
+        PlatformError: The simulator is not installed, not built, or not for this torch_npu.
+    """
+    _run("preload")
+
+
+def activate_simulator() -> None:
+    """Import torch_npu on simulated devices, if asked for."""
+    _run("activate")
+
+
+def _run(step: str) -> None:
+    if os.environ.get(VARIABLE) != "1":
+        return
+    try:
+        import anytron_ascend_simulator as simulator
+    except ImportError as error:
+        raise PlatformError(
+            "The Ascend simulator is not installed.",
+            where=f"{VARIABLE}=1",
+            why=str(error),
+            fix=f"pip install anytron-ascend-simulator, or unset {VARIABLE}",
+        ) from error
+    try:
+        getattr(simulator, step)()
+    except simulator.SimulatorError as error:
+        raise PlatformError("The Ascend simulator cannot be used.", where=f"{VARIABLE}=1", why=str(error)) from error
 
 
 def _operator_libraries() -> Iterator[ctypes.CDLL]:

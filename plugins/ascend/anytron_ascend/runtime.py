@@ -24,7 +24,7 @@ class AscendRuntime(TorchDeviceRuntime):
     communication_backend: ClassVar[str] = "hccl"
 
     def __init__(self) -> None:
-        cann.activate()
+        cann.activate_simulator()
         try:
             importlib.import_module("torch_npu")
         except (ImportError, OSError, RuntimeError) as error:

@@ -12,8 +12,7 @@ from anytron.config.schema import RunConfig
 from anytron.device.loading import open_session
 from anytron.run.preflight.limits import limit_diagnostics
 from anytron_ascend import AscendPlatform, platform
-from anytron_ascend import options as options_module
-from anytron_ascend.options import AscendOptions, visible_devices_mistake, worker_environment
+from anytron_ascend.options import VISIBLE_DEVICES, AscendOptions, visible_devices_mistake, worker_environment
 
 
 def test_the_options_are_typed():
@@ -49,7 +48,7 @@ def test_worker_environment():
         "HCCL_CONNECT_TIMEOUT": "900",
         "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
         "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
-        options_module.VISIBLE_DEVICES: "0,3",
+        VISIBLE_DEVICES: "0,3",
         "HCCL_DETERMINISTIC": "true",
         "CLOSE_MATMUL_K_SHIFT": "1",
     }
@@ -57,16 +56,16 @@ def test_worker_environment():
 
 @pytest.mark.parametrize("value", [None, "0", "0,1,7"])
 def test_lists_that_the_driver_reads_are_fine(value):
-    assert visible_devices_mistake({} if value is None else {options_module.VISIBLE_DEVICES: value}) == ""
+    assert visible_devices_mistake({} if value is None else {VISIBLE_DEVICES: value}) == ""
 
 
 @pytest.mark.parametrize(("value", "text"), [("1,0", "not ascending"), ("0,0", "not ascending"), ("all", "not a list")])
 def test_lists_at_which_the_driver_would_stop_in_silence_are_mistakes(value, text):
-    assert text in visible_devices_mistake({options_module.VISIBLE_DEVICES: value})
+    assert text in visible_devices_mistake({VISIBLE_DEVICES: value})
 
 
 def test_the_probe_says_broken_where_the_list_is_not_ascending(monkeypatch):
-    monkeypatch.setenv(options_module.VISIBLE_DEVICES, "1,0")
+    monkeypatch.setenv(VISIBLE_DEVICES, "1,0")
     probe = AscendPlatform().probe()
     assert probe.availability.value == "broken"
     assert "ascending" in probe.reason

@@ -172,7 +172,7 @@ DELTA_NET_CONTEXT = Patch(
         "mcore_bridge/model/modules/gated_delta_net.py, line 275"
     ),
     remove_when="megatron-core before 0.18 is not supported, and mcore-bridge exchanges a packed buffer in one piece",
-    install=f"{FIXES}.delta_net_context:install_exchange",
+    install=f"{FIXES}.delta_net:install_exchange",
 )
 DELTA_NET_GRADIENTS = Patch(
     id="megatron.gated-delta-net-gradients",

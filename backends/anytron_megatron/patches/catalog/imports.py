@@ -52,7 +52,7 @@ TORCH_CUDA = Patch(
     reason="Megatron hard-codes torch.cuda, and the platform has another device",
     upstream="megatron-core 0.16.1: torch.cuda.current_device in 182 places",
     remove_when="Megatron asks torch.accelerator",
-    install=f"{FIXES}.device:redirect_to_platform",
+    install=f"{FIXES}.imports:redirect_to_platform",
 )
 TORCH_COMPILE = Patch(
     id="megatron.torch-compile",
@@ -65,7 +65,7 @@ TORCH_COMPILE = Patch(
     ),
     upstream="megatron/core/jit.py, enable_jit_fuser",
     remove_when="Megatron has a switch for jit_fuser that works before its import",
-    replacement=f"{FIXES}.device:leave_uncompiled",
+    replacement=f"{FIXES}.imports:leave_uncompiled",
 )
 TRITON_IMPORTS = Patch(
     id="megatron.triton-imports",
@@ -87,7 +87,7 @@ PORTABLE_TRANSFORMER_ENGINE = Patch(
     reason="Megatron builds models from Transformer Engine's modules, which compute on CUDA devices only",
     upstream="https://github.com/NVIDIA/TransformerEngine",
     remove_when="Transformer Engine runs on the platform's device",
-    install=f"{FIXES}.device:alias_portable_modules",
+    install=f"{FIXES}.imports:alias_portable_modules",
 )
 HOST_GENERATOR_WARNING = Patch(
     id="megatron.host-generator-warning",
@@ -101,7 +101,7 @@ HOST_GENERATOR_WARNING = Patch(
     upstream="megatron/core/tensor_parallel/random.py, CudaRNGStatesTracker.fork",
     remove_when="the tracker compares the generators before their states",
     required=False,
-    install=f"{FIXES}.device:drop_warning",
+    install=f"{FIXES}.imports:drop_warning",
 )
 PEFT_PROBES = tuple(
     Patch(

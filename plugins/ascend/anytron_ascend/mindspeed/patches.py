@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _HERE = "anytron_ascend.mindspeed"
+
 _TE_ATTENTION = "mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention"
 
 TRITON_IMPORTS = Patch(
@@ -28,8 +29,9 @@ TRITON_IMPORTS = Patch(
     reason="it imports its triton kernels whether a model needs them or not; triton-ascend may be absent",
     upstream="mindspeed/features_manager/megatron_basic/requirements_basic.py, te_adaptation",
     remove_when="MindSpeed imports triton where it uses it",
-    install=f"{_HERE}.fixes:stand_in_for_mindspeed",
+    install=f"{_HERE}.patches:stand_in_for_mindspeed",
 )
+
 MINDSPEED = Patch(
     id="ascend.mindspeed",
     target="mindspeed.megatron_adaptor",
@@ -42,6 +44,7 @@ MINDSPEED = Patch(
     install=f"{_HERE}.process_state:import_mindspeed",
     stays="torch.cuda stays redirected to torch.npu (torch_npu.contrib.transfer_to_npu)",
 )
+
 MODEL_CONFIG = Patch(
     id="ascend.mindspeed-model-config",
     target="mcore_bridge.config.model_config:ModelConfig._augment_mindspeed_defaults",
@@ -54,8 +57,9 @@ MODEL_CONFIG = Patch(
     ),
     upstream="mcore_bridge/config/model_config.py, _augment_mindspeed_defaults",
     remove_when="mcore-bridge takes MindSpeed's arguments as they are",
-    replacement=f"{_HERE}.fixes:take_arguments",
+    replacement=f"{_HERE}.patches:take_arguments",
 )
+
 ATTENTION = tuple(
     Patch(
         id=f"ascend.mindspeed-attention{suffix}",
@@ -68,15 +72,15 @@ ATTENTION = tuple(
         upstream="mindspeed/te/pytorch/attention/dot_product_attention/backend.py, line 83; "
         "mindspeed/core/context_parallel/dot_product_attention.py, line 137",
         remove_when="MindSpeed passes the padded ends, and a mask's mode with the mask",
-        replacement=f"{_HERE}.fixes:call_as_documented",
+        replacement=f"{_HERE}.patches:call_as_documented",
     )
     for suffix, target in (
         ("", f"{_TE_ATTENTION}:TEDotProductAttention.forward"),
         ("-cp", "mindspeed.core.context_parallel.dot_product_attention:CPDotProductAttentionImpl.forward"),
     )
 )
-PATCHES = (TRITON_IMPORTS, MINDSPEED, MODEL_CONFIG, *ATTENTION)
 
+PATCHES = (TRITON_IMPORTS, MINDSPEED, MODEL_CONFIG, *ATTENTION)
 
 CAUSAL, FULL = "sparse_mode=2", "sparse_mode=1"
 """Kernel modes of masks: left-up causal with the compressed triangle, and a mask of full size."""

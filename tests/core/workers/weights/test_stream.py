@@ -184,7 +184,7 @@ def test_a_name_that_comes_twice_is_refused_by_the_sender(new_transfer, tmp_path
     whole, twice = new_transfer(), [("a", torch.ones(2000)), ("a", torch.ones(2))]
     with ThreadPoolExecutor() as pool:
         sent = pool.submit(whole.stream.send, twice, 3, lambda name: False)
-        with pytest.raises(TransferError, match="ended before all had come"):
+        with pytest.raises(TransferError, match="ended before all had arrived"):
             collect(whole.origin(0))
         with pytest.raises(EngineError, match=r"(?s)exported twice.*a, version 3"):
             sent.result()
