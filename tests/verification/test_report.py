@@ -24,7 +24,7 @@ Traceback (most recent call last):
 RuntimeError: no eps,
 and more of it
 
-after it failed: ranks 1"""
+failed afterwards: ranks 1"""
 
 
 def with_cause(error, cause):

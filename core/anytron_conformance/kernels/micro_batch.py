@@ -19,11 +19,10 @@ from anytron_conformance.micro_batches import FEATURE, FORMATS, Scene, micro_bat
 from anytron_conformance.rules import Broken, Case, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from anytron.kernels.contract import AttentionCall, AttentionKernel
     from anytron.sequences.layout import Format
-    from anytron_conformance.kernels.comparison import Function
     from anytron_conformance.subject import Subject
 
 LAYERS = {
@@ -88,7 +87,9 @@ def own_mask(subject: Subject, case: Case) -> None:
     _compare(layer, lengths, kernel, dtype).hold(subject)
 
 
-def _compare(layer: Layer, lengths: Sequence[int], kernel: Function, dtype: torch.dtype) -> Comparison:
+def _compare(
+    layer: Layer, lengths: Sequence[int], kernel: Callable[..., Tensor | tuple[Tensor, ...]], dtype: torch.dtype
+) -> Comparison:
     def definition(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
         return reference_attention(query, key, value, lengths=lengths, scale=SCALE, window=layer.window, sinks=sinks)
 
