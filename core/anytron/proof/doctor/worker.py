@@ -9,7 +9,7 @@ from anytron.task.isolation.worker import calls, enter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anytron.proof.doctor.bench import Bench
+    from anytron.proof.doctor.probes import Bench
 
     Probe = Callable[[Bench], dict[str, Any]]
 
@@ -38,11 +38,13 @@ def _bench(start: dict[str, Any]) -> Bench:
     from anytron.config.schema import RunConfig, default_run
     from anytron.device.hooks.types import ProcessInfo
     from anytron.device.loading import open_process
-    from anytron.proof.doctor.bench import Bench
 
     run = None if start["run"] is None else RunConfig.model_validate(start["run"])
     process = ProcessInfo("trainer", world_size=1 if run is None else run.parallel.world_size)
     session = open_process(process, run or default_run(), platform=start["platform"], engine=start["engine"])
+
+    from anytron.proof.doctor.probes import Bench  # torch: only when the environment is set
+
     return Bench(session, run)
 
 

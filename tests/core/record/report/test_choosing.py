@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from anytron.base.terminal import visible
+from anytron.cli.watch import BLOCKS, PLAIN, plot
 from anytron.record.report.chapters import chapters, descriptions
 from anytron.record.report.page import embed_pictures, short_names
 from anytron.record.report.run import Run
 from anytron.record.report.samples import by_importance, choose_samples, last_samples
 from anytron.record.report.settings import HIDDEN, compared, describe_workers, devices, settings, shortened
-from anytron.record.report.sparkline import BLOCKS, PLAIN, plot
 from tests.core.record.report.runs import HOSTILE, make_run, sample
 
 

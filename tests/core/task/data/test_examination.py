@@ -110,7 +110,9 @@ def test_the_driver_loads_nothing_of_teacher_reward_model_and_critic(directories
     [(os.abort, "killed by SIGABRT"), (lambda: [0] * (1 << 30), "memory"), (lambda: sys.exit(7), "SystemExit: 7")],
     ids=["aborts", "takes memory", "exits"],
 )
-def test_whatever_loading_does_is_an_error_that_names_the_directory(role, deed, says, directories, monkeypatch, tmp_path):
+def test_whatever_loading_does_is_an_error_that_names_the_directory(
+    role, deed, says, directories, monkeypatch, tmp_path
+):
     import transformers
 
     load = transformers.AutoConfig.from_pretrained
