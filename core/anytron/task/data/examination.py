@@ -86,7 +86,7 @@ def examined(
             read_hf_config(critic)
 
     if places or own:
-        _import_once(model, *(asked or {}).values(), *[critic] * (critic is not None))
+        _import_once(model, *(asked or {}).values(), *(() if critic is None else (critic,)))
     reader = ConfinedReader(service)
     try:
         answers = {key: list(reader.ask(key, _errand(place))) for key, place in places.items()}

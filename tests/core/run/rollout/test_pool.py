@@ -128,7 +128,7 @@ def test_a_replica_that_answers_wrongly_is_replaced(change, message):
         honest.begin(PROMPTS, SAMPLING, 4, seed=0)
     )
     (error,) = losses.errors
-    assert error.what == "Rollout replica 1 answered wrongly."
+    assert error.what == "Rollout replica 1 gave a wrong answer."
     assert message in error.why
     assert executor.groups[1].ended
 
@@ -226,7 +226,7 @@ def test_training_ranks_may_be_the_only_replica_and_their_loss_is_the_run_s(expe
     assert pool.describe() == [{"version": 2}]
 
     ranks.engine.poll = lambda seconds: [(12345, Response((), (), "stop", ()))]
-    with pytest.raises(ProcessLost, match="answered wrongly"):
+    with pytest.raises(ProcessLost, match="gave a wrong answer"):
         pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=3))
     assert ranks.ended
 

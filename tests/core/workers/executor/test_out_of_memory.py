@@ -26,7 +26,7 @@ def test_a_rank_whose_allocation_fails_says_what_to_lower(start):
 
 
 def test_a_loss_of_the_user_that_finds_no_memory_is_no_fault_of_its_own(start):
-    with pytest.raises(ResourceError, match=r"left for allocate_in_a_loss\(\)") as caught:
+    with pytest.raises(ResourceError, match=r"out of memory in allocate_in_a_loss\(\)") as caught:
         start().call("allocate_in_a_loss", HUGE)
 
     assert f"you tried to allocate {4 * HUGE} bytes" in caught.value.why
