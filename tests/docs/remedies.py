@@ -77,7 +77,8 @@ def remedies() -> tuple[Remedy, ...]:
             tree = ast.parse(path.read_text(encoding="utf-8"))
             for node in said_in(tree):
                 for text in texts(node):
-                    found.update(remedies_of(text, file))
+                    if not text.startswith("# "):  # the head of a page
+                        found.update(remedies_of(text, file))
     return tuple(sorted(found))
 
 
