@@ -12,6 +12,7 @@ from anytron.base.components import TRAINING_ENGINES
 from anytron.base.errors import AnytronError
 from anytron.config.running import ParallelSection
 from anytron.proof.checks import Check, Inapplicable, Report, make
+from anytron.proof.verification import roles
 from anytron.proof.verification.comparisons import (
     compare_logits,
     compare_observations,
@@ -35,13 +36,6 @@ from anytron.proof.verification.engines import (
 )
 from anytron.proof.verification.gradients import check_gradients, compare_recomputed, own_gradients
 from anytron.proof.verification.prediction import check_prediction, trains_modules
-from anytron.proof.verification.roles import (
-    check_scores,
-    check_teacher,
-    check_value_gradients,
-    check_values,
-    with_drawn_head,
-)
 from anytron.proof.verification.updates import check_adapters, check_optimizer, with_visible_update, without_dropout
 from anytron.proof.verification.weights import compare_weights, stored_weights
 from anytron.run.preflight.capabilities import compares_weights, shows_gradients
@@ -92,7 +86,7 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
         )
     prepared = prepare(config)
     write_random_model(config, prepared.tokenizer)
-    random = with_drawn_head(config)
+    random = roles.with_drawn_head(config)
     config = without_dropout(random)
     watcher.begins("starting the engines")
     with make_executor(config, session) as executor:
@@ -213,20 +207,20 @@ class _Run:
         self._require_gradients()
         self._values()  # without a forward pass there is none back
         batch = self._trajectories().batch
-        result = check_value_gradients(name, self._config, self._engines.trainer(), batch)
+        result = roles.check_value_gradients(name, self._config, self._engines.trainer(), batch)
         return self._after(("critic-values",), result)
 
     @check("teacher-log-probs")
     def teacher_log_probs(self, name: str) -> Result:
         """Compare the teacher's log-probs with what transformers makes of its logits, at two temperatures."""
         _require(self._config.teacher, "the run has no teacher")
-        return check_teacher(name, self._config, self._engines.trainer(), self._trajectories().batch)
+        return roles.check_teacher(name, self._config, self._engines.trainer(), self._trajectories().batch)
 
     @check("reward-model-scores")
     def reward_model_scores(self, name: str) -> Result:
         """Compare what the reward model says of responses with what transformers' classifier does."""
         _require(self._config.reward_model, "the run has no reward model")
-        return check_scores(name, self._config, self._engines.reward_model(), self._trajectories().batch)
+        return roles.check_scores(name, self._config, self._engines.reward_model(), self._trajectories().batch)
 
     @check("optimizer-update")
     def optimizer_update(self, name: str) -> Result:
@@ -376,7 +370,7 @@ class _Run:
         batch = self._trajectories().batch
         return self._once(
             "the critic's values",
-            lambda: check_values("critic-values", self._config, self._engines.trainer(), batch),
+            lambda: roles.check_values("critic-values", self._config, self._engines.trainer(), batch),
         )
 
     def _own(self) -> Observation:
