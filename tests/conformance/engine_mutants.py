@@ -356,7 +356,7 @@ class Drifting(LogProbMutant):
 class LeftInTheAccumulator(Mutant):
     """Has something left in the gradient of an expert without tokens (pytorch #172439)."""
 
-    rule, says = "empty-shares", "Gradients differ from one rank's: each short sequence alone. Qwen3-MoE"
+    rule, says = "empty-shares", "Gradients differ from one rank's: each short sequence alone.\ncase: Qwen3-MoE"
 
     @hookimpl
     def fused_kernel(self, name, spec):
