@@ -106,7 +106,7 @@ class RestoresNothing(Mutant):
 
 
 class SavesAnotherGenerator(Mutant):
-    rule, says = "rng-round-trip", "drew other numbers"
+    rule, says = "rng-round-trip", "Other numbers were drawn after the state"
     other = torch.Generator()
     runtime = with_runtime(
         get_rng_state=lambda self: SavesAnotherGenerator.other.get_state(),
@@ -147,7 +147,7 @@ class PeakStays(Mutant):
 
 
 class KnowsNoEnd(Mutant):
-    rule, says = "out-of-memory", "does not know the error"
+    rule, says = "out-of-memory", "does not recognize the error"
     runtime = with_runtime(is_out_of_memory=lambda self, error: isinstance(error, torch.OutOfMemoryError))
 
 
@@ -162,7 +162,7 @@ class HalfAStream(Mutant):
 
 
 class PromisesPins(Mutant):
-    rule, says = "pinned-memory", "says yes, and pinning raises"
+    rule, says = "pinned-memory", "is true, but pinning raises"
     runtime = with_runtime(can_pin_memory=lambda self: True)
 
 
@@ -332,7 +332,7 @@ class NeverCopies(Mutant):
 
 
 class SetsItsOwnEnvironment(Mutant):
-    rule, says = "environment-reaches-ranks", "QUEUE is not what runtime_env wants"
+    rule, says = "environment-reaches-ranks", "QUEUE is not what runtime_env sets"
     runtime = with_runtime(set_device=lambda self, index: os.environ.update(QUEUE="2"))
 
     @hookimpl

@@ -170,7 +170,7 @@ def rounding(original):
 class OwnExperts(PatchingMutant):
     """Routers of its own, which know nothing of replay."""
 
-    rule, says = "router-replay", "Log-probs are not those of the experts that were given"
+    rule, says = "router-replay", "Log-probs differ from transformers' with the given experts"
     target = "megatron.core.transformer.moe.router:topk_routing_with_score_function"
     replacement = "own_experts"
 
@@ -185,7 +185,7 @@ def own_experts(original):
 class EqualWeights(PatchingMutant):
     """Weighs the experts that are replayed without a gradient."""
 
-    rule, says = "router-replay", "Gradients are not those of the experts that were given"
+    rule, says = "router-replay", "Gradients differ from transformers' with the given experts"
     target = "megatron.core.transformer.moe.router:topk_routing_with_score_function"
     replacement = "without_gradient"
 
@@ -201,7 +201,7 @@ def without_gradient(original):
 class CutAdapters(PatchingMutant):
     """Linear layers whose adapters give no gradient to their inputs."""
 
-    rule, says = "adapters", "Gradients of adapters are not transformers'"
+    rule, says = "adapters", "Gradients of adapters differ from transformers'"
     target, replacement = "mcore_bridge.tuners.lora:LoraParallelLinear.update_layer", "cut"
 
 
@@ -220,7 +220,7 @@ def cut(original):
 class ForgottenAdapters(PatchingMutant):
     """Linear layers that leave their adapters out when nobody asks for gradients."""
 
-    rule, says = "adapters", "log-probs are not those of the merged model"
+    rule, says = "adapters", "log-probs differ from the merged model's"
     target, replacement = "mcore_bridge.tuners.lora:LoraParallelLinear.forward", "forgetting"
 
 
@@ -240,7 +240,7 @@ def forgetting(original):
 class NegativeValues(Mutant):
     """Takes every output for a log-prob."""
 
-    rule, says = "critic", "Values are not those of transformers' hidden states"
+    rule, says = "critic", "Values differ from the value head times transformers' hidden states"
 
     @hookimpl
     def postprocess_output(self, values, layout):
@@ -251,7 +251,7 @@ class NegativeValues(Mutant):
 class UntaughtCritic(Mutant):
     """Gives only log-probs and entropies a gradient."""
 
-    rule, says = "critic", "Gradients of the critic are not transformers'"
+    rule, says = "critic", "Gradients of the critic differ from transformers'"
 
     @hookimpl
     def postprocess_output(self, values, layout):
