@@ -70,12 +70,12 @@ class NewRuntimeEachTime(Mutant):
 
 
 class CountsNoDevice(Mutant):
-    rule, says = "probe-and-runtime", "count different devices"
+    rule, says = "probe-and-runtime", "count different numbers of devices"
     runtime = with_runtime(device_count=lambda self: 0)
 
 
 class SilentFallback(Mutant):
-    rule, says = "own-device", "its tensors are the processor's"
+    rule, says = "own-device", "its tensors are on the processor"
     accelerator = True
 
 
@@ -152,7 +152,7 @@ class KnowsNoEnd(Mutant):
 
 
 class EverythingIsMemory(Mutant):
-    rule, says = "out-of-memory", "any error"
+    rule, says = "out-of-memory", "takes another error"
     runtime = with_runtime(is_out_of_memory=lambda self, error: True)
 
 
@@ -327,7 +327,7 @@ def queued(copy, target, source, non_blocking=False):
 class NeverCopies(Mutant):
     """Copies that block nobody stay in their queue; synchronize does not wait for them."""
 
-    rule, says = "synchronize-waits", "not whole"
+    rule, says = "synchronize-waits", "is incomplete after synchronize"
     runtime = replacing(torch.Tensor, "copy_", queued)
 
 

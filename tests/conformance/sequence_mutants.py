@@ -21,7 +21,7 @@ NEUTRAL = NeutralDefaults()
 
 
 class ChangingConstraints(Mutant):
-    rule, says = "constraints-are-fixed", "asked for again"
+    rule, says = "constraints-are-fixed", "at the second call"
     numbers = itertools.count(1)
 
     def layout_constraints(self, request):
@@ -133,7 +133,7 @@ class DropsLast(WithOutput):
 
 
 class Reorders(WithOutput):
-    rule, says = "outputs-come-back", "for another token"
+    rule, says = "outputs-come-back", "the value of another token"
 
     def back(self, values, layout):
         return layout.unpack(values).flip(0)
@@ -142,7 +142,7 @@ class Reorders(WithOutput):
 class GathersInAnotherOrder(Mutant):
     """The ranks' parts of a sequence in reverse."""
 
-    rule, says = "context-parallel-outputs", "for another token"
+    rule, says = "context-parallel-outputs", "the value of another token"
 
     @hookimpl
     def postprocess_output(self, values, layout):
