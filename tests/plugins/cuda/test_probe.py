@@ -115,6 +115,6 @@ def test_a_gpu_that_torch_has_no_code_for_is_broken_unless_it_is_hidden():
     facts = {**WHEEL, **driver((9, 0), (7, 0)), "devices": 2}
     found = probe(facts)
     assert found.availability is BROKEN
-    assert "no code for NVIDIA sm_70, compute capability 7.0: it has sm_75 sm_80 sm_86 sm_90 sm_100" in found.reason
+    assert "not built for NVIDIA sm_70, compute capability 7.0, but for sm_75 sm_80 sm_86 sm_90 sm_100" in found.reason
     assert "CUDA_VISIBLE_DEVICES" in found.remedy
     assert probe({**facts, "visible": "0", "devices": 1}).availability is USABLE

@@ -40,14 +40,14 @@ def choose(machine, layer, wanted="auto"):
         ({**ALL, "capability": AMPERE}, {}, (FA2, VARLEN, SDPA, NEUTRAL), {FA3: "Hopper"}),
         ({**ALL, "capability": BLACKWELL}, {}, (FA2, VARLEN, SDPA, NEUTRAL), {FA3: "Hopper"}),
         ({**ALL, "capability": TURING}, {}, (SDPA, NEUTRAL), {FA3: "Hopper", FA2: "Ampere", VARLEN: "8.0 to 12.1"}),
-        ({"torch_version": "2.10.0+cu128"}, {}, (SDPA, NEUTRAL), {VARLEN: "2.12 is the first"}),
+        ({"torch_version": "2.10.0+cu128"}, {}, (SDPA, NEUTRAL), {VARLEN: "requires torch 2.12"}),
         ({**ALL}, {"window": (128, 0)}, (FA3, FA2, VARLEN, SDPA, NEUTRAL), {}),
         ({**ALL}, {"size": 192, "v_size": 128}, (FA3, FA2, VARLEN, SDPA, NEUTRAL), {}),
         ({**ALL}, {"size": 576, "v_size": 512}, (SDPA, NEUTRAL), {FA3: "at most 256", FA2: "576", VARLEN: "576"}),
-        ({**ALL}, {"sinks": True}, (VARLEN, NEUTRAL), {FA3: "no gradient", FA2: "no gradient"}),
-        ({**ALL, "torch_version": "2.10"}, {"sinks": True}, (NEUTRAL,), {SDPA: "no sinks", VARLEN: "2.12"}),
-        ({**ALL}, {"dropout": 0.1}, (FA2, SDPA, NEUTRAL), {FA3: "no dropout"}),
-        ({**ALL, "capability": ADA}, {"dropout": 0.1, "size": 256}, (SDPA, NEUTRAL), {FA2: "no dropout on"}),
+        ({**ALL}, {"sinks": True}, (VARLEN, NEUTRAL), {FA3: "log-sum-exp", FA2: "log-sum-exp"}),
+        ({**ALL, "torch_version": "2.10"}, {"sinks": True}, (NEUTRAL,), {SDPA: "attention sinks", VARLEN: "2.12"}),
+        ({**ALL}, {"dropout": 0.1}, (FA2, SDPA, NEUTRAL), {FA3: "support dropout"}),
+        ({**ALL, "capability": ADA}, {"dropout": 0.1, "size": 256}, (SDPA, NEUTRAL), {FA2: "on this GPU it does not support dropout"}),
         ({**ALL, "capability": ADA}, {"size": 256, "v_size": 256}, (FA2, VARLEN, SDPA, NEUTRAL), {FA3: "Hopper"}),
         ({"capability": ADA}, {"size": 224, "v_size": 224}, (SDPA, NEUTRAL), {VARLEN: "193 to 224"}),
     ],
@@ -126,7 +126,7 @@ def test_flash_attention_3_has_no_deterministic_backward_pass_of_its_largest_hea
     obstacle, call = CANDIDATES[FA3].call_obstacle, AttentionCall("bshd", "causal")
     assert obstacle(spec(size=256, v_size=256), call, torch.float16) is None
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert "no deterministic" in obstacle(spec(size=256, v_size=256), call, torch.float16)
+    assert "not deterministic" in obstacle(spec(size=256, v_size=256), call, torch.float16)
     assert obstacle(spec(size=192, v_size=128), call, torch.float16) is None
 
 
