@@ -59,7 +59,9 @@ def test_lists_that_the_driver_reads_are_fine(value):
     assert visible_devices_mistake({} if value is None else {VISIBLE_DEVICES: value}) == ""
 
 
-@pytest.mark.parametrize(("value", "text"), [("1,0", "not ascending"), ("0,0", "not ascending"), ("all", "not a list")])
+@pytest.mark.parametrize(
+    ("value", "text"), [("1,0", "not in ascending"), ("0,0", "not in ascending"), ("all", "not a list")]
+)
 def test_lists_at_which_the_driver_would_stop_in_silence_are_mistakes(value, text):
     assert text in visible_devices_mistake({VISIBLE_DEVICES: value})
 

@@ -108,7 +108,7 @@ def test_the_engine_implies_the_adaptor():
 def test_whose_modules_there_are_is_said_with_the_reason():
     for platform, modules in (
         (platform_of("megatron"), "portable (platform.options.adaptor=none is the default)"),
-        (platform_of("megatron", adaptor="mindspeed"), "mindspeed (platform.options.adaptor=mindspeed says so)"),
+        (platform_of("megatron", adaptor="mindspeed"), "mindspeed (platform.options.adaptor=mindspeed is set)"),
         (platform_of("mindspeed_llm"), "mindspeed_llm (the engine mindspeed_llm brings them)"),
     ):
         assert [str(one) for one in decisions_of(platform)] == [f"modules: {modules}"]

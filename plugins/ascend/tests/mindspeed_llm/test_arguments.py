@@ -143,7 +143,7 @@ def test_probabilities_among_all_experts_unless_they_are_normalized():
     ],
 )
 def test_what_it_does_not_have_is_refused_by_name(model, sections, what):
-    with pytest.raises(ConfigError, match=f"does not have .*{what}"):
+    with pytest.raises(ConfigError, match=f"does not support .*{what}"):
         translated(model, **sections)
 
 

@@ -139,7 +139,7 @@ VIOLATIONS = {
     "probabilities without a map": (lambda: unpermute(probs=random(5, 4)), "belong to a routing_map"),
     "a position twice": (lambda: unpermute(torch.zeros(10)), "each once"),
     "a slot without an expert": (lambda: unpermute(torch.arange(-1, 9)), "-1 in sorted_indices is not modelled"),
-    "another shape to restore": (lambda: unpermute(restore_shape=(4, H)), "no multiple of 4"),
+    "another shape to restore": (lambda: unpermute(restore_shape=(4, H)), "not a multiple of 4"),
     "another hidden size to restore": (lambda: unpermute(restore_shape=(5, H + 1)), "rows of 3"),
     "unpermuting with drop_and_pad": (
         lambda: unpermute(probs=random(5, 4), routed=routing(5, 4, 2), drop_and_pad=True),

@@ -149,7 +149,7 @@ VIOLATIONS = {
     "tokens of three dimensions": (lambda: permute(torch.ones(N, 1, H)), "should be 2 dimensional"),
     "tokens that are integers": (lambda: permute(torch.ones(N, H, dtype=torch.int32)), "float16, bfloat16 or float32"),
     "experts that are floats": (lambda: permute(experts=EXPERTS.float()), "int32 or int64"),
-    "experts of other tokens": (lambda: permute(experts=EXPERTS[:3]), "not those of 5 tokens"),
+    "experts of other tokens": (lambda: permute(experts=EXPERTS[:3]), "do not match 5 tokens"),
     "a negative expert": (lambda: permute(experts=EXPERTS - 1), "at least 0"),
     "an expert beyond float32": (lambda: permute(experts=EXPERTS + 2**24), "less than 16777215"),
     "too many experts of a token": (

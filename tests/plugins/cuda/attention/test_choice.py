@@ -47,7 +47,7 @@ def choose(machine, layer, wanted="auto"):
         ({**ALL}, {"sinks": True}, (VARLEN, NEUTRAL), {FA3: "log-sum-exp", FA2: "log-sum-exp"}),
         ({**ALL, "torch_version": "2.10"}, {"sinks": True}, (NEUTRAL,), {SDPA: "attention sinks", VARLEN: "2.12"}),
         ({**ALL}, {"dropout": 0.1}, (FA2, SDPA, NEUTRAL), {FA3: "support dropout"}),
-        ({**ALL, "capability": ADA}, {"dropout": 0.1, "size": 256}, (SDPA, NEUTRAL), {FA2: "on this GPU it does not support dropout"}),
+        ({**ALL, "capability": ADA}, {"dropout": 0.1, "size": 256}, (SDPA, NEUTRAL), {FA2: "this GPU it does not"}),
         ({**ALL, "capability": ADA}, {"size": 256, "v_size": 256}, (FA2, VARLEN, SDPA, NEUTRAL), {FA3: "Hopper"}),
         ({"capability": ADA}, {"size": 224, "v_size": 224}, (SDPA, NEUTRAL), {VARLEN: "193 to 224"}),
     ],
