@@ -187,8 +187,8 @@ def _load(head: ValueHead, file: Path) -> None:
         raise EngineError(
             "The value head does not match the critic.",
             where=str(file),
-            why=f"{why}, the critic {tuple(head.weight.shape)}",
-            fix="give a directory that a run has saved, or remove the file to start with a new head",
+            why=f"{why}, but the critic's head has {tuple(head.weight.shape)}",
+            fix="give a directory that a run has saved, or remove this file to start with a new head",
         )
     with torch.no_grad():
         head.weight.copy_(found)

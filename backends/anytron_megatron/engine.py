@@ -359,7 +359,9 @@ class MegatronEngine:
 
     def _the_critic(self, where: str) -> Critic:
         if self._critic is None:
-            raise EngineError("This engine has no critic.", where=where, fix="set algorithm.advantage=gae and critic")
+            raise EngineError(
+                "This engine has no critic.", where=where, fix="set algorithm.advantage=gae and add a section critic"
+            )
         return self._critic
 
     def _the_adapters(self, where: str) -> Adapters:
@@ -369,5 +371,5 @@ class MegatronEngine:
 
     def _the_rollout(self, where: str) -> PolicyRollout:
         if self._rollout is None:
-            raise EngineError("These ranks do not generate.", where=where, fix=f"set rollout.engine={ENGINE}")
+            raise EngineError("The training ranks do not generate.", where=where, fix=f"set rollout.engine={ENGINE}")
         return self._rollout

@@ -27,7 +27,7 @@ POLL_S = 1.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where an agent is.
+    """The machine of an agent, and the resources it has there.
 
     Attributes:
         host: The machine, by Ray's id and its address in the cluster.
@@ -59,7 +59,7 @@ class Agent:
         self._stores = Stores()
 
     def place(self, resource: str | None) -> Place:
-        """Say where this is, and which devices of ``resource`` are this agent's."""
+        """Return the place of this agent, with its devices of the resource ``resource``."""
         import ray
 
         context = ray.get_runtime_context()
@@ -78,11 +78,11 @@ class Agent:
         """Make an empty store where ranks can meet; return its ``init_method``.
 
         Args:
-            address: This machine's, for ranks on several; None = all of them are on this one.
+            address: Address of this machine, for ranks on several machines; None = all ranks are on this one.
 
         Raises:
             WorkerError: This machine does not have the address.
-            ResourceError: No file can be opened any more.
+            ResourceError: The process has run out of file descriptors.
         """
         return self._stores.new(address)
 
@@ -110,7 +110,7 @@ class Agent:
         return self._worker.receive()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the worker; return whether it came."""
+        """Wait until the worker ends; return whether it has."""
         return self._worker.wait(timeout_s)
 
     def write_stacks(self) -> None:
@@ -118,11 +118,11 @@ class Agent:
         self._worker.write_stacks()
 
     def standing(self) -> Standing | None:
-        """Say where the worker stood when this was last asked, and ask anew; None if it is not known."""
+        """Return the answer to the last question where the worker stands, and ask again; None if unknown."""
         return self._worker.standing()
 
     def fate(self) -> str:
-        """Say how the worker ended, or what is wrong with one that still runs."""
+        """Return how the worker ended, or what is wrong with one that still runs."""
         return self._worker.fate()
 
     def log_tail(self) -> str:

@@ -37,10 +37,10 @@ def connect() -> bool:
     """Join the cluster that ``RAY_ADDRESS`` names or that runs on this machine; start one here if there is none.
 
     Returns:
-        Whether this process was not connected before, so that it is for the caller to disconnect it.
+        Whether this call made the connection, so that the caller must disconnect.
 
     Raises:
-        ConfigError: The named cluster cannot be joined.
+        ConfigError: Connecting to the named cluster failed.
     """
     if ray.is_initialized():
         return False
@@ -50,12 +50,12 @@ def connect() -> bool:
     except Exception as error:  # Ray says in a dozen classes that it did not work
         if named or not isinstance(error, ConnectionError):
             raise ConfigError(
-                "The Ray cluster cannot be joined.",
+                "Could not connect to the Ray cluster.",
                 where=f"RAY_ADDRESS={named}" if named else "the cluster that runs on this machine",
                 why=str(error),
-                fix="`ray status` shows whether it runs; its versions of Ray and Python must be the driver's",
+                fix="check with `ray status` that it runs, and use the cluster's versions of Ray and Python",
             ) from error
-        logger.warning("no Ray cluster is named by RAY_ADDRESS or runs here: starting one on this machine alone")
+        logger.warning("RAY_ADDRESS is not set and no Ray cluster runs here: starting one on this machine alone")
         start_here()
     return True
 
@@ -76,15 +76,15 @@ def this_host() -> Host:
 
 
 def require(ranks: int, replicas: int, resource: str | None) -> None:
-    """Check that the cluster as a whole has a processor and a device for each of those that need their own.
+    """Check that the cluster has enough processors and devices for all processes that need their own.
 
     Args:
-        ranks: Training ranks.
-        replicas: Rollout replicas, those that are placed apart from them.
+        ranks: Number of training ranks.
+        replicas: Number of rollout replicas that do not share the devices of training ranks.
         resource: Ray's name of the devices.
 
     Raises:
-        ConfigError: It has not.
+        ConfigError: The cluster has too few processors or devices.
     """
     total = ray.cluster_resources()
     for name in _bundle(resource):
@@ -105,7 +105,7 @@ class Agents:
 
     Attributes:
         actors: Ray's handles.
-        places: Where they are.
+        places: Machine and resources of each.
         reservation: The placement group that holds their resources; None = they hold none.
     """
 
@@ -115,11 +115,11 @@ class Agents:
 
     @property
     def machines(self) -> int:
-        """On how many machines they are."""
+        """Number of machines that the agents are on."""
         return len({place.host for place in self.places})
 
     def ranks_at(self, rank: int) -> list[int]:
-        """The ranks on the machine of one of them, in order."""
+        """The ranks on the same machine as ``rank``, in order."""
         host = self.places[rank].host
         return [other for other, place in enumerate(self.places) if place.host == host]
 
@@ -165,8 +165,8 @@ def place_beside(trainers: Agents, wanted: Sequence[tuple[int, tuple[str, ...]]]
         timeout_s: Seconds until they must have started.
 
     Raises:
-        ProcessLost: The machine is gone.
-        WorkerError: They could not be started.
+        ProcessLost: The machine of a training rank is gone.
+        WorkerError: The agents could not be started.
     """
     alive = {one["NodeID"] for one in ray.nodes() if one["Alive"]}
     for rank, _ in wanted:
@@ -174,7 +174,7 @@ def place_beside(trainers: Agents, wanted: Sequence[tuple[int, tuple[str, ...]]]
             raise ProcessLost(
                 f"The machine of rank {rank} is gone, and so is the machine of another process.",
                 where="executor.kind=ray",
-                why=f"Ray counts node {node} as dead",
+                why=f"Ray reports node {node} as dead",
             )
     nodes = [trainers.places[rank].host.id for rank, _ in wanted]
     actors = [_actor(NodeAffinitySchedulingStrategy(node, soft=False), {}) for node in nodes]
@@ -198,7 +198,7 @@ def _not_placed(ranks: int, bundle: dict[str, float], timeout_s: float) -> Worke
         where="executor.start_timeout_s",
         why=f"each needs {', '.join(f'1 {name}' for name in bundle)} on one machine; "
         f"free in the cluster: {', '.join(f'{free.get(name, 0):g} {name}' for name in bundle)}",
-        fix="`ray status` shows what uses the rest; stop that, or wait longer",
+        fix="stop what uses the rest (`ray status` shows it), or raise executor.start_timeout_s",
     )
 
 

@@ -62,9 +62,9 @@ def passed_on(variables: Mapping[str, str], platform: Platform, further: Sequenc
     """Choose the driver's variables that go to workers on other machines.
 
     Args:
-        variables: Those of the driver.
-        platform: Adds those of its device's libraries.
-        further: Names that the user has added (``executor.pass_variables``).
+        variables: Environment variables of the driver.
+        platform: Names the variables of its device's libraries.
+        further: Further names, from ``executor.pass_variables``.
     """
     prefixes = (*PASSED_ON, *platform.environment_prefixes)
     return {name: value for name, value in variables.items() if name.startswith(prefixes) or name in further}
@@ -86,14 +86,14 @@ class RayExecutor(BaseExecutor):
         session: The driver's plugins; they give each process its environment.
 
     Raises:
-        ConfigError: Ray is not installed, its cluster cannot be joined, or has too few devices for the training ranks.
+        ConfigError: Ray is not installed, connecting to its cluster failed, or the cluster has too few devices.
     """
 
     on_this_machine: ClassVar[bool] = False
 
     @classmethod
     def examine(cls, config: RunConfig | None, platform: Platform) -> Iterator[Result]:
-        """Say which Ray is installed, whether a cluster runs, and what it has for the run."""
+        """Report the installed Ray, whether a cluster runs, and its resources for the run."""
         used = config is not None and config.executor.kind == NAME
         if find_spec("ray") is None:
             fix = "pip install 'anytron[ray]', on every machine"
@@ -210,10 +210,11 @@ class RayExecutor(BaseExecutor):
         for name, ids in given.items():
             if environment[name] != ids:
                 raise ConfigError(
-                    f"Ray has given devices {ids} on {place.host.address}, and {name} would be {environment[name]}.",
+                    f"{name}={environment[name]} conflicts with devices {ids}, which Ray assigned on "
+                    f"{place.host.address}.",
                     where="platform.options",
                     why=f"the platform {bootstrap.platform} sets {name}",
-                    fix="leave out the option that restricts devices: with executor.kind=ray, Ray does",
+                    fix="remove the platform option that restricts devices: with executor.kind=ray, Ray assigns them",
                 )
         return environment
 
@@ -240,7 +241,7 @@ def _examined(config: RunConfig | None, platform: Platform) -> Iterator[Result]:
 
     Args:
         config: A run on Ray; None = none in particular.
-        platform: Says by which resource Ray counts the devices.
+        platform: Names the Ray resource that stands for its devices.
     """
     yield Result("executors.ray.version", "passed", version("ray"))
     counted = platform.ray_resource

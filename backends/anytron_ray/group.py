@@ -30,8 +30,8 @@ class RayRank:
     """A :class:`~anytron.workers.executor.pending.Rank` whose process an agent has started, somewhere in the cluster.
 
     Args:
-        name: For people: role and rank.
-        address: Its machine.
+        name: Role and rank, for messages.
+        address: Address of its machine.
         log: File that holds all that the process writes, on its machine.
         agent: Ray's handle of the agent.
 
@@ -63,7 +63,7 @@ class RayRank:
         return answer
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the process; return whether it came."""
+        """Wait until the process ends; return whether it has."""
         ended: bool = self._ask(True, "wait", timeout_s, timeout_s=timeout_s)
         return ended
 
@@ -82,7 +82,7 @@ class RayRank:
         return standing
 
     def fate(self) -> str:
-        """Say how the process ended, or what is known of its agent's end."""
+        """Return how the process, or its agent, ended."""
         fate: str | None = self._ask(None, "fate")
         return fate or f"its Ray agent is gone: {self._lost}"
 
@@ -97,7 +97,7 @@ class RayRank:
         """Make an empty store on the process's machine; return its ``init_method``.
 
         Args:
-            shared: Whether other machines must reach it.
+            shared: Whether other machines must be able to reach the store.
 
         Raises:
             ProcessLost: The agent is gone.
@@ -106,7 +106,7 @@ class RayRank:
             made: str = ray.get(self._agent.new_store.remote(self._address if shared else None), timeout=ASK_S)
         except RayError as error:
             raise ProcessLost(
-                f"The Ray agent of {self.name} could not open a store for its ranks to meet.",
+                f"The Ray agent of {self.name} could not open the store through which its ranks connect.",
                 where=self.where,
                 why=str(error),
             ) from error
@@ -124,7 +124,7 @@ class RayWorkerGroup(RankGroup[RayRank]):
     """The processes are on machines of a Ray cluster.
 
     Args:
-        engine: Name of the engine, for people.
+        engine: Name of the engine, for messages.
         ranks: In rank order, just started.
         agents: Their agents, which end with the group.
         settings: The time limits.

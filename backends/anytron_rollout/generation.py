@@ -35,12 +35,12 @@ _ARGUMENTS = frozenset({"input_ids", "attention_mask", "position_ids", "past_key
 
 
 def build_model(config: Any, dtype: torch.dtype, **arguments: Any) -> Any:
-    """Build a model from its config alone; its weights are to be loaded.
+    """Build a model from its config, with uninitialized weights.
 
     Args:
         config: A ``transformers.PretrainedConfig``.
         dtype: Element type of the parameters.
-        arguments: Further ones of transformers' ``from_config``, for example ``attn_implementation``.
+        arguments: Further arguments of transformers' ``from_config``, for example ``attn_implementation``.
 
     Returns:
         A ``transformers.PreTrainedModel`` on the host.
@@ -64,17 +64,17 @@ def generate(
     processors: Iterable[LogitsProcessor] = (),
     criteria: Iterable[StoppingCriteria] = (),
 ) -> list[Response]:
-    """Answer requests that are sampled alike, in one batch.
+    """Generate the responses to requests with the same sampling settings, in one batch.
 
     Args:
         model: A Hugging Face model.
         requests: At least one.
-        version: Of the model's weights.
-        device: On which the model reads its inputs.
+        version: Version of the model's weights.
+        device: Device of the model's inputs.
         share_prompts: Read equal prompts once, where the model can.
-        stop: Finds the requests' stop strings; None = there are none.
-        processors: Change the logits before a token is drawn.
-        criteria: End responses besides the requests' own limits.
+        stop: Matcher of the requests' stop strings; None = no stop strings.
+        processors: Logits processors, applied before a token is drawn.
+        criteria: Further stopping criteria besides the requests' own limits.
     """
     sampling, prompts = requests[0].sampling, [request.prompt for request in requests]
     input_ids, attention_mask = _left_pad([prompt.tokens for prompt in prompts], sampling.pad_token_id)
@@ -103,7 +103,7 @@ def generate(
 def image_arguments(
     model: Any, images: Sequence[ImagePatches], input_ids: Tensor, device: torch.device
 ) -> dict[str, Tensor]:
-    """Make the model's arguments for images, which are in the order of the rows that hold their tokens.
+    """Make the model's image arguments; images are in the order of the rows that hold their tokens.
 
     ``mm_token_type_ids`` (0 = text, 1 = image) tells where mrope's positions are two-dimensional. Without it
     transformers takes image tokens for text, without an error.
@@ -139,7 +139,7 @@ class TokenSampler(LogitsProcessor):
         sampling: How to sample.
         seeds: Each row's seed, B of them.
         prompt_width: Columns of the prompt.
-        stop: Finds the stop strings of ``sampling``; None = there are none.
+        stop: Matcher of the stop strings of ``sampling``; None = no stop strings.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class TokenSampler(LogitsProcessor):
         Args:
             sequences: int64 ``[B, prompt_width + W]``, as ``generate`` returns them; tokens after a row's end
                 mean nothing.
-            version: Of the weights.
+            version: Version of the weights.
         """
         tokens = sequences[:, self._prompt_width :].tolist()
         log_probs = torch.stack(self._log_probs, dim=1).tolist()
@@ -212,7 +212,7 @@ class _Stopping(StoppingCriteria):
 
 
 def can_share(model: Any) -> bool:
-    """Tell whether a model generates from a cache that it has been given, as it does from its own.
+    """Return whether a model generates the same from a cache that is passed to it as from its own.
 
     That is so for models of text alone whose layers keep what they know in transformers' ``DynamicCache``. Those with
     images count positions by themselves, and some families have caches of their own.
@@ -237,7 +237,7 @@ def owners_of(prompts: Sequence[PromptInputs]) -> tuple[list[int], list[int]]:
         prompts: B prompts.
 
     Returns:
-        The rows of the P different ones, where each occurs first; and which of the P each of the B rows has.
+        The row in which each of the P different prompts occurs first, and the index of each row's prompt among them.
     """
     places: dict[tuple[int, ...], int] = {}
     rows: list[int] = []
@@ -253,14 +253,14 @@ def owners_of(prompts: Sequence[PromptInputs]) -> tuple[list[int], list[int]]:
 def read_prompts(
     model: Any, input_ids: Tensor, attention_mask: Tensor, rows: Sequence[int], owners: Sequence[int]
 ) -> DynamicCache:
-    """Pass different prompts through a model without their last tokens, whose outputs ``generate`` itself needs.
+    """Run a model on different prompts, without their last tokens: ``generate`` needs the outputs of those itself.
 
     Args:
         model: One that :func:`can_share`.
         input_ids: int64 ``[B, S]``, padded to the left, S > 1.
         attention_mask: int64 ``[B, S]``, 1 = real token.
-        rows: Of the P different prompts.
-        owners: Which of the P each row has.
+        rows: Row of each of the P different prompts.
+        owners: Index, among the P prompts, of each row's prompt.
 
     Returns:
         The cache of B rows and S - 1 columns, for the argument ``past_key_values`` of ``generate``.

@@ -50,7 +50,7 @@ the temperature, log-probs, noise, and the choice."""
 
 
 def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
-    """Count the weights of a replica, keys and values of a full batch at the end of its responses, and its logits."""
+    """Estimate a replica's memory: weights, keys and values of a full batch at full length, and logits."""
     del device
     rollout, element = run.rollout, BYTES[run.model.dtype]
     when: When = "generation" if rollout.sleep else "always"
@@ -90,4 +90,4 @@ def routing_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagn
         return  # reported by itself
     if fields.get("model_type") not in TOLD:
         message = f"the engine transformers cannot record the routing of {fields.get('model_type')}"
-        yield Diagnostic("error", "rollout.replay_routing", message, f"leave it out; supported are {', '.join(TOLD)}")
+        yield Diagnostic("error", "rollout.replay_routing", message, f"remove the key; supported: {', '.join(TOLD)}")

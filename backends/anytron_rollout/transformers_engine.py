@@ -86,12 +86,12 @@ class TransformersEngine:
         return self._version
 
     def differing_weights(self, origin: WeightOrigin) -> list[str]:
-        """Name the model's weights that are not those of an origin."""
+        """Return the names of the model's weights that differ from the given ones."""
         with origin.open() as weights:
             return differing_weights(self._model, weights)
 
     def sleep(self) -> MemoryUse:
-        """Empty the device's memory of the model; what no weights come for, such as frequencies, waits on the host."""
+        """Free the device memory of the model; buffers that are no weights, such as frequencies, move to the host."""
         self._version = None
         peak = self._runtime.memory_stats().peak_allocated
         if self._parked is None:
@@ -109,7 +109,7 @@ class TransformersEngine:
         self._queue.add(requests)
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:  # noqa: ARG002 - a batch takes what it takes
-        """Generate the next batch: requests that are sampled alike.
+        """Generate the next batch: requests with the same sampling settings.
 
         Raises:
             EngineError: No weights have been loaded.
@@ -122,12 +122,12 @@ class TransformersEngine:
         return list(zip([request.id for request in batch], self._generate(batch, self._version), strict=True))
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
-        """Give up requests; between two polls, none has begun."""
+        """Drop queued requests; between two polls none is running."""
         return self._queue.abort(ids)
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
-        """Compute whole logits of the sequences, one at a time and without padding."""
+        """Compute the full logits of the sequences, one sequence at a time and without padding."""
         device = self._runtime.current_device()
         found = []
         for sequence in sequences:
@@ -182,7 +182,7 @@ def place(model: Any, runtime: DeviceRuntime, device_map: Literal["balanced"] | 
             computes at a time: use it for models that do not fit on one.
 
     Raises:
-        ConfigError: There is no second device.
+        ConfigError: ``device_map`` is set, but there is only one device.
     """
     if device_map is None:
         return model.to(runtime.current_device())
@@ -192,7 +192,7 @@ def place(model: Any, runtime: DeviceRuntime, device_map: Literal["balanced"] | 
             "The rollout model cannot be spread over several devices.",
             where="rollout.options.device_map",
             why=f"{device_map} needs two devices, and this process can use {devices}",
-            fix="leave the option out, or let the process use several devices",
+            fix="remove rollout.options.device_map, or give the process several devices",
         )
     from accelerate import dispatch_model, infer_auto_device_map
     from accelerate.utils import get_balanced_memory
@@ -205,13 +205,13 @@ def place(model: Any, runtime: DeviceRuntime, device_map: Literal["balanced"] | 
 
 
 class RoutingRecorder:
-    """Tells the routing of one model.
+    """Records the routing of one model.
 
     Args:
         model: A Hugging Face model of a type that the checks let through.
 
     Raises:
-        EngineError: It has no experts where this version of transformers should have them.
+        EngineError: The experts are not where this version of transformers should have them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -222,7 +222,7 @@ class RoutingRecorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[Tensor]]:
-        """Give a list that gets the experts of each forward pass: ``[B * columns, L, K]`` on the host."""
+        """Return a list to which the experts of each forward pass are appended: ``[B * columns, L, K]`` on the host."""
         steps: list[Tensor] = []
         layers: list[Tensor] = []
 
@@ -248,12 +248,12 @@ class RoutingRecorder:
 def with_routing(
     responses: Sequence[Response], prompts: Sequence[PromptInputs], passes: Sequence[Tensor]
 ) -> list[Response]:
-    """Give each response of a batch its routing.
+    """Add the routing to each response of a batch.
 
     Args:
         responses: B responses.
-        prompts: Theirs; the batch had them padded to the left.
-        passes: What :meth:`RoutingRecorder.recording` has given. The last column has been through none.
+        prompts: Their prompts, which were padded on the left in the batch.
+        passes: The list of :meth:`RoutingRecorder.recording`; no forward pass has read the last column.
     """
     rows = torch.cat([step.view(len(responses), -1, *step.shape[1:]) for step in passes], dim=1)  # [B, S + W - 1, L, K]
     width = max(len(prompt.tokens) for prompt in prompts)
@@ -268,5 +268,5 @@ def _unknown(why: str) -> EngineError:
         "The rollout engine cannot record the routing of this model.",
         where="rollout.replay_routing",
         why=f"{why}, in this version of transformers",
-        fix="leave rollout.replay_routing out, or install the version in constraints/",
+        fix="remove rollout.replay_routing, or install the version in constraints/",
     )

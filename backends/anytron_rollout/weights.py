@@ -25,8 +25,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def load_verified(model: PreTrainedModel, weights: ReceivedWeights) -> None:
     """Copy received weights into a model, in place, piece by piece.
 
-    What comes has been verified; what was copied to a device is compared with it. A tensor of another dtype is cast
-    first. Names are those of published checkpoints, which may differ from the modules' (:class:`Places`). Tied
+    Received pieces are verified already; a copy on a device is compared with its piece. A tensor of another dtype is
+    cast first. Names are those of published checkpoints, which may differ from the modules' (:class:`Places`). Tied
     parameters (``tie_word_embeddings``) may come under one of their names or under all, with equal values. A tensor
     that is optional is left out if the model has none of that name.
 
@@ -35,8 +35,8 @@ def load_verified(model: PreTrainedModel, weights: ReceivedWeights) -> None:
         weights: All of its weights.
 
     Raises:
-        EngineError: A tensor is missing, unknown, or of another shape. The model must not be used then.
-        TransferError: Weights did not arrive as they were sent. Likewise.
+        EngineError: A tensor is missing, unknown, or has the wrong shape. The model must not be used afterwards.
+        TransferError: Weights did not arrive as they were sent. The model must not be used afterwards.
     """
     places = Places(model)
     loaded: dict[str, Place] = {}
@@ -49,15 +49,15 @@ def load_verified(model: PreTrainedModel, weights: ReceivedWeights) -> None:
             refuse("is unknown to the model", piece.name, "no module has that name", weights.version)
         target = place.tensor
         if piece.shape != target.shape:
-            why = f"{piece.shape}, the model has {tuple(target.shape)}"
-            refuse("has another shape", piece.name, why, weights.version)
+            why = f"its shape is {piece.shape}, and the model has {tuple(target.shape)}"
+            refuse("has the wrong shape", piece.name, why, weights.version)
         loaded[piece.name] = place
         first = owners.setdefault((target.data_ptr(), target.shape), piece.name) == piece.name
         if first:
             _fill(target, piece)
         if (target.device.type != "cpu" or not first) and not _holds(target, piece):
-            why = "a fault of the device" if first else "a tied weight has two different values"
-            refuse("differs from what was loaded", piece.name, why, weights.version)
+            why = "the device did not store the sent value" if first else "a tied weight has two different values"
+            refuse("differs from the value that was sent", piece.name, why, weights.version)
     if missing := places.missing(loaded.values()):
         refuse("is missing", missing[0], f"{len(missing)} of the model's weights are missing", weights.version)
 
@@ -116,7 +116,7 @@ class Places:
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
 
     def find(self, name: str) -> Place | None:
-        """Find the place of a checkpoint's tensor, or of a module's; None if the model has none."""
+        """Find the place of a tensor by its name in checkpoints or the model; None if there is no such tensor."""
         modules = self._modules
         if name not in modules:
             for rule in self._renamings:
@@ -131,9 +131,9 @@ class Places:
         return None
 
     def missing(self, filled: Iterable[Place]) -> list[str]:
-        """Name the modules' tensors that places do not fill.
+        """Return the names of the model's tensors that the given places do not fill.
 
-        By object, because tied parameters have several names. The parts of a tensor must fill it.
+        Tensors are compared by identity: tied parameters have several names. The parts of a tensor must fill it.
         """
         parts: dict[int, dict[int, int]] = {}
         for place in filled:
@@ -199,7 +199,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def refuse(what: str, name: str, why: str, version: int) -> NoReturn:
-    """Refuse a weight by its name.
+    """Raise an error that names a weight.
 
     Raises:
         EngineError: Always.

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What an environment asks the model.
+    """A request of an environment to the model.
 
     Attributes:
         messages: The conversation so far.
-        tools: That the model may call.
+        tools: The tools that the model may call.
     """
 
     messages: Sequence[Any]
@@ -33,10 +33,10 @@ class Request:
 
 
 class TurnClient(vf.Client):  # type: ignore[misc]  # verifiers is not installed where types are checked
-    """Hands out what an environment asks in one response, and waits for each turn of the model's.
+    """Passes on the requests of an environment during one response, and waits for each turn of the model.
 
     Args:
-        tool_calls: Finds them in a turn.
+        tool_calls: Function that finds the tool calls in a turn.
 
     Attributes:
         failure: The error of ``tool_calls``, once it has failed; None before.
@@ -51,11 +51,11 @@ class TurnClient(vf.Client):  # type: ignore[misc]  # verifiers is not installed
         self.failure: DataError | None = None
 
     async def request(self) -> Request:
-        """Wait for what the environment asks next."""
+        """Wait for the next request of the environment."""
         return await self._requests.get()
 
     def answer(self, turn: Turn | None) -> None:
-        """Give the next turn; None if there is none, because the response has had as many as it may have."""
+        """Answer with the next turn of the model; None if the response has reached its limit of turns."""
         self._turns.put_nowait(turn)
 
     async def get_native_response(
@@ -64,10 +64,10 @@ class TurnClient(vf.Client):  # type: ignore[misc]  # verifiers is not installed
         """Ask for a turn.
 
         Returns:
-            It, and whether there may be tool calls in it.
+            The turn, and whether it may contain tool calls.
 
         Raises:
-            OverlongPromptError: There is none. The environment ends then, and scores what there is.
+            OverlongPromptError: There are no further turns. The environment then ends and scores the turns so far.
         """
         self._requests.put_nowait(Request(prompt, tools or ()))
         turn = await self._turns.get()
@@ -76,7 +76,7 @@ class TurnClient(vf.Client):  # type: ignore[misc]  # verifiers is not installed
         return turn, bool(tools)
 
     async def from_native_response(self, response: tuple[Turn, bool]) -> Response:
-        """Make of a turn what a server would answer. How many tokens the prompt had is not known here."""
+        """Convert a turn to the response of a server, without the number of prompt tokens, which is unknown here."""
         turn, may_call = response
         content, found = self._found_in(turn.text) if may_call else (turn.text, ())
         self._answered += 1
@@ -107,15 +107,15 @@ class TurnClient(vf.Client):  # type: ignore[misc]  # verifiers is not installed
             raise
 
     async def to_native_prompt(self, messages: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Leave messages as they are."""
+        """Return messages unchanged."""
         return messages, {}
 
     async def to_native_tool(self, tool: Any) -> Any:
-        """Leave tools as they are."""
+        """Return a tool unchanged."""
         return tool
 
     async def raise_from_native_response(self, _response: tuple[Turn, bool]) -> None:
-        """Accept every turn: what it is worth is the rubric's to say."""
+        """Accept every turn: scoring is left to the rubric."""
 
     def setup_client(self, _config: Any) -> Any:
         """Refuse: there is no server."""

@@ -26,8 +26,8 @@ class Loaded:
     """An environment of verifiers, which all responses of a process share.
 
     Attributes:
-        environment: It.
-        loop: The process's event loop. It runs while a call is answered; in between, everything rests.
+        environment: The environment.
+        loop: The process's event loop, which runs only while a call is answered.
     """
 
     environment: Any
@@ -41,9 +41,9 @@ class VerifiersEnvironment:
     environment's dataset.
 
     Args:
-        name: As for ``verifiers.load_environment``.
+        name: Name of the environment, as for ``verifiers.load_environment``.
         args: Keyword arguments of the environment's ``load_environment``.
-        tool_calls: How the model writes tool calls: ``hermes``, or ``module:function`` of one that finds them
+        tool_calls: How the model writes tool calls: ``hermes``, or ``module:function`` of a function that finds them
             (:data:`anytron_verifiers.messages.ToolCallFormat`).
     """
 
@@ -52,10 +52,10 @@ class VerifiersEnvironment:
         self._tool_calls = resolve(tool_calls, TOOL_CALLS, registered=FORMATS)
 
     def reset(self, task: Task) -> None:
-        """Begin the rollout about a row of the dataset.
+        """Start the rollout of a row of the dataset.
 
         Raises:
-            ValueError: It does not begin with the prompt that the model has read.
+            ValueError: The environment does not start with the prompt that the model has read.
         """
         from anytron_verifiers.client import TurnClient
 
@@ -72,16 +72,16 @@ class VerifiersEnvironment:
             self._seen, tools = said(request.messages), [as_function(tool) for tool in request.tools]
             if self._seen != said(row["prompt"]) or tools != tools_of(environment, row):
                 raise ValueError(
-                    "the environment does not begin with the prompt and the tools of its dataset's row, which the "
-                    f"model has read; it begins with {self._seen} and {tools}"
+                    "the environment did not start with the prompt and the tools of its dataset row, which the model "
+                    f"was given; it started with {self._seen} and {tools}"
                 )
 
     def step(self, turn: Turn) -> Observation:
-        """Give the environment a turn; what it asks next is the observation, and its score the last one's reward.
+        """Pass a turn of the model to the environment; its next request is the observation, its score the last reward.
 
         Raises:
-            ValueError: It changed what was said before.
-            RuntimeError: It ended with an error.
+            ValueError: The environment changed earlier messages.
+            RuntimeError: The environment ended with an error.
         """
         with self._cleaned_up():
             self._turns_left -= 1
@@ -93,7 +93,7 @@ class VerifiersEnvironment:
             begun = self._seen[: len(before) + 1]
             if begun[:-1] != before or begun[-1][0] != "assistant":
                 raise ValueError(
-                    f"the environment changed what was said before, which the model keeps: {before} became {begun}"
+                    f"the environment changed earlier messages of the conversation: {before} became {begun}"
                 )
             new = [plain(message) for message in request.messages[len(begun) :]]
             if self._turns_left:
@@ -104,7 +104,7 @@ class VerifiersEnvironment:
             return replace(self._outcome(), done=False, messages=new)
 
     def close(self) -> None:
-        """Give up the rollout if it is not over, and let the environment clean up behind it."""
+        """Cancel the rollout if it is not over, and let the environment clean up."""
         self._rollout.cancel()
         with suppress(asyncio.CancelledError, Exception):
             self._loaded.loop.run_until_complete(self._rollout)
@@ -119,7 +119,7 @@ class VerifiersEnvironment:
             raise
 
     def _next_request(self) -> Request | None:
-        """Let the environment go on until it asks for a turn of the model's; None = its rollout is over."""
+        """Run the environment until it requests a turn of the model; None = its rollout is over."""
         return self._loaded.loop.run_until_complete(_either(self._rollout, self._client.request()))
 
     def _outcome(self) -> Observation:

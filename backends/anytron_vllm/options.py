@@ -64,7 +64,7 @@ DEFAULT_SHARE = 0.9
 
 
 def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
-    """Count the weights and the cache that the options ask for; a share of the device holds both."""
+    """Estimate the memory of weights and cache from the options; both share a fraction of the device."""
     options = VllmOptions.model_validate(run.rollout.options)
     when: When = "generation" if run.rollout.sleep else "always"
     ranks = options.tensor_parallel_size

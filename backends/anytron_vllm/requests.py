@@ -37,19 +37,19 @@ class ImageTokens:
 
     @classmethod
     def of(cls, hf_config: Any) -> ImageTokens | None:
-        """Those of a model; None if it takes no images."""
+        """Return the image tokens of a model; None if it takes no images."""
         vision = getattr(hf_config, "vision_config", None)
         return None if vision is None else cls(int(hf_config.image_token_id), int(vision.spatial_merge_size))
 
     def places(self, tokens: tuple[int, ...], images: ImagePatches) -> list[tuple[int, int]]:
-        """Find the first token of each image, and how many it has. Image tokens after those were drawn by the model."""
+        """Return the first token of each image and their number. The model itself drew any later image tokens."""
         found = [place for place, token in enumerate(tokens) if token == self.token]
         counts = (images.grid_thw.prod(-1) // self.merge**2).tolist()
         return [(found[start], count) for start, count in zip(accumulate(counts, initial=0), counts, strict=False)]
 
 
 def engine_input(prompt: PromptInputs, image_tokens: ImageTokens | None) -> Any:
-    """Make vLLM's ``EngineInput`` of a prompt."""
+    """Convert a prompt to vLLM's ``EngineInput``."""
     from vllm.inputs import mm_input, tokens_input
 
     tokens, images = list(prompt.tokens), prompt.images
@@ -82,7 +82,7 @@ def _name(patches: Tensor, grid: Tensor) -> str:
 
 
 def sampling_params(request: GenerationRequest) -> Any:
-    """Make vLLM's ``SamplingParams`` of a request."""
+    """Convert a request to vLLM's ``SamplingParams``."""
     from vllm import SamplingParams as VllmSamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -104,13 +104,13 @@ def sampling_params(request: GenerationRequest) -> Any:
 
 @dataclass(eq=False)
 class UnderWay:
-    """A request, and what there is of its response.
+    """A request and its partial response.
 
     Attributes:
-        request: As submitted.
-        tokens: Made so far.
-        log_probs: Of each.
-        versions: Of the weights that made each.
+        request: The request as submitted.
+        tokens: The tokens generated so far.
+        log_probs: Log-prob of each token.
+        versions: Version of the weights that generated each token.
         ended: Whether vLLM has ended it.
     """
 
@@ -121,12 +121,12 @@ class UnderWay:
     ended: bool = False
 
     def extend(self, tokens: Sequence[int], log_probs: Sequence[float], version: int, *, ended: bool) -> None:
-        """Add tokens that weights of one version have made."""
+        """Append tokens that weights of one version generated."""
         self.tokens.extend(tokens)
         self.log_probs.extend(log_probs)
         self.versions.extend([version] * len(tokens))
         self.ended = ended
 
     def response(self, reason: StopReason) -> Response:
-        """What there is."""
+        """The response so far."""
         return Response(tuple(self.tokens), tuple(self.log_probs), reason, tuple(self.versions))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def set_environment(options: VllmOptions) -> None:
-    """Set what vLLM reads as it is imported; what the user has set stays, but for the first one."""
+    """Set the variables that vLLM reads at import; those that the user has set stay, except the first."""
     # The scheduler runs in this process: a step is over when the next one begins, and no port is opened.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     values = {
@@ -45,7 +45,7 @@ PREPARED_IMAGES: dict[str, Any] = {
 
 @contextmanager
 def start_directory(config: RunConfig, *, takes_images: bool) -> Iterator[Path]:
-    """Give the directory that vLLM starts from.
+    """Return the directory that vLLM starts from.
 
     Of a model that takes images vLLM wants tokenizer and image processor, to know how many tokens an image may have.
     They are those of the run, which need not be those of ``model.path``; so they get a directory, with the model's

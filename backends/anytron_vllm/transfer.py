@@ -38,7 +38,7 @@ BACKEND = "anytron"
 
 @dataclass
 class NoInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not installed where types are checked
-    """There is no connection to set up."""
+    """Empty arguments: no connection has to be set up."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Chunk(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class AnytronTransfer(WeightTransferEngine[NoInit, Chunk]):  # type: ignore[misc]
-    """The weights' way into one worker."""
+    """Loads weights into one vLLM worker."""
 
     init_info_cls = NoInit
     update_info_cls = Chunk
@@ -62,18 +62,18 @@ class AnytronTransfer(WeightTransferEngine[NoInit, Chunk]):  # type: ignore[misc
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load a chunk; vLLM's own method asks the accelerator to wait, which fails where there is none."""
+        """Load a chunk. vLLM's own method synchronizes the accelerator, which fails without one."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Chunk) -> None:
-        """Give a chunk to the model, which takes of it what belongs to this worker."""
+        """Pass a chunk to the model, which loads the part that belongs to this worker."""
         self.model.load_weights(update_info.weights.items())
 
     def finish_weight_update(self) -> None:
         """Check that the model has taken everything, and prepare its kernels.
 
         Raises:
-            EngineError: It has not; it must not be used any more.
+            EngineError: Some weights are missing; the model must not be used any more.
         """
         if incomplete := _incomplete_layers(self.model):
             raise EngineError(
@@ -113,7 +113,7 @@ def _incomplete_layers(model: nn.Module) -> list[str]:
 
 
 def _repack(model: nn.Module) -> None:
-    """Give the processor's kernels the new weights where vLLM 0.32 leaves them the old ones, without an error.
+    """Load the new weights into kernels for the CPU that would silently keep the old ones in vLLM 0.32.
 
     They compute from copies in a layout of their own. vLLM makes that of experts at the first load only
     (UnquantizedFusedMoEMethod._setup_kernel), and that of a tied head with the layer that loads the tied tensor, which
@@ -158,7 +158,7 @@ class WorkerExtension:
         model.compute_logits = compute_logits
 
     def anytron_adapter_checksums(self, number: int) -> list[int]:
-        """Compute the checksums of the tensors of the adapter that vLLM computes with by a number, sorted.
+        """Return the sorted checksums of the tensors that vLLM has loaded for the adapter of a number.
 
         It packs those of layers that it keeps in one, and does not change them. Those of layers that the model does not
         have it keeps too, and does nothing with them.
@@ -175,9 +175,9 @@ class WorkerExtension:
         return sorted(found)
 
     def unlink_anytron_shared_memory(self) -> None:
-        """Take away the names of the memory through which workers on the processor exchange tensors.
+        """Unlink the shared memory through which workers on the CPU exchange tensors.
 
-        All of them have it by now. vLLM 0.32 leaves the names behind when it ends, 4 MB each.
+        All workers have it open by now. vLLM 0.32 leaves it behind when it ends, 4 MB each.
         """
         if name := os.environ.get("VLLM_DIST_IDENT"):
             for path in Path("/dev/shm").glob(f"{name}-*"):  # noqa: S108 - where Linux has it

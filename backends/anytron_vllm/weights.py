@@ -38,13 +38,13 @@ PREFIX = "anytron-adapter-"
 
 
 def put_together(received: ReceivedWeights) -> tuple[dict[str, Tensor], set[str]]:
-    """Put pieces together, each of which is verified, in memory of this process.
+    """Assemble verified pieces into tensors in this process's memory.
 
     Returns:
         The tensors by name, and the names of those that may be left out.
 
     Raises:
-        TransferError: They did not arrive as they were sent.
+        TransferError: The pieces did not arrive as they were sent.
     """
     tensors: dict[str, Tensor] = {}
     optional = set()
@@ -64,14 +64,14 @@ def receive_all(received: ReceivedWeights, expected: ExpectedWeights) -> dict[st
     arrived, these need memory of their own: on the host, as much as the model has.
 
     Args:
-        received: What comes; each piece is verified.
-        expected: What the model needs.
+        received: The pieces as they arrive; each is verified.
+        expected: The weights that the model needs.
 
     Returns:
         The tensors by their Hugging Face names, without those that the model has no place for and may leave out.
 
     Raises:
-        EngineError: A tensor is missing, unknown, or of another shape.
+        EngineError: A tensor is missing, unknown, or has the wrong shape.
         TransferError: The weights did not arrive as they were sent.
     """
     weights, optional = put_together(received)
@@ -97,7 +97,7 @@ class ExpectedWeights:
     """Names and shapes of a model's weights, as its published checkpoints have them.
 
     Args:
-        model: Which model.
+        model: Section ``model`` of the configuration.
     """
 
     def __init__(self, model: ModelSection) -> None:
@@ -111,22 +111,23 @@ class ExpectedWeights:
         Args:
             shapes: The tensors' shapes by name.
             optional: Names that are left out if the model has none of that name.
-            version: Of the weights, for the error.
+            version: Version of the weights, for the error.
 
         Returns:
             The names to load.
 
         Raises:
-            EngineError: A tensor is missing, unknown, or of another shape.
+            EngineError: A tensor is missing, unknown, or has the wrong shape.
         """
         places = {name: place for name in shapes if (place := self._places.find(name)) is not None}
         loaded = shapes.keys() - (set(optional) - places.keys())
         if unknown := sorted(loaded - places.keys()):
-            refuse("is unknown to the model", unknown[0], f"{len(unknown)} of {len(shapes)} are unknown", version)
+            why = f"{len(unknown)} of {len(shapes)} weights are unknown"
+            refuse("is unknown to the model", unknown[0], why, version)
         for name in sorted(loaded):
             if tuple(places[name].tensor.shape) != shapes[name]:
-                why = f"{shapes[name]}, the model has {tuple(places[name].tensor.shape)}"
-                refuse("has another shape", name, why, version)
+                why = f"its shape is {shapes[name]}, and the model has {tuple(places[name].tensor.shape)}"
+                refuse("has the wrong shape", name, why, version)
         if missing := self._places.missing(places[name] for name in loaded):
             refuse("is missing", missing[0], f"{len(missing)} of the model's weights are missing", version)
         return loaded
@@ -135,14 +136,14 @@ class ExpectedWeights:
 class AdapterDirectory:
     """A directory of this user alone that holds the adapter's last version, in PEFT's format.
 
-    That of an engine that was killed is deleted by the next one's, which takes its place or is of another run.
+    If an engine is killed, the next engine that makes such a directory deletes its directory.
 
     Args:
         section: ``model.lora``.
-        dtype: In which vLLM computes.
+        dtype: The dtype in which vLLM computes.
 
     Attributes:
-        path: Of the directory.
+        path: Path of the directory.
     """
 
     def __init__(self, section: LoraSection, dtype: torch.dtype) -> None:
@@ -154,7 +155,7 @@ class AdapterDirectory:
         (self.path / "adapter_config.json").write_text(json.dumps(fields), encoding="utf-8")
 
     def write(self, tensors: Mapping[str, Tensor]) -> list[int]:
-        """Write ``lora_A`` and ``lora_B``, by PEFT's names, over those of the version before.
+        """Write ``lora_A`` and ``lora_B``, by PEFT's names, over those of the previous version.
 
         Returns:
             The checksums of the tensors that were written, sorted.

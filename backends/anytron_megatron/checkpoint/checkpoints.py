@@ -99,7 +99,7 @@ class Checkpoints:
     def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
         """Ask for what was written (:meth:`anytron.workers.engines.training_engine.CheckpointEngine.written_files`)."""
         if self._writing is None:
-            raise EngineError("No checkpoint is being written.", where="written_files", fix="begin one")
+            raise EngineError("No checkpoint is being written.", where="written_files", fix="call save() first")
         directory, writer, table = self._writing
         if wait:
             writer.wait()
@@ -130,7 +130,7 @@ class Checkpoints:
         for role, trained in self._models.items():
             if role not in progress.models:
                 raise EngineError(
-                    f"The checkpoint has no {role}.",
+                    f"The checkpoint has no state of the {role}.",
                     where=str(directory),
                     why=f"it has {', '.join(progress.models) or 'nothing'}",
                     fix="resume with the configuration that the run began with",

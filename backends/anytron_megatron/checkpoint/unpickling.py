@@ -47,7 +47,9 @@ def _member_of(owner: object, name: str) -> _MEM_FORMAT_ENCODING:
         UnpicklingError: It is asked for anything else.
     """
     if owner is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
-        raise pickle.UnpicklingError(f"it takes {name!r} of {owner!r}, which no checkpoint of ours does")
+        raise pickle.UnpicklingError(
+            f"it reads the attribute {name!r} of {owner!r}, which no checkpoint of Anytron does"
+        )
     return _MEM_FORMAT_ENCODING[name]
 
 
@@ -67,7 +69,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         found = ALLOWED.get((module_name, global_name))
         if found is None:
-            raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, which no checkpoint of ours does")
+            raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, which no checkpoint of Anytron does")
         return found
 
 

@@ -120,7 +120,8 @@ def _list(ranks: Sequence[dict[_Description, torch.dtype]]) -> dict[str, TensorS
             raise EngineError(
                 "The ranks together do not hold each part of the model exactly once.",
                 where=key,
-                why=f"they have {elements} of {math.prod(entry.size)} elements of {tuple(entry.size)}",
+                why=f"their parts add up to {elements} elements, but the tensor {tuple(entry.size)} has "
+                f"{math.prod(entry.size)}",
             )
     return tensors
 

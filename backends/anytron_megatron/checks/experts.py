@@ -49,7 +49,7 @@ def balancing_diagnostics(coefficients: Mapping[str, float], sequence_format: st
             "error",
             _BALANCING,
             "sinkhorn: this routing has no auxiliary loss",
-            f"set {_COEFFICIENT}=0, or another type",
+            f"set {_COEFFICIENT}=0, or choose another type",
         )
 
 
@@ -65,22 +65,22 @@ def expert_diagnostics(subject: Subject, run: RunConfig, options: MegatronOption
             message = "quantile_balancing: it counts padding, and Megatron refuses a padding mask with it"
             yield Diagnostic("error", _BALANCING, message, f"set {_BALANCING}=aux_loss")
     elif run.parallel.expert_model_parallel_size > 1:
-        yield Diagnostic("error", _EXPERT, "the model has no experts to split over ranks", "leave it out")
+        yield Diagnostic("error", _EXPERT, "the model has no experts to split over ranks", f"remove {_EXPERT}")
 
 
 def routing_replay_diagnostics(policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Check that the routing of the policy can be replayed, if it is to be."""
+    """Check that the routing of the policy can be replayed, if the run replays it."""
     replay = options.replay(run)
     if replay == "off" or not policy.config:
         return
     key = _ROLLOUT_REPLAY if replay == "rollout" else _REPLAY
     if not _number_of_experts(policy, run, options):
-        yield Diagnostic("error", key, "the model has no experts, hence no routing", "leave it out")
+        yield Diagnostic("error", key, "the model has no experts, hence no routing", f"remove {key}")
         return
     if replay == "rollout":
         yield from _rollout_routing(policy, options)
     if "sinkhorn" in _listed(options.transformer.get("moe_router_load_balancing_type")):
-        yield Diagnostic("error", key, "sinkhorn routing cannot be replayed", "leave it out")
+        yield Diagnostic("error", key, "sinkhorn routing cannot be replayed", f"remove {key}")
     if options.transformer.get("moe_router_fusion"):
         message = "Megatron's fused router does not let replay choose the experts"
         yield Diagnostic("error", key, message, "set engine.options.transformer.moe_router_fusion=false")
@@ -88,15 +88,15 @@ def routing_replay_diagnostics(policy: Subject, run: RunConfig, options: Megatro
 
 def _rollout_routing(policy: Subject, options: MegatronOptions) -> Iterator[Diagnostic]:
     if options.router_replay != "off":
-        message = "the rollout's routing (rollout.replay_routing) is replayed in all passes already"
-        yield Diagnostic("error", _REPLAY, message, "leave it out")
+        message = "rollout.replay_routing=true already replays the rollout's routing in all passes"
+        yield Diagnostic("error", _REPLAY, message, f"remove {_REPLAY}")
     model_type = str(policy.config.get("model_type"))
     if model_type not in FAMILIES or "replay" not in FAMILIES[model_type].proof:
         message = f"no test compares the replayed routing of {model_type} with Hugging Face"
-        yield Diagnostic("error", _ROLLOUT_REPLAY, message, f"leave it out; there is one for {proved('replay')}")
+        yield Diagnostic("error", _ROLLOUT_REPLAY, message, f"remove {_ROLLOUT_REPLAY} (tested: {proved('replay')})")
     if options.transformer.get("moe_expert_capacity_factor") is not None:
         message = "Megatron drops tokens that exceed an expert's capacity, and rollout engines do not"
-        yield Diagnostic("error", _ROLLOUT_REPLAY, message, f"leave {_CAPACITY} out")
+        yield Diagnostic("error", _ROLLOUT_REPLAY, message, f"remove {_CAPACITY}")
 
 
 def _coefficients(options: MegatronOptions) -> dict[str, float]:
@@ -133,7 +133,8 @@ def _adapters(run: RunConfig) -> Iterator[Diagnostic]:
             "error",
             _EXPERT_TENSOR,
             f"mcore-bridge cannot split adapters of experts over {ranks} tensor-parallel ranks",
-            f"set {_EXPERT_TENSOR}=1 and distribute the experts ({_EXPERT}), or leave them out of model.lora.targets",
+            f"set {_EXPERT_TENSOR}=1 and distribute the experts with {_EXPERT}, or remove the experts from "
+            "model.lora.targets",
         )
 
 
@@ -154,15 +155,16 @@ def _sizes(subject: Subject, run: RunConfig, experts: int) -> Iterator[Diagnosti
             _EXPERT,
             f"{world} ranks are not a multiple of expert tensor {sizes.expert_tensor} x expert {sizes.expert} x "
             f"pipeline {sizes.pipeline} = {needed}",
-            f"lower it or {_EXPERT_TENSOR}, or raise parallel.data_parallel_size",
+            f"lower {_EXPERT} or {_EXPERT_TENSOR}, or raise parallel.data_parallel_size",
         )
     elif sizes.expert == 1 and sizes.expert_tensor != sizes.tensor:
         yield Diagnostic(
             "error",
             _EXPERT_TENSOR,
             f"with parallel.expert_model_parallel_size=1 Megatron sums the gradients of experts over data-parallel "
-            f"ranks only: experts on {sizes.expert_tensor} ranks in a model on {sizes.tensor} get wrong ones",
-            f"leave it out, or split the experts over ranks with {_EXPERT} above 1",
+            f"ranks only: experts split over {sizes.expert_tensor} ranks in a model split over {sizes.tensor} would "
+            "get wrong gradients",
+            f"remove {_EXPERT_TENSOR}, or set {_EXPERT} above 1",
         )
     hidden = subject.text.get("moe_intermediate_size")
     if hidden and hidden % sizes.expert_tensor:
@@ -178,5 +180,5 @@ def _sizes(subject: Subject, run: RunConfig, experts: int) -> Iterator[Diagnosti
             "error",
             "parallel.sequence_parallel",
             "Megatron trains experts with tensor parallelism only together with sequence parallelism",
-            "leave it out",
+            "remove parallel.sequence_parallel: the default follows the tensor-parallel size",
         )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from anytron_megatron.options import MegatronOptions
 
 _KEY = "rollout.engine"
-_FIX = "rollout.engine=transformers"
+_FIX = "set rollout.engine=transformers"
 
 
 def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
@@ -28,7 +28,7 @@ def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpt
     if family is not None and "cache" not in family.proof:
         why = family.cacheless or "no test compares what it generates with its forward pass"
         message = f"{family.model_type} does not generate on the training ranks: {why}"
-        yield Diagnostic("error", _KEY, message, f"{_FIX} (proved: {proved('cache')})")
+        yield Diagnostic("error", _KEY, message, f"{_FIX} (tested: {proved('cache')})")
     if policy.text.get("use_sliding_window") or "sliding_attention" in (policy.text.get("layer_types") or ()):
         message = "the model has layers with a sliding window: no test compares their cache with their forward pass"
         yield Diagnostic("error", _KEY, message, _FIX)
@@ -39,14 +39,14 @@ def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpt
             "parallel.tensor_model_parallel_size",
             "mcore-bridge's multi-latent attention gathers keys over tensor-parallel ranks as if the sequence were "
             "split, but a step of generation has one token",
-            f"set it to 1, or {_FIX}",
+            f"set this size to 1, or {_FIX}",
         )
     if run.parallel.context_parallel_size > 1:
         yield Diagnostic(
             "error",
             "parallel.context_parallel_size",
             "Megatron's cache of keys and values holds whole sequences, but context parallelism splits them",
-            f"set it to 1, or {_FIX}",
+            f"set this size to 1, or {_FIX}",
         )
     for name in ("fp8", "fp4"):
         if options.transformer.get(name):
@@ -68,7 +68,7 @@ def platform_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnos
         yield Diagnostic(
             "error",
             _KEY,
-            f"generation on training ranks is tested with the portable attention modules only, and {platform.name} "
-            "uses its vendor's modules",
+            f"generation on training ranks is tested with the portable attention modules only, but platform "
+            f"{platform.name} uses its vendor's attention modules",
             _FIX,
         )

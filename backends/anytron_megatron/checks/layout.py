@@ -51,7 +51,10 @@ def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions)
     key_chunks = "engine.options.virtual_pipeline_model_parallel_size"
     if chunks > 1 and pipeline == 1:
         yield Diagnostic(
-            "error", key_chunks, "an interleaved schedule needs pipeline ranks", f"raise {_PIPELINE} or leave it out"
+            "error",
+            key_chunks,
+            "an interleaved schedule needs pipeline ranks",
+            f"raise {_PIPELINE}, or remove {key_chunks}",
         )
     layers = model.get("num_hidden_layers")
     # Uneven stages have options of Megatron's own; who sets them knows.
@@ -66,7 +69,7 @@ def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions)
             "error",
             "rollout.max_new_tokens",
             f"responses of {longest} tokens leave no room for a prompt in the model's context of {context}",
-            "shorten the responses",
+            "lower rollout.max_new_tokens",
         )
 
 
@@ -113,7 +116,8 @@ def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[D
         yield Diagnostic(
             "error",
             "engine.name",
-            f"{CLASSES}={os.environ[CLASSES]} builds layers that get no mask and are not split over ranks",
+            f"with {CLASSES}={os.environ[CLASSES]} mcore-bridge builds layers that get no mask and are not split over "
+            "ranks",
             f"unset {CLASSES}",
         )
 
@@ -123,9 +127,11 @@ def freeze_diagnostics(policy: Subject, run: RunConfig) -> Iterator[Diagnostic]:
     frozen = set(run.model.freeze)
     if frozen and policy.config and not policy.config.get("vision_config"):
         message = f"a model without vision_config has no parts {', '.join(sorted(frozen))}"
-        yield Diagnostic("error", "model.freeze", message, "leave model.freeze out")
+        yield Diagnostic("error", "model.freeze", message, "remove model.freeze")
     elif frozen == set(get_args(ModelPart)):
-        yield Diagnostic("error", "model.freeze", "nothing is left to train", "leave one part out")
+        yield Diagnostic(
+            "error", "model.freeze", "all parts are frozen, so nothing is trained", "remove one part from model.freeze"
+        )
     elif "language_model" in frozen and run.parallel.pipeline_model_parallel_size > 1:
         message = "pipeline stages after the first hold nothing but the frozen language model"
         yield Diagnostic("error", "model.freeze", message, f"set {_PIPELINE}=1")

@@ -44,15 +44,17 @@ def lora_diagnostics(run: RunConfig, options: MegatronOptions) -> Iterator[Diagn
     if section is None:
         return
     if run.model.freeze:
-        why = "with model.lora the whole model is frozen, and adapters of the language model are trained"
-        yield Diagnostic("error", "model.freeze", why, "leave it out")
+        why = "has no effect with model.lora, which freezes the whole model and trains adapters of the language model"
+        yield Diagnostic("error", "model.freeze", why, "remove model.freeze")
     if options.mtp_loss_coefficient > 0:
-        why = "with model.lora the modules of multi-token prediction are frozen, and have no adapters"
-        yield Diagnostic("error", "engine.options.mtp_loss_coefficient", why, "leave it out")
+        why = (
+            "has no effect with model.lora, which freezes the multi-token prediction modules and gives them no adapters"
+        )
+        yield Diagnostic("error", "engine.options.mtp_loss_coefficient", why, "remove it")
     for target in section.targets:
         layer = target.rpartition(".")[2]
         if target != ALL_LINEAR and layer not in LAYERS:
-            yield Diagnostic("error", "model.lora.targets", f"there is no layer {target!r}", _near(layer))
+            yield Diagnostic("error", "model.lora.targets", f"unknown layer {target!r}", _near(layer))
     if section.path is not None:
         yield from _adapter_diagnostics(section, Path(section.path))
 
@@ -75,8 +77,8 @@ def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diag
         return
     if (directory / INDEX).exists():
         # mcore_bridge/utils/safetensors.py, _load_index: it would read the index's files instead of the checked one.
-        why = f"{directory} has {INDEX}, which belongs to a whole model and leads to other files than {WEIGHTS_FILE}"
-        yield Diagnostic("error", key, why, "remove it")
+        why = f"{directory} has {INDEX}, which belongs to a whole model and names other files than {WEIGHTS_FILE}"
+        yield Diagnostic("error", key, why, f"remove {INDEX} from that directory")
         return
     try:
         found = read_object(directory / CONFIG_FILE)
@@ -98,14 +100,19 @@ def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diag
     for name, wanted in _PLAIN.items():
         if found.get(name, wanted) not in (wanted, None):
             why = f"the adapter has {name}={found[name]!r}, which cannot be trained here"
-            yield Diagnostic("error", key, why, "merge it into the model, and start a new adapter")
+            yield Diagnostic("error", key, why, "merge the adapter into the model, and start a new adapter")
     if found.get("r", section.rank) != section.rank:
-        why = f"{section.rank} is not the adapter's r={found['r']}"
-        yield Diagnostic("error", "model.lora.rank", why, f"set it to {found['r']}")
+        why = f"is {section.rank}, but the adapter in model.lora.path has r={found['r']}"
+        yield Diagnostic("error", "model.lora.rank", why, f"set model.lora.rank={found['r']}")
     elif not math.isclose(theirs := _scaling(found, section), ours := section.scaling):
-        why = f"the adapter's output is multiplied by {theirs:g}, and would be by {ours:g}"
+        why = f"the adapter was trained with the scale {theirs:g}, but this configuration sets the scale {ours:g}"
         terms = ", ".join(f"{name}={found[name]}" for name in ("lora_alpha", "use_rslora") if name in found)
-        yield Diagnostic("error", "model.lora.alpha", why, f"set alpha and rank_stabilized as the adapter has {terms}")
+        yield Diagnostic(
+            "error",
+            "model.lora.alpha",
+            why,
+            f"set model.lora.alpha and model.lora.rank_stabilized as in the adapter ({terms})",
+        )
 
 
 def _scaling(found: Mapping[str, Any], section: LoraSection) -> float:

@@ -28,18 +28,18 @@ _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
 _REFUSED: Mapping[str, tuple[str, str]] = {
     "mtp_detach_heads": (
         (
-            "Megatron leaves prediction modules out of the gradient norm, which decides whether an update that is "
-            "not finite is dropped"
+            "Megatron does not count prediction modules in the gradient norm, from which it decides whether to drop "
+            "an update that is not finite"
         ),
         "set engine.options.mtp_detach=true",
     ),
     "mtp_use_repeated_layer": (
-        "prediction modules are computed in a loop of Anytron, in which each depth has its own layer",
-        "leave it out",
+        "Anytron computes prediction modules in its own loop, in which each depth has its own layer",
+        "remove this option",
     ),
     **dict.fromkeys(
         ("gtp_weight_remat_size", "expert_gtp_weight_remat_size"),
-        ("Megatron would split weights over ranks that no section of this configuration has", "leave it out"),
+        ("Megatron would split weights over ranks that this configuration does not describe", "remove this option"),
     ),
 }
 """Fields of the transformer config that came after megatron-core 0.16 and would break a promise of this engine: why,
@@ -110,12 +110,12 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
 
 
 def _obstacle(row: Family, text: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Say why a family, or this model of it, cannot be built, and what to do; None if nothing is known of."""
+    """Return why this model cannot be built, and what to do; None if no reason is known."""
     if row.obstacle:
         return row.obstacle, _ANOTHER
     if missing := [name for name in row.wanted if text.get(name) is None]:
         names = ", ".join(missing)
-        return f"mcore-bridge needs {names}, and the model's config leaves them out", f"add {names} to the config"
+        return f"mcore-bridge needs {names}, which the model's config lacks", f"add {names} to the config"
     if row.needs is not None and find_spec(row.needs[0]) is None:
         return f"mcore-bridge needs the package {row.needs[1]}, which is missing", f"pip install {row.needs[1]}"
     if row.proof:
@@ -129,14 +129,14 @@ def _obstacle(row: Family, text: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def prediction_diagnostics(policy: Subject, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Check that the model's multi-token prediction modules can be trained, if they are to be."""
+    """Check that the model's multi-token prediction modules can be trained, if the run trains them."""
     family = FAMILIES.get(str(policy.config.get("model_type")))
     if options.mtp_loss_coefficient == 0.0 or family is None:
         return
     key = "engine.options.mtp_loss_coefficient"
     if "MTP" not in family.proof:
         message = f"no test compares multi-token prediction of {family.model_type} with its definition"
-        yield Diagnostic("error", key, message, f"set it to 0 (proved: {proved('MTP')})")
+        yield Diagnostic("error", key, message, f"set it to 0 (tested: {proved('MTP')})")
     elif not policy.text.get("num_nextn_predict_layers"):
         yield Diagnostic("error", key, "the model has no multi-token prediction modules", "set it to 0")
     elif policy.path is None:

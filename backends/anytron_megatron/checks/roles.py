@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 
 def critic_diagnostics(critic: Subject, policy: Subject, run: RunConfig) -> Iterator[Diagnostic]:
-    """Check a critic, whose model is the policy's if it has none of its own; checks of any model are elsewhere."""
+    """Check a critic against the policy; without ``critic.path`` both have the same model.
+
+    :mod:`anytron_megatron.checks.run` adds the checks that every model must pass.
+    """
     without = "set algorithm.advantage=grpo"
     if run.model.lora is not None:
-        message = "no test trains a critic together with a policy with adapters"
-        yield Diagnostic("error", "critic", message, f"leave model.lora out, or {without}")
+        message = "a critic is not tested together with a policy that trains adapters"
+        yield Diagnostic("error", "critic", message, f"remove model.lora, or {without}")
     if policy.config.get("vision_config") or critic.config.get("vision_config"):
         message = "the value head is for language models, and this is a vision-language model"
         yield Diagnostic("error", "critic", message, without)
@@ -33,28 +36,28 @@ def critic_diagnostics(critic: Subject, policy: Subject, run: RunConfig) -> Iter
             critic.key,
             f"a mixture of experts with {layers} layers cannot be the critic of a model with {policy_layers}: "
             "Megatron records auxiliary losses by layer, as if there were one model",
-            "give a model with as many layers, or a dense one",
+            f"give a critic with {policy_layers} layers, or a dense one",
         )
     for name, what in (("vocab_size", "tokens"), ("max_position_embeddings", "positions")):
         known, needed = critic.text.get(name), policy.text.get(name)
         if known and needed and known < needed:
-            message = f"the critic knows {known} {what}, and the policy {needed}"
+            message = f"the critic has {known} {what}, but the policy has {needed}"
             yield Diagnostic("error", critic.key, message, "give a model with the policy's tokenizer and context")
 
 
 def teacher_diagnostics(teacher: Subject, policy: Subject) -> Iterator[Diagnostic]:
-    """Check a teacher against the policy; checks of any model are elsewhere, that of tokenizers is the driver's."""
+    """Check a teacher against the policy; the driver compares the tokenizers."""
     if policy.config.get("vision_config") or teacher.config.get("vision_config"):
-        message = "no test distils from or into a vision-language model"
-        yield Diagnostic("error", teacher.key, message, "leave teacher out, or train a language model")
+        message = "distillation is not tested with a vision-language model as teacher or student"
+        yield Diagnostic("error", teacher.key, message, "remove teacher, or train a language model")
     known, needed = teacher.text.get("vocab_size"), policy.text.get("vocab_size")
     if known and needed and known < needed:
         yield Diagnostic(
             "error",
             teacher.key,
             (
-                f"the teacher knows {known} tokens, and the policy {needed}: it could write tokens that have no "
-                "probability there"
+                f"the teacher's vocabulary has {known} tokens, but the policy's has {needed}: the teacher gives no "
+                "probability to some tokens that the policy can write"
             ),
             "give a teacher whose vocab_size is at least the policy's",
         )
@@ -64,26 +67,29 @@ _CLASSIFIER = "give a model of transformers' AutoModelForSequenceClassification 
 
 
 def reward_model_diagnostics(model: Subject, policy: Subject) -> Iterator[Diagnostic]:
-    """Check a reward model, its head first; checks of any model are elsewhere, that of tokenizers is the driver's."""
+    """Check a reward model, its head first; the driver compares the tokenizers."""
     if model.path is None or not model.config:
         return
     if policy.config.get("vision_config") or model.config.get("vision_config"):
-        message = "no test scores with a vision-language model, or scores responses to images"
-        yield Diagnostic("error", model.key, message, "leave reward_model out, or train a language model")
+        message = "reward models are not tested with vision-language models, nor with responses to images"
+        yield Diagnostic("error", model.key, message, "remove reward_model, or train a language model")
     labels, shapes = model.config.get("id2label"), stored_shapes(model.path)
     head = None if shapes is None else shapes.get(SCORE_HEAD)
     if shapes and head is None:
-        known = ", ".join(model.config.get("architectures") or ()) or "nothing that it names"
-        message = f"{model.path} has no {SCORE_HEAD}, so it cannot score (it is {known})"
+        known = ", ".join(model.config.get("architectures") or ()) or "not stated"
+        message = f"{model.path} has no tensor {SCORE_HEAD}, so it cannot score (its architecture: {known})"
         yield Diagnostic("error", model.key, message, _CLASSIFIER)
     elif head is not None and head[0] != 1:
-        message = f"{SCORE_HEAD} gives {head[0]} numbers for a sequence (num_labels), and a reward is one"
+        message = f"{SCORE_HEAD} gives {head[0]} numbers for a sequence (num_labels), but a reward is one number"
         yield Diagnostic("error", model.key, message, _CLASSIFIER)
     elif labels is not None and len(labels) != 1:
-        message = f"its config has {len(labels)} labels (id2label), and a reward is one number"
+        message = f"its config has {len(labels)} labels (id2label), but a reward is one number"
         yield Diagnostic("error", model.key, message, _CLASSIFIER)
     known_tokens, needed = model.text.get("vocab_size"), policy.text.get("vocab_size")
     if known_tokens and needed and known_tokens < needed:
-        message = f"the reward model knows {known_tokens} tokens, and the policy {needed}: it could write unknown ones"
+        message = (
+            f"the reward model's vocabulary has {known_tokens} tokens, but the policy's has {needed}: the policy can "
+            "write tokens that the reward model does not know"
+        )
         fix = "give a reward model whose vocab_size is at least the policy's"
         yield Diagnostic("error", model.key, message, fix)

@@ -30,7 +30,7 @@ def deterministic_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
     """Refuse a deterministic run whose user has set the variable to another value."""
     for name, value in NO_NONDETERMINISTIC_ALGORITHM.items() if run.engine.deterministic else ():
         if os.environ.get(name, value) != value:
-            message = f"{name}={os.environ[name]} is set, and Megatron refuses a deterministic run"
+            message = f"Megatron refuses a deterministic run with {name}={os.environ[name]}"
             yield Diagnostic("error", "engine.deterministic", message, f"unset {name}, or set it to {value}")
 
 
@@ -53,17 +53,17 @@ def optimizer_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
 def reduction_diagnostics(policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
     """Check that every parameter gets a gradient in each micro-batch, which overlapped reduction waits for."""
     if options.ddp_bucket_size is not None and not options.overlap_grad_reduce:
-        message = "gradients are divided into buckets only if reduction overlaps with the backward pass"
-        yield Diagnostic("error", "engine.options.ddp_bucket_size", message, f"set {_OVERLAP}=true, or leave it out")
+        key, message = "engine.options.ddp_bucket_size", f"has no effect without {_OVERLAP}=true"
+        yield Diagnostic("error", key, message, f"set {_OVERLAP}=true, or remove {key}")
     idle = _SEES - set(run.model.freeze)
     if options.overlap_grad_reduce and policy.config.get("vision_config") and idle:
         # megatron/core/distributed/param_and_grad_buffer.py, finish_grad_sync: an assertion, where there are no images.
         yield Diagnostic(
             "error",
             _OVERLAP,
-            f"micro-batches without images have no gradients for {' and '.join(sorted(idle))}, and overlapped "
-            "reduction would wait for them",
-            "leave it out, or put them into model.freeze",
+            f"micro-batches without images have no gradients for {' and '.join(sorted(idle))}, but overlapped "
+            "reduction waits for these gradients",
+            f"remove {_OVERLAP}, or add {' and '.join(sorted(idle))} to model.freeze",
         )
 
 
@@ -80,19 +80,19 @@ def precision_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagno
             yield Diagnostic(
                 "error",
                 f"engine.options.transformer.{name}",
-                f"{platform.name} computes with the portable Transformer Engine{''.join(reasons)}, which has neither "
-                "FP8 nor FP4",
+                f"platform {platform.name} uses the portable Transformer Engine{''.join(reasons)}, which supports "
+                "neither FP8 nor FP4",
                 "set it to null and train in bfloat16 or float32",
             )
 
 
 def _delayed_scaling(run: RunConfig, transformer: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """Say that checkpoints lack the scales: layers of Transformer Engine give and take them as pickles only."""
+    """Warn that checkpoints lack the FP8 scales: layers of Transformer Engine save and load them as pickles only."""
     delayed = transformer.get("fp8") and transformer.get("fp8_recipe", "delayed") == "delayed"
     if delayed and (run.checkpoint.keep > 0 or run.resume != "never"):
         yield Diagnostic(
             "warning",
             "engine.options.transformer.fp8_recipe",
-            "a resumed run is not equal bit for bit: checkpoints do not hold the scales of FP8 with delayed scaling",
+            "a resumed run does not continue bit for bit: checkpoints do not hold the FP8 scales of delayed scaling",
             "use the recipe tensorwise, blockwise or mxfp8, which keep no history",
         )

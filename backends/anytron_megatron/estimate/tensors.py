@@ -113,8 +113,9 @@ def model_shapes(subject: Subject, *, predicts_ahead: bool) -> Shapes:
         raise ConfigError(
             "The tensors of this model cannot be listed before it is built.",
             where=subject.key,
-            why=f"the family {subject.config.get('model_type')!r} has no list of tensors, or the config lacks sizes",
-            fix="set model.path to a directory with weights: the headers of its files list the tensors",
+            why=f"Anytron has no list of tensors for the family {subject.config.get('model_type')!r}, or the config "
+            "lacks sizes",
+            fix="set model.path to a directory with weights, whose file headers list the tensors",
         )
     return {name: shape for name, shape in shapes.items() if not name.endswith(BUFFERS)}
 

@@ -116,8 +116,8 @@ class RouterReplays:
                 "The batch has no routing to replay.",
                 where="router replay",
                 why=f"expected (tokens, {expected[0]} layers, {expected[1]} experts), found {found}",
-                fix="compute old log-probs with this engine first (engine.options.router_replay), or let the "
-                "rollout engine report its routing (rollout.replay_routing)",
+                fix="compute old log-probs with this engine first (engine.options.router_replay), or set "
+                "rollout.replay_routing=true to replay the rollout's routing",
             )
         routers = self._chunks[chunk]
         weights = self._weights(prepared)
@@ -135,7 +135,7 @@ class RouterReplays:
         """
         counted = [replay.rerouted for replay in self._replays if replay.rerouted is not None]
         if len(counted) < len(self._replays):
-            raise EngineError("A router did not ask for the experts to replay.", where="router replay")
+            raise EngineError("A router did not request the experts to replay.", where="router replay")
         total = torch.stack([torch.zeros((), device=self._device), *counted]).sum()
         # Ranks that share a micro-batch's tokens have different ones.
         torch.distributed.all_reduce(total, group=parallel_state.get_tensor_and_context_parallel_group())

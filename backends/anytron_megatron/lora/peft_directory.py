@@ -104,13 +104,15 @@ def require_same_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]
             "The adapter cannot be read.", where=str(path), why=str(error)
         ) from error
     if missing := sorted(expected.keys() - found.keys()):
-        _refuse(path, f"{missing[0]} is missing, with {len(missing) - 1} others", "name fewer model.lora.targets")
+        why = f"{missing[0]} and {len(missing) - 1} other tensors are missing"
+        _refuse(path, why, "remove layers from model.lora.targets")
     if unknown := sorted(found.keys() - expected.keys()):
-        why = f"{unknown[0]} is unknown to the model and its targets, with {len(unknown) - 1} others"
-        _refuse(path, why, "name more model.lora.targets, or give the adapter of this model")
+        why = f"the model and model.lora.targets do not have {unknown[0]} and {len(unknown) - 1} other tensors"
+        _refuse(path, why, "add layers to model.lora.targets, or give an adapter of this model")
     for name, shape in expected.items():
         if found[name] != shape:
-            _refuse(path, f"{name} is {found[name]}, and must be {shape}", "give the adapter of this model")
+            why = f"{name} has the shape {found[name]}, but the model needs {shape}"
+            _refuse(path, why, "give an adapter of this model")
 
 
 def _refuse(path: Path, why: str, fix: str) -> None:

@@ -267,7 +267,7 @@ class BridgeSource:
                 where=str(directory),
                 why=f"{error}: Megatron keeps q_proj, k_proj and v_proj in one layer with one lora_A, and likewise "
                 "gate_proj and up_proj, but in this adapter each has its own",
-                fix="merge the adapter into the model, and start a new one",
+                fix="merge the adapter into the model, and start a new adapter",
             ) from error
 
     def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
@@ -310,7 +310,7 @@ def _unreadable(model_dir: Path, error: Exception) -> ConfigError:
         "Megatron and mcore-bridge refuse the model's configuration.",
         where=str(model_dir / "config.json"),
         why=f"{type(error).__name__}: {error}",
-        fix="compare it with the published one, remove fields of engine.options.transformer that contradict it, or "
+        fix="compare it with the published config.json, remove contradicting engine.options.transformer fields, or "
         "train another family (docs/reference/families.md)",
     )
 

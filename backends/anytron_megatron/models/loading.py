@@ -103,7 +103,7 @@ def freeze(
             "A part to freeze has no parameters.",
             where="model.freeze",
             why=f"no parameter of this model belongs to {', '.join(missing)}",
-            fix="leave it out",
+            fix=f"remove {', '.join(missing)} from model.freeze",
         )
 
 

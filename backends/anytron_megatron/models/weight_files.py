@@ -126,7 +126,7 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if not 0 < length <= min(_LONGEST_HEADER, size - _LENGTH_BYTES):
                 raise DamagedFileError(
-                    f"{size} bytes, and a header of {length} at its start: cut short or no safetensors"
+                    f"the file has {size} bytes, its header {length}: cut short, or not a safetensors file"
                 )
             header = parse_object(file.read(length))
         header.pop("__metadata__", None)
@@ -137,7 +137,7 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
             raise known from error
         raise DamagedFileError(f"its header cannot be read: {type(error).__name__}: {error}") from error
     if (whole := _LENGTH_BYTES + length + end) != size:
-        raise DamagedFileError(f"{size} bytes, and its header speaks of {whole}")
+        raise DamagedFileError(f"the file has {size} bytes, but its header requires {whole}")
     return shapes
 
 
@@ -184,7 +184,9 @@ def _weight_map(directory: Path) -> dict[str, str]:
     """
     index = read_object(directory / INDEX).get("weight_map")
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
-        raise ConfigError("The index is malformed.", why="its weight_map names no file for each tensor", fix=_DOWNLOAD)
+        raise ConfigError(
+            "The index is malformed.", why="its weight_map does not map each tensor to a file", fix=_DOWNLOAD
+        )
     if outside := sorted(name for name in set(index.values()) if Path(name).name != name or "\0" in name):
         why = f"{outside[0]!r:.60} is not a plain file name, and weight files must be in the model directory itself"
         raise ConfigError(

@@ -62,7 +62,7 @@ def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
         raise EngineError(
             "A Gated DeltaNet layer does not know which tokens are padding.",
             where=f"layer {layer.layer_number}",
-            why="it runs outside of its micro-batch's scope" if mask is None else "the mask has no linear_attn_mask",
+            why="it runs outside its micro-batch's scope" if mask is None else "the mask has no linear_attn_mask",
             fix="run the model inside anytron.sequences.masks.scope_of(mask), or on packed sequences",
         )
     padding = ~mask.linear_attn_mask.t()
@@ -70,7 +70,7 @@ def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
     rows, columns = hidden_states.shape[:2]
     if padding.shape != (rows * parts * context.size(), columns):
         raise EngineError(
-            "The mask of a Gated DeltaNet layer has another shape than its input.",
+            "The mask of a Gated DeltaNet layer does not match the shape of its input.",
             where=f"layer {layer.layer_number}",
             why=f"linear_attn_mask is {tuple(mask.linear_attn_mask.shape)} (batch, sequence), the input "
             f"{(rows, columns)} (sequence over {parts * context.size()} ranks, batch)",
@@ -183,7 +183,9 @@ def install_kernels(context: PatchContext) -> Installed:
         """
         wanted = {name: value for name, value in unused.items() if value not in (None, False)}
         if wanted:
-            raise EngineError("The gated delta rule does not have these options.", why=str(sorted(wanted)))
+            raise EngineError(
+                "The gated delta rule does not support these options.", why=f"set are {', '.join(sorted(wanted))}"
+            )
         return rule(q, k, v, g, beta, q.shape[-1] ** -0.5, cu_seqlens), None
 
     with ExitStack() as stack:

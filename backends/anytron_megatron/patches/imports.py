@@ -177,7 +177,7 @@ def refuse_model_code(original: Callable[..., str]) -> Callable[..., NoReturn]:
         raise EngineError(
             "A model directory wants to run its own code.",
             where=f"{directory}, {module_file}",
-            why="Anytron runs no code of a model directory, whatever its files say (SECURITY.md)",
+            why="Anytron never runs code from a model directory (SECURITY.md)",
             fix="use a model whose code is in transformers",
         )
 

@@ -135,7 +135,7 @@ def _of_this_rank(padding_mask: Tensor, router: Any, hidden: Tensor) -> Tensor:
         mask = mask.chunk(router.tp_group.size())[router.tp_group.rank()]
     if mask.shape != hidden.shape[:2]:
         raise EngineError(
-            "The router's tokens are not the tokens of the micro-batch.",
+            "The router's tokens do not match the tokens of the micro-batch.",
             where="padding mask of mixture-of-experts routing",
             why=f"the mask is {tuple(mask.shape)}, the hidden states {tuple(hidden.shape[:2])} (sequence, batch)",
         )

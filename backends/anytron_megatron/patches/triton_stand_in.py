@@ -144,7 +144,7 @@ class _StandIn:
         # A call without arguments is no decorator: it asks for a device or a version.
         if not _importing() or not (args or kwargs):
             raise EngineError(
-                f"{self._name} was called, and triton is not installed.",
+                f"{self._name} was called, but triton is not installed.",
                 where=self._import.user,
                 why=f"it is a triton kernel ({self._import.use})",
                 fix="install triton if it supports your device, or turn off the feature that needs it",

@@ -43,14 +43,15 @@ def install(kernels: KernelSource, device_type: str) -> Callable[[], None]:
     present = sys.modules.get(NAME)
     if present is not None:
         raise PatchError(
-            "The portable Transformer Engine cannot take its name.",
+            "The portable Transformer Engine cannot be imported as transformer_engine.",
             where=f"sys.modules[{NAME!r}]",
-            why=f"it was already imported in this process, from {getattr(present, '__file__', 'an unknown place')}",
-            fix="apply the patches before anything imports transformer_engine; Megatron, peft and accelerate do",
+            why="this process has already imported another transformer_engine, from "
+            f"{getattr(present, '__file__', 'an unknown place')}",
+            fix="apply the patches before transformer_engine is imported (Megatron, peft and accelerate import it)",
         )
     real = importlib.util.find_spec(NAME)
     if real is not None:
-        logger.warning("transformer_engine at %s is passed over: the portable one takes its name", real.origin)
+        logger.warning("transformer_engine at %s is not used: the portable one is imported instead", real.origin)
     aliases = {f"{NAME}{module.__name__.removeprefix(portable_te.__name__)}": module for module in _modules()}
     unbind = bind(kernels, device_type)
     sys.modules.update(aliases)

@@ -65,7 +65,7 @@ def kernels() -> Kernels:
         raise EngineError(
             "The portable Transformer Engine has no kernels.",
             where="anytron_megatron.portable_te",
-            why="its modules take kernels from the platform's hooks, but no hooks were bound in this process",
+            why="its modules take kernels from the platform's hooks, and no hooks were bound in this process",
             fix="apply the patch megatron.portable-transformer-engine, or call binding.bind(source, device_type)",
         )
     return _bound

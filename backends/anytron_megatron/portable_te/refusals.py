@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def refuse(where: str, what: str, fix: str) -> NoReturn:
-    """Raise for one thing that is asked for.
+    """Raise for one unsupported feature.
 
     Raises:
         EngineError: Always.
@@ -25,10 +25,10 @@ def refuse(where: str, what: str, fix: str) -> NoReturn:
 
 
 def refuse_settings(where: str, settings: Mapping[str, Any]) -> None:
-    """Raise if any setting asks for something; None and False ask for nothing.
+    """Raise if any setting is neither None nor False.
 
     Raises:
-        EngineError: Naming the settings.
+        EngineError: At least one setting is; the message names them.
     """
     asked = {name: value for name, value in settings.items() if value is not None and value is not False}
     if asked:

@@ -38,9 +38,9 @@ def redirect_torch_cuda(runtime: DeviceRuntime) -> Callable[[], None]:
     global _active  # noqa: PLW0603 - the redirection is a state of the process, like torch.cuda itself
     if _active is not None:
         raise EngineError(
-            "torch.cuda is redirected already.",
-            why=f"it goes to {_active.device_type}; a second redirection would hide the first",
-            fix="undo the first one",
+            "torch.cuda is already redirected.",
+            why=f"its calls go to {_active.device_type}; a second redirection would hide the first",
+            fix="undo the first redirection",
         )
     translate = devices.DeviceTranslator(runtime)
     undo_substitutions = substitute(
@@ -83,7 +83,7 @@ def _refusing_class(name: str, fix: str) -> type:
         raise EngineError(
             f"torch.cuda.{name} has no counterpart on this platform.",
             where="engine code that was redirected from torch.cuda",
-            why="it exists on CUDA devices only",
+            why="only CUDA devices have this function",
             fix=fix,
         )
 

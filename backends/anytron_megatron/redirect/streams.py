@@ -158,7 +158,7 @@ class Event:
     def elapsed_time(self, end_event: Event) -> float:
         """Return the milliseconds between two recorded events."""
         if self._recorded_s is None or end_event._recorded_s is None:
-            raise ValueError("both events must be recorded before the elapsed time is asked for")
+            raise ValueError("both events must be recorded before elapsed_time() is called")
         return (end_event._recorded_s - self._recorded_s) * 1e3
 
 

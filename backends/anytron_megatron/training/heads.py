@@ -122,7 +122,7 @@ class TokenScoreHead:
 
     def _micro_batch(self) -> PreparedBatch:
         if self._prepared is None:
-            raise EngineError("The model ran outside of the scope of a micro-batch.", where="TokenScoreHead")
+            raise EngineError("The model was run outside the scope of a micro-batch.", where="TokenScoreHead")
         return self._prepared
 
     def _evaluate(
@@ -148,13 +148,13 @@ class TokenScoreHead:
         answers = self._kernel(rows, weight, wanted, self._micro_batch().batch.temperature, group)
         if any(one.dtype != torch.float32 for one in answers):
             raise EngineError(
-                f"The log_prob kernel returns {' and '.join(str(one.dtype) for one in answers)}.",
+                f"The log_prob kernel returned {' and '.join(str(one.dtype) for one in answers)}, not float32.",
                 where="log_prob_kernel",
                 why=(
-                    "log-probs and entropies must be float32 whatever the operands are, because policy ratios are "
+                    "log-probs and entropies must be float32 whatever the operands' type, because policy ratios are "
                     "computed from them"
                 ),
-                fix="compute the softmax in float32 and leave its results there",
+                fix="compute the softmax in float32 and return its results in float32",
             )
         scores = torch.stack(answers)
         if positions is not None:

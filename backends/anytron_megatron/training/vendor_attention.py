@@ -44,9 +44,9 @@ def set_mask_type(chunks: Iterable[nn.Module], mask: AttnMask, sequence_format: 
         raise EngineError(
             f"The vendor's attention modules do not know the kernel mode '{mask.kernel_mode}'.",
             where=f"build_attn_mask of plugin '{mask.plugin}', {sequence_format}, kind {mask.kind.value}",
-            why=f"they take Transformer Engine's attn_mask_type, here {' or '.join(known) or 'nothing'}",
-            fix="answer one of these; or set portable_modules and answer attention_kernel; or let the vendor's "
-            "attention read anytron.sequences.masks.current_mask() and give the mask a reader",
+            why=f"they accept these values of Transformer Engine's attn_mask_type here: {', '.join(known) or 'none'}",
+            fix="return one of these values; or set portable_modules and implement attention_kernel; or let the "
+            "vendor's attention read anytron.sequences.masks.current_mask() and set the mask's reader",
         )
     causal = (AttnMaskType.causal, AttnMaskType.padding_causal)
     for chunk in chunks:

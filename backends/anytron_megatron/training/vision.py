@@ -104,7 +104,7 @@ class VisionInputs:
                 "Videos are not supported.",
                 where=f"sequence {sequence} of the micro-batch",
                 why=f"its prompt has the video token {self.video_token}",
-                fix="use images",
+                fix="remove videos from the data, or replace them with images",
             )
         places = ((tokens == self.image_token) & prompt).nonzero().flatten()
         grids = [] if images is None else self._checked_grids(images, sequence)
@@ -146,10 +146,10 @@ def refuse_images(batch: RaggedBatch) -> None:
     """
     if any(images is not None for images in batch.images or ()):
         raise DataError(
-            "This model takes no images.",
+            "This model does not accept images.",
             where="a micro-batch with images",
-            why="it does not belong to a family whose images are supported (docs/reference/families.md)",
-            fix="use a model of such a family, or data without images",
+            why="images are supported for some model families only (docs/reference/families.md)",
+            fix="use a model of one of these families, or data without images",
         )
 
 

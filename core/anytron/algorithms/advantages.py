@@ -58,7 +58,7 @@ def compare(values: Tensor, groups: Tensor, formula: Callable[[Tensor], Tensor])
 
 
 def differ(rewards: Tensor) -> Tensor:
-    """Say which groups have signal: those in which not all rewards are equal (DAPO, arXiv:2503.14476, eq. 11).
+    """Return which groups have signal: those in which not all rewards are equal (DAPO, arXiv:2503.14476, eq. 11).
 
     In the others nothing is better or worse than the rest. Equal is exact: because of rounding, equal rewards can have
     a deviation that is not quite 0.
@@ -73,7 +73,7 @@ def differ(rewards: Tensor) -> Tensor:
 
 
 def have_signal(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Say which samples belong to a group with signal (:func:`differ`).
+    """Return which samples belong to a group with signal (:func:`differ`).
 
     Args:
         rewards: float ``[N]``; NaN for a sample that nothing is learnt from.
@@ -274,7 +274,7 @@ def critic_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmS
 
 
 def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -> float:
-    """Say how much of the returns the values knew: ``1 - Var(returns - values) / Var(returns)``.
+    """Return how much of the returns the values knew: ``1 - Var(returns - values) / Var(returns)``.
 
     Args:
         values: float ``[T]``.

@@ -47,7 +47,7 @@ def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregatio
         raise DataError(
             "Nothing to learn from: every response of the mini-batch is empty.",
             where="loss_weights",
-            why=f"{lengths.numel()} sequences without a generated token",
+            why=f"none of its {lengths.numel()} sequences has a generated token",
             fix="check rollout.stop and the model's end token; rollout.min_new_tokens=1 forces a first token",
         )
     if aggregation == "token-mean":

@@ -151,7 +151,7 @@ class LossFunction(Protocol):
 
 
 def required(value: Tensor | None, name: str, where: str) -> Tensor:
-    """Give a field that is needed, or raise a DataError that names it and who needs it."""
+    """Return a field that is needed, or raise a DataError that names it and who needs it."""
     if value is None:
         raise DataError("A required field is missing.", where=where, why=f"{name} is None")
     return value

@@ -76,7 +76,7 @@ KL_ESTIMATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyTy
 
 
 def penalizes_rewards(algorithm: AlgorithmSection) -> bool:
-    """Say whether the KL penalty is a part of the reward, and not of the loss."""
+    """Return whether the KL penalty is a part of the reward, and not of the loss."""
     return algorithm.kl_coefficient > 0.0 and algorithm.kl_placement == "reward"
 
 
@@ -87,7 +87,7 @@ def to_remember(algorithm: AlgorithmSection, metrics: Mapping[str, float]) -> di
 
 
 def adapted(algorithm: AlgorithmSection, metrics: Mapping[str, float], samples: int) -> AlgorithmSection:
-    """Give the settings of a step, with its KL coefficient.
+    """Return the settings of a step, with its KL coefficient.
 
     Without ``kl_target`` that is always the configuration's. With one it follows the divergence of the step before
     (arXiv:1909.08593, section 2.2; with the horizon as in TRL's and verl's code)::
@@ -112,7 +112,7 @@ def adapted(algorithm: AlgorithmSection, metrics: Mapping[str, float], samples: 
 def rewards_and_token_rewards(
     rewards: Tensor, batch: RaggedBatch, algorithm: AlgorithmSection
 ) -> tuple[Tensor, Tensor]:
-    """Say what each response and each of its tokens is rewarded with.
+    """Return what each response and each of its tokens is rewarded with.
 
     A token's reward is ``-kl_coefficient * KL_t``, and the response's own is added to the last one (arXiv:1909.08593,
     eq. 2; arXiv:2203.02155, section 3.5). Both results tell of the same rewards: a response's is the sum of its

@@ -138,7 +138,7 @@ def call(kind: Kind, name: str, function: Callable[..., Any], *given: object) ->
 
 
 def misfit(name: str, values: object, tokens: int) -> str:
-    """Say why values are no tensor with a number for each token; empty if they are."""
+    """Return why values are no tensor with a number for each token; empty if they are."""
     if not isinstance(values, Tensor):
         return f"a {type(values).__name__} as {name}"
     return "" if values.shape == (tokens,) else f"{name} of shape {list(values.shape)} for {tokens} tokens"

@@ -51,17 +51,17 @@ PlaceOf = Callable[[str], str | None]
 
 
 def nowhere(name: str) -> None:
-    """Know no place for a name."""
+    """Return no place: the default of ``place_of``."""
     del name
 
 
 @dataclass(frozen=True)
 class Component:
-    """A library that an engine is made of; ``anytron doctor`` says which version it is, and where it is loaded from.
+    """A library that an engine uses; ``anytron doctor`` reports its version and where it is loaded from.
 
     Attributes:
         distribution: Its name in ``pip list``.
-        module: The module that the engine imports of it, for example ``megatron.core``.
+        module: The module of it that the engine imports, for example ``megatron.core``.
     """
 
     distribution: str
@@ -70,35 +70,35 @@ class Component:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What is known of an engine without importing it.
+    """Description of an engine, available without importing the engine.
 
     Attributes:
         engine: The engine's class, ``module:Class``.
         options_model: A pydantic model of ``engine.options`` or ``rollout.options`` (``extra="forbid"``, every field
             with a docstring or description); None = no options.
         capabilities: The optional protocols that the class implements.
-        platform_check: Function that finds what of a run the engine cannot do on a platform, ``module:function`` that
+        platform_check: Function that reports what of a run the engine cannot do on a platform, ``module:function`` that
             imports no engine: (:class:`anytron.config.schema.RunConfig`, :class:`anytron.device.platform.Platform`) ->
             diagnostics; empty = nothing can be said before the engine is built.
-        takes_stream: Of a rollout engine: the process in which it is built is the one that loads weights, so that they
+        takes_stream: Rollout engines only: whether the process that builds the engine also loads weights, so that they
             may come on a stream (:class:`anytron.workers.weights.stream.WeightStream`).
-        part_of: Of a rollout engine: the name of the training engine whose ranks generate by themselves
+        part_of: Rollout engines only: the name of the training engine whose ranks generate by themselves
             (:class:`anytron.workers.engines.training_engine.GeneratingEngine`); empty = it has its own processes and
             weights.
-        metrics: What it adds to the metrics of a step that every training engine gives
+        metrics: The metrics of a step that it reports besides those of every training engine
             (:mod:`anytron.record.tracking.metric_table`).
-        place_of: Where below the options a name belongs that is none of them; for error messages.
-        components: The libraries that it is made of.
+        place_of: Finds where, below the options, an unknown name belongs; for error messages.
+        components: The libraries that it uses.
         memory: Function that estimates the device memory of a rank, ``module:function`` that imports no engine; empty =
-            the engine gives no estimate. Of a training engine:
+            the engine gives no estimate. For a training engine
             :class:`anytron.workers.engines.estimates.EstimatesTraining`; of a rollout engine:
             :class:`anytron.workers.engines.estimates.EstimatesRollout`.
         process_bytes: Resident memory of one of its processes before it has a model, as measured: Python and what it
             imports. It counts where the device is the processor. 0 = not measured, or no process of its own.
-        flops: Of a training engine: function that counts the floating-point operations of its models,
+        flops: Training engines only: function that counts the floating-point operations of its models,
             ``module:function`` that imports no engine (:class:`anytron.workers.engines.estimates.CountsFlops`);
             empty = it gives no number.
-        reward_model: Of a training engine: how its ranks hold a reward model, which is another class
+        reward_model: Training engines only: the class with which its ranks hold a reward model
             (:class:`anytron.workers.engines.training_engine.RewardModelEngine`); None = it cannot.
     """
 
@@ -155,7 +155,7 @@ def find_component(group: str, name: str, key: str) -> EntryPoint:
         key: The configuration key that asks for it, for the error.
 
     Raises:
-        ConfigError: None offers it, or several do.
+        ConfigError: No distribution offers the name, or several do.
     """
     # A path that is listed twice (an editable install beside PYTHONPATH) shows one entry point twice.
     found = {point.value: point for point in entry_points(group=group, name=name)}
@@ -182,7 +182,7 @@ def load_component(group: str, name: str, key: str) -> Any:
     """Import what exactly one installed distribution offers by a name. Arguments as for :func:`find_component`.
 
     Raises:
-        ConfigError: None offers it, several do, or it fails to import.
+        ConfigError: No distribution offers the name, several do, or its import fails.
     """
     point = find_component(group, name, key)
     try:
@@ -200,7 +200,7 @@ def engine_info(group: str, name: str, key: str) -> EngineInfo:
     """Load the description of an engine; the engine itself is not imported. Arguments as for :func:`find_component`.
 
     Raises:
-        ConfigError: No distribution offers it, several do, or the entry point names something else.
+        ConfigError: No distribution offers it, several do, or the entry point does not name an :class:`EngineInfo`.
     """
     info = load_component(group, name, key)
     if not isinstance(info, EngineInfo):

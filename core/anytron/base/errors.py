@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class AnytronError(Exception):
-    """Say what failed, where, why, and how to fix it.
+    """Base class of Anytron's errors: what failed, where, why, and how to fix it.
 
     The command line prints these four parts without a traceback; everything else that reaches it
     is our bug and keeps its traceback.
@@ -80,7 +80,7 @@ class DataError(AnytronError):
 
 @contextlib.contextmanager
 def within(part: str) -> Iterator[None]:
-    """Say in errors of configuration and data that they are those of a part: a stage, or a validation set."""
+    """Add the name of a part (a stage, a validation set) to configuration and data errors raised in the block."""
     try:
         yield
     except (ConfigError, DataError) as error:
@@ -97,7 +97,7 @@ class PlatformError(PluginError):
 
 
 class HookContractError(PluginError):
-    """A plugin's answer breaks the contract of the hook."""
+    """The value that a plugin returned breaks the contract of the hook."""
 
 
 class PatchError(AnytronError):
@@ -117,7 +117,7 @@ class WorkerError(AnytronError):
 
 
 class ProcessLost(WorkerError):  # noqa: N818 - the name of what happened
-    """A worker process died without a word, is silent, or its machine is gone: starting again can help.
+    """A worker process died without an error, does not answer, or its machine is gone: a restart can help.
 
     A rank that raised is not lost: it would raise again.
     """

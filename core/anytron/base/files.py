@@ -42,7 +42,7 @@ _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
-    """Write a new version of a text file: it is seen whole, when the ``with`` block has ended without error, or never.
+    """Write a new version of a text file: it appears as a whole when the ``with`` block ends without error.
 
     A link at ``path`` is replaced, not followed. Characters that UTF-8 cannot hold are escaped as in JSON.
     """
@@ -77,7 +77,7 @@ def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
 
     Args:
         path: Its final name; what is there is replaced.
-        write: Fills the empty directory that it is given.
+        write: Function that fills the empty directory that it is passed.
     """
     part, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("part", "old"))
     remove(part)
@@ -97,7 +97,7 @@ def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or directory, if it is there; of a link, the link."""
+    """Delete a file or directory if it exists; a link is deleted, not its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -179,23 +179,23 @@ class Lock:
         os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
     def lost(self) -> str:
-        """Say why the lock keeps no other process away any more; nothing as long as it does."""
+        """Return why the lock no longer keeps other processes away; an empty string while it does."""
         return why_lost(self._path, self._descriptor)
 
     def release(self) -> None:
-        """Give the lock up."""
+        """Release the lock."""
         os.close(self._descriptor)
 
 
 def why_lost(path: Path, descriptor: int) -> str:
-    """Say why a path does not lead to an open file any more, whose place in the file system nothing else can take.
+    """Return why a path no longer leads to the file that was opened there.
 
     Args:
         path: Where it was opened.
-        descriptor: Of the open file, or directory.
+        descriptor: Descriptor of the open file or directory.
 
     Returns:
-        The cause, in words; nothing if the path leads to the file.
+        The cause, in words; empty if the path still leads to the file.
     """
     try:
         own, found = os.fstat(descriptor), path.stat()
@@ -203,11 +203,11 @@ def why_lost(path: Path, descriptor: int) -> str:
         return f"{path} is not there any more"
     except OSError as error:
         return f"{path} cannot be examined any more: {error}"
-    return "" if os.path.samestat(own, found) else f"{path} is another one now"
+    return "" if os.path.samestat(own, found) else f"{path} was replaced"
 
 
 def lock_owner(path: Path) -> str | None:
-    """Say which process has a :class:`Lock`, and leave it to it; None if none has, or there is no such file.
+    """Return which process holds a :class:`Lock`, without taking it; None if no process does or the file is missing.
 
     Raises:
         OSError: The file cannot be opened, or the file system has no locks.
@@ -241,7 +241,7 @@ LOCK = "lock"
 
 
 class PrivateDirectory:
-    """A directory of this user alone in ``TMPDIR``. A context manager: leaving deletes it.
+    """A directory in ``TMPDIR`` that only this user can read. A context manager: leaving deletes it.
 
     A process that is killed leaves its directory behind: the next one of the same user on this machine that makes one
     of the same prefix deletes it. A directory whose lock is held is of a living process.
@@ -250,7 +250,7 @@ class PrivateDirectory:
         prefix: What its name begins with.
 
     Attributes:
-        path: Of the directory.
+        path: Path of the directory.
     """
 
     def __init__(self, prefix: str) -> None:

@@ -28,28 +28,28 @@ _OURS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen importlib", str(import
 
 
 class Fault(NamedTuple):
-    """What is wrong with a user's function: three of an error's four parts."""
+    """What is wrong with a user's function: ``what``, ``why`` and ``fix`` of an error."""
 
     what: str
     why: str
     fix: str
 
     def error(self, where: str, kind: type[AnytronError] = DataError) -> AnytronError:
-        """The error that says it, with the key that names the function, or what it was called for, as where."""
+        """Return the error; ``where`` is the key that names the function, or what it was called for."""
         return kind(self.what, where=where, why=self.why, fix=self.fix)
 
 
 @dataclass(frozen=True)
 class Called:
-    """How one function of a user's is called, or a method of a class.
+    """How a user's function, or a method of a user's class, is called.
 
     Attributes:
         name: What it is, for the beginning of a sentence: ``A reward function``.
         takes: Names of its positional arguments, without ``self``.
         given: What these are, as a sentence without a full stop.
-        gives: What it must return, as the object of ``return``.
-        method: As what attribute a class has it; empty = it is no method.
-        optional: A class may do without it.
+        gives: What it must return, as a phrase that follows "return".
+        method: Name of the method; empty = it is a function.
+        optional: Whether a class may lack the method.
     """
 
     name: str
@@ -61,16 +61,16 @@ class Called:
 
     @property
     def signature(self) -> str:
-        """The positional arguments in parentheses, of a method behind its name."""
+        """The positional arguments in parentheses, after the name if it is a method."""
         return f"{self.method}({', '.join([*(['self'] if self.method else []), *self.takes])})"
 
     def misfit(self, function: Any, options: Iterable[str] = (), *, bound: bool = True) -> Fault | None:
-        """Say why a function cannot be called as this is: it is async, or takes other arguments; None if it can.
+        """Return why a function cannot be called this way (it is async, or its arguments differ); None if it can.
 
         Args:
             function: The user's function.
-            options: Names of keyword arguments that it is given as well.
-            bound: False for a method that is not yet an object's.
+            options: Names of keyword arguments that are passed too.
+            bound: False for a method of a class that has no instance yet.
         """
         named = list(options)
         called = _called(function)  # not what is behind decorators: one may wait for what is async
@@ -100,7 +100,7 @@ class Called:
         return None
 
     def raised(self, error: BaseException, function: object) -> Fault:
-        """Say what a function has raised, and in which line of its file, with the frames from there on."""
+        """Return what a function has raised, and in which line of its file, with the frames from there on."""
         line = _line(error, function)
         said = "".join(f": {text}" for text in str(error).strip().splitlines()[:1])
         headline = _writable(f"{type(error).__name__}{said}")
@@ -111,11 +111,11 @@ class Called:
         return Fault(f"{self.name} raised.", f"{headline} ({line})\n{traced(error)}", fix)
 
     def unusable(self, function: object, returned: str, what: str = "") -> Fault:
-        """Say that a function has returned what cannot be used.
+        """Describe the fault that a function returned something unusable.
 
         Args:
             function: The user's function.
-            returned: What it returned, as the object of ``returned``.
+            returned: What it returned, as a phrase that follows "returned".
             what: The headline; has a default.
         """
         fix = self.advised(f"return {self.gives}")
@@ -124,23 +124,23 @@ class Called:
         )
 
     def returned_async(self, function: object, found: object) -> Fault | None:
-        """Say that a function returned something to await, which is closed; None if it did not."""
+        """Return the fault that a function returned an awaitable, which is closed; None if it did not."""
         returned = f"{type(found).__name__}, which is async, and is called without await"
         return self.unusable(function, returned) if is_async(found) else None
 
     @contextmanager
     def guard(self, function: object, where: str, kind: type[AnytronError] = DataError) -> Iterator[None]:
-        """Turn what a function raises within into an error about it.
+        """Convert what a function raises in the block into an error that names the function.
 
         Args:
             function: The user's function.
-            where: The error's.
-            kind: The error's.
+            where: ``where`` of the error.
+            kind: Class of the error.
 
         Raises:
-            AnytronError: It has raised; of the given kind, or one that it has raised itself. The cause is what it
+            AnytronError: The function raised: an error of ``kind``, or its own AnytronError. Its cause is what it
                 raised, by which a worker knows that there was no device memory left.
-            OSError: It has raised one that says that the machine has run out of something.
+            OSError: The function raised an OSError which says that the machine ran out of something.
         """
         try:
             yield
@@ -160,7 +160,7 @@ class Called:
         return found
 
     def advised(self, fix: str) -> str:
-        """A remedy, with what the arguments are."""
+        """Return a remedy, followed by a description of the arguments."""
         return f"{fix}; {self.given}" if self.given else fix
 
 
@@ -169,11 +169,11 @@ class Kind:
     """What a key of the configuration may name.
 
     Attributes:
-        key: The key, with ``[]`` behind a list.
-        call: How what it names is called.
-        methods: What a class has, if it may be a class whose objects are used.
-        made: How such a class is called, where that is another way than ``call``.
-        options: It is given keyword arguments too: those of ``options`` beside the key.
+        key: The key, with ``[]`` after a list.
+        call: How the named function is called.
+        methods: Methods of the class, if the key may name a class whose objects are used.
+        made: How such a class is instantiated, if not as ``call``.
+        options: Whether it is also passed keyword arguments, those of ``options`` beside the key.
     """
 
     key: str
@@ -183,16 +183,16 @@ class Kind:
     options: bool = False
 
     def check(self, found: Any, key: str, options: Iterable[str] = (), *, methods: bool = True) -> None:
-        """Check that it can be called as it will be.
+        """Check that what the key names can be called.
 
         Args:
             found: What the key names.
             key: The key, as it stands in this configuration.
-            options: Names of keyword arguments that it is given.
-            methods: Look at its methods too.
+            options: Names of keyword arguments that are passed.
+            methods: Whether to check its methods too.
 
         Raises:
-            ConfigError: It is async, takes other arguments, or lacks a method.
+            ConfigError: ``found`` is async, has the wrong arguments, or lacks a method.
         """
         is_class = inspect.isclass(found) and bool(self.methods)
         fault = (self.made or self.call if is_class else self.call).misfit(found, options)
@@ -215,7 +215,7 @@ def _misfit_of_method(method: Called, cls: type) -> Fault | None:
 
 
 def has(cls: Any) -> str:
-    """Say what a dataclass's objects have, for :attr:`Called.given`."""
+    """Return a phrase that lists the fields of a dataclass, for :attr:`Called.given`."""
     names = [one.name for one in fields(cls)] + [name for name, one in vars(cls).items() if isinstance(one, property)]
     return f"{'an' if cls.__name__[0] in 'AEIO' else 'a'} {cls.__name__} has {', '.join(names)}"
 
@@ -238,7 +238,7 @@ def place(function: object) -> str:
 
 
 def traced(error: BaseException) -> str:
-    """Give the traceback of what a user's code raised, without our frames before it, as text for any file."""
+    """Return the traceback of what a user's code raised, without our frames before it, as text for any file."""
     first = trace = error.__traceback__
     while first is not None and first.tb_frame.f_code.co_filename.startswith(_OURS):
         first = first.tb_next

@@ -20,7 +20,7 @@ def find(module: str, name: str) -> object:
         name: The attribute that was asked for.
 
     Raises:
-        AttributeError: It is not in the module's ``__all__``.
+        AttributeError: ``name`` is not in the module's ``__all__``.
     """
     public = sys.modules[module]
     if name not in public.__all__:
@@ -32,7 +32,7 @@ def find(module: str, name: str) -> object:
 
 
 def homes(path: Path) -> dict[str, tuple[str, str]]:
-    """Read from a file where each name that it imports comes from: the module, and the name there."""
+    """Read from a source file where each imported name comes from: the module, and the name in it."""
     return {
         alias.asname or alias.name: (node.module, alias.name)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

@@ -18,7 +18,7 @@ class Metric:
         name: The key; a part in capitals (``NAME``) stands for any name, capitals inside of a part (``mean@N``) for a
             number.
         unit: What it counts or measures; empty = a plain number.
-        meaning: What it says, in a phrase.
+        meaning: Its meaning, in a phrase.
         when: Which runs have it; empty = all.
     """
 
@@ -38,10 +38,10 @@ def _with_a_number(part: str) -> str:
 
 
 def is_maximum(name: str) -> bool:
-    """Whether a metric of an update is the largest of its parts, by its name; all others are sums."""
+    """Whether, by its name, a metric of an update is the maximum over its parts; all others are sums."""
     return name.endswith("_max")
 
 
 def joined(name: str, parts: Iterable[float]) -> float:
-    """Make a mini-batch's metric of what its micro-batches or replicas have of it."""
+    """Combine the values of a metric from micro-batches or replicas into that of the mini-batch."""
     return max(parts) if is_maximum(name) else sum(parts)

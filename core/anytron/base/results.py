@@ -24,14 +24,14 @@ class Result:
     """The outcome of one check.
 
     Attributes:
-        name: Of the check; in front of the first dot stands its group, if it has one: ``versions.torch``.
+        name: Name of the check; the part before the first dot, if any, is its group: ``versions.torch``.
         status: The outcome.
         detail: What was found or compared, or why the check was skipped.
         fix: The command or setting that cures a failure.
         difference: The largest absolute difference; None if none was measured.
         tolerance: The largest difference allowed; None if none was measured.
-        made: Names of the cases that passed, of a check that has cases.
-        left_out: Why cases were skipped, by their names; empty if the check as a whole was.
+        made: Names of the cases that passed, if the check has cases.
+        left_out: Why cases were skipped, by case name; empty if the whole check was skipped.
         broken: Name of the smallest case that fails; None if no case does.
         notes: More lines on a failure, by label.
         seconds: How long the check took.
@@ -51,7 +51,7 @@ class Result:
 
     @property
     def group(self) -> str:
-        """The part of the name in front of the first dot; empty if there is no dot."""
+        """The part of the name before the first dot; empty without a dot."""
         return self.name.rpartition(".")[0].partition(".")[0]
 
     @property
@@ -61,12 +61,12 @@ class Result:
 
     @property
     def skipped(self) -> int:
-        """Number of cases that were skipped; 1 if the check as a whole was."""
+        """Number of skipped cases; 1 if the whole check was skipped."""
         return len(self.left_out) or int(self.status == "skipped")
 
     @property
     def explanation(self) -> str:
-        """The detail, the fix, the failing case and the notes, in lines for people."""
+        """The detail, the fix, the failing case and the notes, as lines to print."""
         parts = {"": self.detail, "fix": self.fix, "case": self.broken, **self.notes}
         return "\n".join(f"{label}: {text}" if label else text for label, text in parts.items() if text)
 
@@ -76,19 +76,19 @@ class Result:
 
 
 def worst(statuses: Iterable[Status]) -> Status:
-    """Give the worst of several statuses; ``skipped`` if there are none."""
+    """Return the worst of several statuses; ``skipped`` if there are none."""
     return max(statuses, key=STATUSES.index, default="skipped")
 
 
 def of_error(name: str, error: Exception, status: Status = "failed") -> Result:
-    """Make a result of what a check raised."""
+    """Make a failed result from the error that a check raised."""
     return Result(name, status, in_one_line(error), error.fix if isinstance(error, AnytronError) else REPORT)
 
 
 def in_one_line(error: BaseException) -> str:
-    """Say what an error says, without its fix.
+    """Return an error in one line, without its fix.
 
-    A worker's traceback, or the end of its log, is in the file that is named. Of an unforeseen error the innermost line
+    A worker's traceback, or the end of its log, is in the named file. For an unexpected error the innermost line
     is shown.
     """
     if not isinstance(error, AnytronError):
@@ -106,6 +106,6 @@ def in_one_line(error: BaseException) -> str:
 
 
 def _raised(text: str) -> str:
-    """Give what was raised, the first line of it, from the text of a traceback."""
+    """Return the exception of a traceback's text, its first line only."""
     after = text.rpartition("Traceback (most recent call last):")[2].splitlines()
     return next((line for line in after if line and not line[0].isspace()), "")

@@ -6,7 +6,7 @@ import hashlib
 
 
 def derive_seed(seed: int, purpose: str, index: int) -> int:
-    """Give a purpose its own seed, the same in every process and Python version.
+    """Derive the seed of a purpose; it is the same in every process and Python version.
 
     Args:
         seed: ``trainer.seed``.
@@ -14,7 +14,7 @@ def derive_seed(seed: int, purpose: str, index: int) -> int:
         index: Step, epoch, or another count.
 
     Returns:
-        A number in ``[0, 2**63)``, which every generator of torch accepts.
+        A number in ``[0, 2**63)``, which every torch generator accepts.
     """
     digest = hashlib.sha256(f"{seed}/{purpose}/{index}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

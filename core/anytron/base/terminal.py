@@ -18,7 +18,7 @@ _UNSEEN = re.compile("[\x80-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\uf
 
 
 def visible(text: str, encoding: str = "utf-8") -> str:
-    """Escape what has no picture of its own, and what an encoding cannot write; ends of lines stay.
+    """Escape characters that are not printable or that the encoding cannot write; line ends stay.
 
     Args:
         text: Any text, halves of surrogate pairs included.
@@ -30,12 +30,12 @@ def visible(text: str, encoding: str = "utf-8") -> str:
 
 
 class VisibleStream:
-    """A text stream whose text is made visible, whoever writes: ``print``, warnings, logs and tracebacks too.
+    """A text stream that escapes what is not printable, in ``print``, warnings, logs and tracebacks alike.
 
-    A carriage return becomes the end of a line. The stream has no ``buffer``, past which bytes could go.
+    A carriage return becomes the end of a line. The stream has no ``buffer``, through which bytes could bypass it.
 
     Attributes:
-        stream: The stream that it writes to. A console writes its own colours and moves of the cursor there.
+        stream: The underlying stream. A console writes its colours and cursor movements to it.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -48,7 +48,7 @@ class VisibleStream:
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
-        """Write each."""
+        """Write each of the lines."""
         for line in lines:
             self.write(line)
 
@@ -59,7 +59,7 @@ class VisibleStream:
 
 
 def make_output_visible() -> None:
-    """Let this process's standard output and error output write visible text only, from now on."""
+    """Make stdout and stderr of this process escape what is not printable, from now on."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, VisibleStream):  # None: closed before the start

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """What about a model decides the mask it needs.
+    """Properties of a model that determine the mask it needs.
 
     Attributes:
         causal: A token sees only itself and earlier ones.
@@ -58,7 +58,7 @@ class ParallelSizes:
 
 @dataclass(frozen=True)
 class AttentionHeads:
-    """Full attention as a model has it, over all tensor-parallel ranks.
+    """Sizes of a model's full attention, over all tensor-parallel ranks.
 
     Attributes:
         heads: Query heads.

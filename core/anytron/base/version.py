@@ -17,7 +17,7 @@ __version__ = _installed()
 
 
 def installable(version: str) -> str:
-    """Say what ``pip install`` takes to install a version of Anytron.
+    """Return the argument of ``pip install`` that installs a version of Anytron.
 
     Args:
         version: ``anytron.__version__``. No package index has the version of a commit, ``0.1.dev12+g0123abcde``.

@@ -47,13 +47,13 @@ _CHUNKS = "virtual_pipeline_model_parallel_size"
 
 
 def alone(config: RunConfig) -> list[str]:
-    """Give the overrides that leave of a run its training engine on one rank, which has no need of the rest.
+    """Return the overrides that reduce a run to its training engine on one rank.
 
-    Prompts, rewards, environment, validation, rollout engine, a teacher and a reward model are not used: what stands
-    for them needs no files and no packages.
+    Prompts, rewards, environment, validation, rollout engine, teacher and reward model are not used; placeholders that
+    need no files and no packages replace them.
 
     Args:
-        config: The run's.
+        config: Configuration of the run.
     """
     chunks = [f"engine.options.{_CHUNKS}=1"] if _CHUNKS in config.engine.options else []
     rewarded = ["algorithm.advantage=grpo"] if config.algorithm.advantage == "none" else []
@@ -74,15 +74,17 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
 
     Args:
         path: A checkpoint; or a directory of checkpoints or of a run, whose newest one is taken.
-        out: The directory to write.
-        overrides: Changes of the run's configuration, for example where its model lies now; relative paths are relative
-            to the current directory.
+        out: The output directory; it must not exist.
+        overrides: Changes of the run's configuration, for example the new path of its model; relative paths are
+            relative to the current directory.
 
     Raises:
         AnytronError: The checkpoint is damaged or would run code, ``out`` exists, or the run cannot be set up here.
     """
     if out.exists():
-        raise ConfigError("The directory to write exists.", where=str(out), fix="name another one")
+        raise ConfigError(
+            "The output directory already exists.", where=str(out), fix="give another OUT, or delete the directory"
+        )
     checkpoint = locate(path)
     checkpoint.verify()
     config = _config(checkpoint)
@@ -109,7 +111,7 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
 
 
 def _config(checkpoint: Checkpoint) -> RunConfig:
-    """The configuration of the run that a checkpoint is of."""
+    """The configuration of the run that wrote a checkpoint."""
     try:
         return RunConfig.model_validate(checkpoint.state().config)
     except ValidationError as error:
@@ -127,9 +129,9 @@ def _refuse_code(config: RunConfig, overrides: Sequence[str]) -> None:
         named = any(override.startswith(f"{key}=") for override in overrides)
         if reference is not None and ":" in reference and not named:
             raise ConfigError(
-                "The checkpoint's configuration names a function, and nothing in a checkpoint runs unasked.",
+                "The checkpoint's configuration names a function, and code named by a checkpoint is not run.",
                 where=f"{key} = {reference}",
-                fix=f"if you trust it, name it yourself: anytron checkpoint export PATH OUT {key}={reference}",
+                fix=f"if you trust the function, set it yourself: anytron checkpoint export PATH OUT {key}={reference}",
             )
 
 
@@ -143,7 +145,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
         as_json: Print JSON.
 
     Raises:
-        AnytronError: The directory, the configuration or the machine is not fit for it.
+        AnytronError: The directory holds no saved mini-batch, or this machine cannot run the update.
     """
     from anytron.record.checkpoint.directory import locate
     from anytron.run.trainer.non_finite import CONFIG, read_bad_batch
@@ -175,7 +177,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
 
 
 def _weights(path: Path, config: RunConfig, checkpoint: Checkpoint | None) -> tuple[str, list[str]]:
-    """Find what the update starts from: its name for people, and overrides."""
+    """Find the weights that the update starts from: a description of them, and overrides that load them."""
     from anytron.run.trainer.models import model_directory
 
     made = config.model.path is None
@@ -191,9 +193,9 @@ def _weights(path: Path, config: RunConfig, checkpoint: Checkpoint | None) -> tu
         return "its weights at that time", [override("model.path", path / "model"), "model.config=null", *tokenizer]
     if not model_directory(config).is_dir():
         raise DataError(
-            "The model that the run started from is gone.",
+            "The model that the run started from no longer exists.",
             where=str(model_directory(config)),
-            fix=f"give a checkpoint: anytron replay {path} --checkpoint PATH",
+            fix=f"start from a checkpoint of the run: anytron replay {path} --checkpoint PATH",
         )
     return "the initial model", initial
 
@@ -221,5 +223,5 @@ def _where(first: NonFinite) -> str:
 
 
 def _record(update: BadUpdate, finding: Finding, origin: str) -> dict[str, Any]:
-    """Give what ``--json`` prints."""
+    """Return the object that ``--json`` prints."""
     return {"update": asdict(update), "from": origin, **asdict(finding)}

@@ -22,10 +22,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def list_command(path: RunPath, as_json: AsJson = False) -> None:
     """List the checkpoints in PATH, the oldest first.
 
-    A checkpoint is complete when its manifest is there, which is written last. One that is not is being written, or its
-    run ended in it; the next start of the run deletes it. Files are not read: `anytron checkpoint verify` does.
-    --json prints a list of {path, step, complete, bytes, weights_version, best}; best is null, or says why that one is
-    kept: {step, metric, direction, value}.
+    A checkpoint is complete when it has a manifest, which is written last. An incomplete one is still being written, or
+    its run ended during the save; the next start of the run deletes it. To check the files' contents, use
+    `anytron checkpoint verify`.
+    --json prints a list of {path, step, complete, bytes, weights_version, best}; best is null, or the validation for
+    which the checkpoint is kept: {step, metric, direction, value}.
     """
     rows = _rows(_directory(path))
     if as_json:
@@ -54,7 +55,7 @@ def verify(path: AnyPath, as_json: AsJson = False) -> None:
         try:
             problems = checkpoint.manifest().problems(checkpoint.path)
         except CheckpointError as error:
-            problems = [f"{error.what} {error.why}"]
+            problems = [f"{error.what.removesuffix('.')}; {error.why}"]
         results.append({"path": str(checkpoint.path), "problems": problems})
     if as_json:
         typer.echo(json.dumps(results, indent=2))
@@ -68,7 +69,7 @@ def verify(path: AnyPath, as_json: AsJson = False) -> None:
 @app.command()
 def export(
     path: AnyPath,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write; it must not exist.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output directory; it must not exist.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -80,9 +81,9 @@ def export(
 ) -> None:
     """Write the policy of a checkpoint as a Hugging Face directory, with its tokenizer.
 
-    Of several checkpoints in PATH it is the newest; checkpoints/best stands for the best one (validation.keep_best).
-    One process is enough, whatever number of ranks wrote them: the run's configuration comes from the checkpoint, with
-    all parallel sizes 1.
+    If PATH has several checkpoints, the newest is exported; checkpoints/best selects the best one
+    (validation.keep_best). One process is enough, whatever the number of ranks that wrote the checkpoint: the run's
+    configuration is read from it, with all parallel sizes set to 1.
 
     Example: anytron checkpoint export runs/grpo_sort model
     """
@@ -96,7 +97,12 @@ def _directory(path: Path) -> CheckpointDirectory:
     from anytron.record.checkpoint.directory import CHECKPOINTS, CheckpointDirectory
 
     if not path.is_dir():
-        raise CheckpointError("There are no checkpoints.", where=str(path), why="no such directory")
+        raise CheckpointError(
+            "No checkpoints were found.",
+            where=str(path),
+            why="the directory does not exist",
+            fix="give the directory of a run, or of its checkpoints",
+        )
     inside = path / CHECKPOINTS
     return CheckpointDirectory((inside if inside.is_dir() else path).absolute())
 

@@ -1,6 +1,6 @@
 """``anytron doctor`` and ``anytron verify``: make checks, and print their results.
 
-Standard output has tables and the suppliers of the kernels, or one JSON object; progress goes to the error output.
+Standard output has tables and the suppliers of the kernels, or one JSON object; progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLORS: dict[Status, str] = {"skipped": "dim", "passed": "green", "warning": "ye
 
 
 class ProgressBar(Watcher):
-    """A bar on a terminal, and a line for each check that is over."""
+    """A bar on a terminal, and a line for each finished check."""
 
     def __init__(self, notes: Console) -> None:
         self.results: list[Result] = []
@@ -53,11 +53,11 @@ class ProgressBar(Watcher):
         self._task = self.bar.add_task("", total=None)
 
     def expects(self, total: int) -> None:
-        """Give the bar its length."""
+        """Set the number of checks."""
         self.bar.update(self._task, total=total)
 
     def begins(self, what: str) -> None:
-        """Show it beside the bar."""
+        """Show the check beside the bar."""
         self.bar.update(self._task, description=what)
 
     def made(self, result: Result) -> None:
@@ -153,7 +153,7 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
         Whether no check failed.
 
     Raises:
-        AnytronError: The configuration, the data or the machine is not fit for the run.
+        AnytronError: The configuration, the data or the machine does not allow the run.
     """
     notes = error_console()
     run = open_run(path, overrides)
@@ -175,19 +175,19 @@ def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> 
 
 
 def run_verification_of(framework: str, path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
-    """Check the engine of another framework as that one's own configuration says, and print what was found.
+    """Check the engine of another framework, configured by that framework's own file, and print the results.
 
     Args:
-        framework: Its name among the entry points of :data:`~anytron.base.components.VERIFICATIONS`.
-        path: Its configuration.
-        overrides: Of it, in its grammar.
+        framework: Name of its entry point in :data:`~anytron.base.components.VERIFICATIONS`.
+        path: The framework's configuration file.
+        overrides: Overrides of that configuration, in the framework's syntax.
         as_json: Print JSON.
 
     Returns:
         Whether no check failed.
 
     Raises:
-        AnytronError: Nothing that is installed verifies it, or the engine cannot be built.
+        AnytronError: No installed distribution verifies the framework, or its engine cannot be built.
     """
     if framework not in component_names(VERIFICATIONS):
         raise ConfigError(

@@ -21,7 +21,7 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at the
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; paths in it are relative to it.")]
 
 RUN_OF_TOKENS = 4
-"""So many equal tokens in a row, as an image has, are shown as one with their number."""
+"""Runs of at least this many equal tokens, as an image has, are shown as one token and a count."""
 
 
 @app.callback()
@@ -101,15 +101,16 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Try a run's rewards on its data: can they be earned, and are they not earned for nothing?
+    """Check that a run's rewards tell right answers from wrong ones.
 
-    The right answer to each prompt goes through its reward in the forms that models write; the best must score more
-    than an empty response, "None", another prompt's answer and the prompt itself. Prompts are looked at as the model
-    reads them. Rewards run in processes of their own, as in a run. judge, reward_model and environment are left out,
-    since they cost something. All prompts are tried, of training and of validation; anytron train tries a few. Printed
-    are a table of findings, with rows and remedies, and for each reward what every form of response scored.
+    For each prompt, the right answer is scored in the forms that models write. The best of these must score more than
+    an empty response, "None", another prompt's answer and the prompt itself. The prompts are also checked as the model
+    reads them. Reward functions run in separate processes, as in a run. judge, reward_model and environment are not
+    called, because calls cost time or money. All prompts of training and validation are tried; anytron train tries a
+    few. The output is a table of findings, with rows and remedies, and for each reward the score of every form of
+    response.
 
-    The exit status is 1 if something was found.
+    The exit status is 1 if there are findings.
 
     Example: anytron data check examples/grpo_sort.yaml
     """
@@ -154,7 +155,7 @@ def _described(prompt: TokenizedPrompt, tokenizer: Any) -> dict[str, Any]:
 
 
 def _visible(text: str) -> str:
-    """Escape what is no letter or sign: a prompt stays on its line, and commands no terminal."""
+    """Escape control characters, so that a prompt stays on its line and cannot control the terminal."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 

@@ -35,7 +35,7 @@ SHOWN = 32
 
 
 def run_check(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
-    """Check, print, and say whether nothing was found.
+    """Check the rewards of a run, print the findings, and return whether there are none.
 
     Raises:
         ConfigError: The configuration is not valid.
@@ -55,7 +55,7 @@ def run_check(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
 
 
 def _subjects(config: RunConfig, name: str) -> Iterator[tuple[str, PreparedPrompts]]:
-    """Give what is checked: training and each validation set."""
+    """Yield what is checked: training and each validation set."""
     with within(name):
         if config.supervised:
             examples = prepare_prompts(config)
@@ -70,7 +70,7 @@ def _subjects(config: RunConfig, name: str) -> Iterator[tuple[str, PreparedPromp
 
 
 def _checked(name: str, config: RunConfig, prepared: PreparedPrompts) -> Rehearsal:
-    """Try a subject's rewards; of supervised fine-tuning the data have been read, and no more is done."""
+    """Try a subject's rewards. Supervised fine-tuning has no rewards: reading its data is the whole check."""
     from rich.progress import Progress
 
     from anytron.run.preflight.prepare import PreparedRun
@@ -95,7 +95,7 @@ def _checked(name: str, config: RunConfig, prepared: PreparedPrompts) -> Rehears
 
 
 def _show(console: Console, name: str, found: Rehearsal) -> None:
-    """Print what was found: what was tried, the findings, and what each form scored."""
+    """Print what was tried, the findings, and the score of each form of response."""
     count = len(found.findings)
     console.print(f"{name}: {count} finding{'s' * (count != 1)}" if count else f"{name}: nothing wrong")
     for reward, tried in found.tried.items():
@@ -146,7 +146,7 @@ def _number(score: float | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape what is no letter or sign: a text stays on its line."""
+    """Escape control characters, so that a text stays on its line."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 

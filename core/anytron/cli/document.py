@@ -22,7 +22,7 @@ HEADING = """# Command line
 <!-- Generated from core/anytron/cli by `python -m anytron.cli.document docs/reference/cli.md`. -->
 
 `anytron`, or `python -m anytron`. Every command has `--help`. Keys of the configuration are set as `section.key=value`
-([configuration](config.md)); [errors](errors.md) are printed in four lines, to the error output.
+([configuration](config.md)); [errors](errors.md) are printed in four lines, to stderr.
 
 | exit status | after |
 |---|---|
@@ -35,12 +35,12 @@ HEADING = """# Command line
 | environment variable | says |
 |---|---|
 | `ANYTRON_PLATFORM` | the platform, where `platform.name` does not |
-| `ANYTRON_PLATFORM_OPTIONS` | `platform.options` as a JSON object; a configuration that says others is refused |
+| `ANYTRON_PLATFORM_OPTIONS` | `platform.options` as a JSON object; a configuration with different options is refused |
 | `ANYTRON_PLUGINS` | the only plugins that may be loaded, separated by commas |
 | `ANYTRON_DISABLE_PLUGINS` | plugins that are not loaded, separated by commas |
 | `ANYTRON_TRACE_HOOKS` | `1`: every hook call is printed, with its answers |
-| `ANYTRON_VERL_REPORT` | a directory, in which each process with an engine of verl's writes what was changed in it |
-| `ANYTRON_SWIFT_REPORT` | a directory, in which each rank of anytron-swift writes what was changed in it |
+| `ANYTRON_VERL_REPORT` | a directory, in which each process with a verl engine reports what was changed in it |
+| `ANYTRON_SWIFT_REPORT` | a directory, in which each rank of anytron-swift reports what was changed in it |
 | `ANYTRON_ASCEND_SIMULATOR_DIR` | where the simulator's built libraries lie; by default in the user's cache |
 | `ANYTRON_ASCEND_SIMULATOR` | `1`: ascend takes its [simulator](../how-to/train-on-ascend.md) for devices |
 """

@@ -76,8 +76,8 @@ def _options(
 def train(config: ConfigPath, overrides: Overrides = None) -> None:
     """Train a model as CONFIG says.
 
-    Everything that can be wrong with the configuration, the data or the machine is found before a
-    process starts. The run writes into trainer.output_dir: metrics.jsonl, samples.jsonl,
+    The configuration, the data and the machine are checked before a process starts.
+    The run writes into trainer.output_dir: metrics.jsonl, samples.jsonl,
     config.yaml, patches.json, plots/, checkpoints/, hf/ (the trained model), logs/ (what each process wrote); of a
     configuration with stages, in a directory for each.
 
@@ -106,7 +106,10 @@ def verify(
         typer.Option("--json", help=f"Print one object: {{kernels, {RESULTS}}}."),
     ] = False,
     of_verl: Annotated[
-        bool, typer.Option("--verl", help="CONFIG and overrides are verl's own: check verl's engine (anytron-verl).")
+        bool,
+        typer.Option(
+            "--verl", help="Read CONFIG and overrides as verl does, and check verl's engine (needs anytron-verl)."
+        ),
     ] = False,
 ) -> None:
     """Check that this model, in this layout, is computed correctly on this machine, before a run.
@@ -180,14 +183,15 @@ def conformance(
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Directory of a run: its trainer.output_dir.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write it; an earlier report is replaced.")
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="HTML file to write; an earlier report is replaced."),
     ] = Path("report.html"),
 ) -> None:
     """Write one HTML file about one or several runs, to look at in a browser. It needs no network.
 
     Plots of all metrics, of all runs in one; where the time goes; samples with their rewards, of the first steps
     and of the last; what differs in the configurations; platform, versions, patches; restarts, failures and warnings.
-    A run may still be going on. The file can only be read by you: look through its samples and configurations before
+    A run may still be going on. Only you have permission to read the file: check its samples and configurations before
     you pass it on. Values of keys that are named like a secret are hidden.
 
     Example: anytron report runs/grpo_sort --output sort.html
@@ -200,9 +204,10 @@ def report(
 @app.command(short_help="Show a run live in the terminal.")
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run: its trainer.output_dir.")],
-    once: Annotated[bool, typer.Option("--once", help="Show it as it is now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the run once, and exit.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often to look for something new.")
+        float,
+        typer.Option("--interval", metavar="SECONDS", min=0.1, help="Seconds between two updates of the view."),
     ] = 1.0,
 ) -> None:
     """Show a run live in the terminal, from another shell or another machine that sees its files.
@@ -268,7 +273,7 @@ def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
     """Print CONFIG as a run would use it.
 
     Overrides, defaults and the edits of plugins are applied, and paths are absolute. Those edits, with
-    their reasons, and the warnings of plugins go to the error output.
+    their reasons, and the warnings of plugins go to stderr.
     """
     from anytron.cli.train import show_config
 
@@ -280,11 +285,11 @@ def new_platform(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Name of the platform, as users write it in platform.name.")
     ],
-    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Where to write it.")] = Path(),
+    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Parent of the new directory.")] = Path(),
 ) -> None:
     """Write the package of a new platform, anytron-NAME, which installs and computes on the host's processor.
 
-    Its comments say what to write next until it computes on your device. `anytron conformance NAME` checks it.
+    Comments in the package say what to implement for your device. `anytron conformance NAME` checks it.
 
     Example: anytron new-platform acme && pip install ./anytron-acme && anytron conformance acme --level device
     """
@@ -373,7 +378,7 @@ def run() -> None:
 
 
 def print_error(error: AnytronError) -> None:
-    """Print an error's four parts, and the worker process that it comes from, to the error output."""
+    """Print an error's four parts, and the worker process that it comes from, to stderr."""
     from rich.text import Text
 
     from anytron.cli.output import error_console

@@ -59,27 +59,27 @@ def names_of(platform: str) -> Names:
     """Check the name of a new platform.
 
     Raises:
-        PluginError: It is no name, or an installed or official plugin has it.
+        PluginError: ``platform`` is not a valid name, or an installed or official plugin has this name.
     """
     normal = re.sub(r"[-_.]+", "-", platform).strip("-").lower()
     if not _NAME.fullmatch(platform):
         raise PluginError(
             f"'{platform}' cannot be the name of a platform.",
             where="anytron new-platform",
-            why="it becomes the name of a distribution, of an import package and of a class: lower-case letters, "
-            "digits and single hyphens, beginning with a letter",
-            fix=f"anytron new-platform {normal}"
+            why="the name must consist of lower-case letters, digits and single hyphens, and begin with a letter: "
+            "a distribution, an import package and a class are named after it",
+            fix=f"run: anytron new-platform {normal}"
             if _NAME.fullmatch(normal)
-            else "for example anytron new-platform acme",
+            else "choose another name, for example: anytron new-platform acme",
         )
     names = Names(platform)
     if reason := _taken(names):
         ours = f"pip uninstall {names.distribution}, or " if names.distribution in reason else ""
         raise PluginError(
-            f"A plugin '{platform}' exists already.",
+            f"A plugin named '{platform}' already exists.",
             where="anytron new-platform",
             why=reason,
-            fix=f"{ours}choose another name; anytron plugins list shows the names in use",
+            fix=f"{ours}choose another name; `anytron plugins list` shows the names in use",
         )
     return names
 
@@ -106,15 +106,15 @@ def write_package(names: Names, into: Path) -> Path:
         The directory.
 
     Raises:
-        PluginError: It is there already, or ``into`` is no directory in which it can be made.
+        PluginError: The directory already exists, or cannot be created in ``into``.
     """
     directory = into / names.distribution
     if directory.exists() or directory.is_symlink():
         raise PluginError(
-            f"{directory} exists already.",
+            f"{directory} already exists.",
             where="anytron new-platform",
-            why="nothing is overwritten",
-            fix="remove it, or write elsewhere with --into DIR",
+            why="anytron new-platform does not overwrite files",
+            fix="delete the directory, or choose another parent directory with --into DIR",
         )
 
     def write(part: Path) -> None:
@@ -130,13 +130,13 @@ def write_package(names: Names, into: Path) -> Path:
             f"{directory} cannot be written.",
             where="anytron new-platform",
             why=f"{error.strerror}: {error.filename}",
-            fix="write elsewhere with --into DIR",
+            fix="choose another parent directory with --into DIR",
         ) from error
     return directory
 
 
 def template_files() -> Iterator[Path]:
-    """The files of the template; not what Python leaves beside them."""
+    """The files of the template, without bytecode caches."""
     for path in sorted(TEMPLATE.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path

@@ -54,7 +54,7 @@ class VisibleConsole(Console):
 
 
 def error_console() -> Console:
-    """Return a console on the error output, for what accompanies a result."""
+    """Return a console on stderr, for messages that accompany a result."""
     return VisibleConsole(sys.stderr, soft_wrap=True)
 
 
@@ -114,9 +114,9 @@ class Expendable:
 
 @contextlib.contextmanager
 def run_output() -> Iterator[Console]:
-    """Give a console on the standard output.
+    """Yield a console on stdout; if stdout or stderr is closed, the run goes on.
 
-    Neither its loss nor that of the error output, which is often the same pipe, ends the run or spoils its exit status.
+    Both are often the same pipe. The exit status of the run stays the same.
     """
     with contextlib.redirect_stderr(Expendable(sys.stderr)):
         yield VisibleConsole(Expendable(unwrapped(sys.stdout)), soft_wrap=True)
@@ -132,10 +132,10 @@ def print_table(table: Table) -> None:
 
 
 def kernels_line(suppliers: Mapping[str, str]) -> str:
-    """Say in one line which plugins supplied which kernels.
+    """Return a line that says which plugins supplied which kernels.
 
     Args:
-        suppliers: Plugins by kernel, as :meth:`anytron.device.hooks.facade.Hooks.suppliers` gives them.
+        suppliers: Plugins by kernel, as :meth:`anytron.device.hooks.facade.Hooks.suppliers` returns them.
     """
     by_plugin: dict[str, list[str]] = {}
     for kernel, plugins in suppliers.items():
@@ -154,8 +154,8 @@ class ScratchDirectory:
     Ctrl-C or a signal.
 
     Args:
-        command: Of ``anytron``; part of the directory's name.
-        notes: Is told where the logs are.
+        command: Subcommand of ``anytron``; part of the directory's name.
+        notes: Console to which the place of the logs is written.
 
     Attributes:
         path: The directory; processes write to ``logs`` in it.

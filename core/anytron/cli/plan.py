@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from anytron.proof.planning import DevicePlan, Plan, Remedy
 
 PROMPTS = 256
-"""How many prompts are looked at for their mean length."""
+"""Number of prompts whose mean length is measured."""
 _UNITS = {"": 30, "g": 30, "gib": 30, "gb": 30, "m": 20, "mib": 20, "mb": 20, "t": 40, "tib": 40, "tb": 40}
 
 
@@ -36,18 +36,18 @@ def run_plan(path: Path, overrides: Sequence[str], *, memory: str | None, as_jso
     Args:
         path: The YAML file of the run.
         overrides: Keys to set in it.
-        memory: What each device has, as :func:`parse_size` reads it; None = what is here.
+        memory: Memory of each device, in the form that :func:`parse_size` reads; None = that of the devices here.
         as_json: Print JSON.
 
     Returns:
-        Whether it fits, as far as is known.
+        Whether the run fits, as far as is known.
 
     Raises:
-        ConfigError: The file is no configuration, or its model or engine cannot be estimated.
+        ConfigError: The file is not a valid configuration, or the run's memory cannot be estimated.
     """
     subject = look(path, overrides)
     if subject.run is None:
-        raise subject.misread or ConfigError("There is no configuration.", where=str(path))
+        raise subject.misread or ConfigError("The configuration could not be read.", where=str(path))
     device, unknown = _device(subject, memory)
     prompts, unread = _mean_prompt(subject.run)
     run, other_engine = as_installed(subject.run)
@@ -75,11 +75,13 @@ def parse_size(text: str) -> int:
     """Read a size of memory, ``80``, ``80GiB`` or ``512M``, in bytes; a unit is a power of 1024, none means GiB.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: ``text`` is not a valid memory size.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _UNITS or float(match[1]) == 0:
-        raise ConfigError("This is not a size of memory.", where="--memory", why=f"'{text}'", fix="for example 80GiB")
+        raise ConfigError(
+            "This is not a valid memory size.", where="--memory", why=f"'{text}'", fix="write, for example, 80GiB"
+        )
     return int(float(match[1]) * 2 ** _UNITS[match[2].lower()])
 
 
@@ -91,7 +93,7 @@ def _device(subject: Subject, memory: str | None) -> tuple[DeviceMemory, str]:
 
 
 def _mean_prompt(run: RunConfig) -> tuple[float | None, str]:
-    """Mean tokens of some prompts of the run; or why they cannot be read."""
+    """Mean number of tokens of some prompts of the run, or the reason why they cannot be read."""
     try:
         drawn = (prepare_prompts(run) if run.supervised else prepare(run)).sampler.draw(PROMPTS)
     except AnytronError as error:

@@ -115,7 +115,7 @@ def make_progress(console: Console, *, shown: bool) -> Progress:
 
 
 def facts(metrics: Mapping[str, float]) -> str:
-    """Say in a line how a step was, as far as is known: ``reward 0.512  12,346 tokens/s  0.12 s/step``."""
+    """Return a line with the known facts of a step: ``reward 0.512  12,346 tokens/s  0.12 s/step``."""
     known = (
         ("reward/mean", "reward {:.3f}"),
         ("loss/nll", "loss {:.3f}"),

@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_RUNS = 24
-"""Lines of a plot, and columns of a table, that one can still tell apart."""
+"""Most runs of a report: more lines of a plot, or columns of a table, cannot be told apart."""
 
 
 def run_report(paths: Sequence[Path], output: Path) -> None:
-    """Write the report, and say where it is; what could not be read goes to the error output.
+    """Write the report and print its path; files that could not be read are named on stderr.
 
     Args:
-        paths: Directories of runs, of which one with stages is as many; one that is named twice is shown once.
+        paths: Directories of runs. A run with stages counts as one run per stage; a run given twice is shown once.
         output: The file; an earlier report is replaced.
 
     Raises:
-        ConfigError: A directory is no run's, there are too many, or the file cannot be written.
+        ConfigError: A directory is not a run's directory, there are too many runs, or the file cannot be written.
     """
     different = list({run.resolve(): run for path in paths for run in runs_in(path)}.values())
     if len(different) > MOST_RUNS:
         raise ConfigError(
-            "These are too many runs for one report.",
+            "There are too many runs for one report.",
             where="command line",
-            why=f"there are {len(different)}, and a report has {MOST_RUNS} at most",
+            why=f"{len(different)} runs were given; a report shows at most {MOST_RUNS}",
             fix="write several reports",
         )
     _check(output)
@@ -43,7 +43,7 @@ def run_report(paths: Sequence[Path], output: Path) -> None:
         write_durably(output, page, PRIVATE)
     except OSError as error:
         raise exhausted(error, str(output)) or ConfigError(
-            "The report cannot be written.", where=str(output), why=str(error), fix="set another --output"
+            "The report cannot be written.", where=str(output), why=str(error), fix="choose another file with --output"
         ) from error
     notes = error_console()
     for run in runs:
@@ -53,9 +53,14 @@ def run_report(paths: Sequence[Path], output: Path) -> None:
 
 
 def _check(output: Path) -> None:
-    """Replace nothing but an earlier report."""
+    """Refuse to replace a file that is not an earlier report."""
     if output.is_dir():
-        raise ConfigError("The report cannot be written.", where=str(output), why="it is a directory")
+        raise ConfigError(
+            "The report cannot be written.",
+            where=str(output),
+            why="this is a directory",
+            fix="give a file with --output",
+        )
     if output.is_file():
         with output.open("rb") as file:
             if file.read(len(MARK)) == MARK.encode():
@@ -63,7 +68,7 @@ def _check(output: Path) -> None:
     elif not output.exists():
         return
     raise ConfigError(
-        "The file that the report is to be written to is not a report.",
+        "The output file exists and is not a report.",
         where=str(output),
-        fix="set another --output, or delete it",
+        fix="choose another file with --output, or delete this one",
     )

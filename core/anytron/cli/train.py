@@ -32,7 +32,7 @@ def run_training(path: Path, overrides: Sequence[str]) -> None:
     """Train as the configuration says; the first line of output is the platform and why it was chosen.
 
     Raises:
-        AnytronError: Something is wrong; no process is left.
+        AnytronError: The run failed; no process is left.
     """
     with run_output() as console:
         _train(path, overrides, console)
@@ -83,11 +83,11 @@ def _train_run(config: RunConfig, session: Session, console: Console) -> RunSumm
 
 
 def last_words(summary: RunSummary, *, supervised: bool) -> Iterator[str]:
-    """Say how a run has ended.
+    """Return a line that says how a run ended.
 
     Args:
-        summary: What it says of itself; one that has done no step has no reward and no loss.
-        supervised: It has a loss, and no reward.
+        summary: Summary of the run; if no step was done, it has no reward and no loss.
+        supervised: The run has a loss and no reward.
     """
     name, metric = ("loss", "loss/nll") if supervised else ("reward", "reward/mean")
     if summary.early_stop is not None:
@@ -103,7 +103,7 @@ def last_words(summary: RunSummary, *, supervised: bool) -> Iterator[str]:
 
 
 def show_config(path: Path, overrides: Sequence[str]) -> None:
-    """Print the configuration as YAML, of each stage by itself, and to the error output what plugins changed and why.
+    """Print the configuration of each stage as YAML, and print to stderr what plugins changed and why.
 
     Raises:
         ConfigError: The run could not start; the configuration is printed all the same.

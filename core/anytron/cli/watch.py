@@ -38,10 +38,10 @@ def plot(values: Sequence[float], width: int, lines: int = 1, levels: str = BLOC
     """Draw columns, the first value on the left.
 
     Args:
-        values: Those that are not finite leave a gap, or ``!`` in the lowest line where a column has no other.
-        width: Characters; of more values each column shows the mean of several.
-        lines: Of text.
-        levels: From empty to full, nine characters.
+        values: The values. Non-finite ones leave a gap, or ``!`` in the lowest line of a column without finite ones.
+        width: Width in characters; with more values, each column shows the mean of several.
+        lines: Height in lines of text.
+        levels: Nine characters, from empty to full.
 
     Returns:
         The lines, the highest first, each as wide as there are columns.
@@ -77,7 +77,7 @@ def _columns(values: Sequence[float], width: int) -> list[float | None]:
 
 
 PLOTTED = ("reward/mean", "loss/nll")
-"""The first of them that a run has gets a plot of several lines."""
+"""The first of these metrics that a run has gets a plot of several lines."""
 METRICS = (*(name for name in LEADING if name not in PLOTTED), "throughput/tokens_per_s")
 COLOURS = {State.GOING: "cyan", State.FINISHED: "green", State.FAILED: "bold red"}
 PARTS = ("blue", "yellow", "green", "magenta", "red", "cyan")
@@ -97,9 +97,9 @@ def picture(run: Run, width: int, encoding: str) -> RenderableType:
     """Draw a run as it is now.
 
     Args:
-        run: The run, updated.
+        run: The run, after :meth:`~anytron.record.report.run.Run.update`.
         width: Columns of the terminal.
-        encoding: Of the terminal: what it cannot show is escaped, and plots are made of ASCII if need be.
+        encoding: Encoding of the terminal: characters that it lacks are escaped, and plots use ASCII if necessary.
     """
     return Group(*_Picture(run, width, encoding).parts())
 
@@ -228,19 +228,19 @@ class _Picture:
 BEFORE = 10
 """Steps that are said at first where it is one line per step."""
 PATIENCE_S = 60.0
-"""Seconds that the directory may be nobody's while the run's process still lives: after a loss it starts again."""
+"""Seconds for which no process may hold the directory while the run's process lives: after a loss it starts again."""
 
 
 def run_watch(path: Path, interval: float, *, once: bool) -> None:
     """Show a run until it is over.
 
     Args:
-        path: The run's directory; of one with stages, the last of them that has begun.
-        interval: Seconds between two looks at it.
-        once: Show one picture and end.
+        path: The run's directory; of a run with stages, the last stage that has begun is shown.
+        interval: Seconds between two reads of the directory.
+        once: Show the run once and return.
 
     Raises:
-        ConfigError: It is no run's directory.
+        ConfigError: ``path`` is not a run's directory.
     """
     run = Run(runs_in(path)[-1])
     console = result_console()

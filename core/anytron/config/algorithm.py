@@ -105,11 +105,11 @@ class AlgorithmSection(Section):
 
     @property
     def compares_a_group(self) -> bool:
-        """Whether advantages are differences within a group, so that one of one response teaches nothing."""
+        """Whether advantages are differences within a group: a group of one response has no signal."""
         compare = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
         return self.name == "rl" and self.advantage in compare
 
     @property
     def needs_groups(self) -> bool:
-        """Whether one response to a prompt teaches nothing."""
+        """Whether a prompt with one response has no signal."""
         return self.compares_a_group or self.dynamic_sampling

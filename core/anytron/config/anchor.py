@@ -30,7 +30,7 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     known by the path of its interpreter). Those of ``validation.sets`` are resolved like the run's own.
 
     Args:
-        config: As read.
+        config: The configuration, as read from the file.
         directory: Where the YAML file lies.
     """
     model = {

@@ -53,12 +53,12 @@ class ReadingOptions(Section):
     @model_validator(mode="after")
     def _system_of_a_chat(self) -> ReadingOptions:
         if self.system is not None and not self.chat:
-            raise ValueError("system is a message of a conversation: set chat=true too")
+            raise ValueError("system needs chat=true, because it is a message of a conversation")
         return self
 
 
 class DatasetOptions(ReadingOptions):
-    """What makes a prompt of a row of a Hugging Face dataset."""
+    """How a row of a Hugging Face dataset becomes a prompt."""
 
     split: str | None = None
     """The split to take, where there are several."""
@@ -108,7 +108,7 @@ class MixedSource(Section):
 
     @property
     def title(self) -> str:
-        """The name, or what stands for it."""
+        """The name, or the default for it."""
         path = self.options.get("path")
         return self.name or Path(path if isinstance(path, str) and ":" not in self.source else self.source).name
 

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A remark on the run's configuration.
+    """An error or a warning about the run's configuration.
 
     Attributes:
         severity: ``error`` stops the run before it starts; a ``warning`` is shown.
         key: The dotted key concerned; empty = the configuration as a whole.
         message: What is wrong.
-        fix: What would be right; may be empty.
+        fix: How to fix it; may be empty.
         place: Where the key was set: file and line, or the override; empty if that is not known.
     """
 

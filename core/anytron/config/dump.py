@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def to_yaml(config: RunConfig) -> str:
-    """Give the whole configuration as YAML, in the schema's order."""
+    """Return the whole configuration as YAML, in the schema's order."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
@@ -52,16 +52,16 @@ def is_secret(name: str) -> bool:
 
 
 def without_user(text: str) -> str:
-    """Take users and passwords out of the addresses in a text."""
+    """Remove users and passwords from the URLs in a text."""
     return _USER.sub(r"\1", text)
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Copy JSON values without their secrets, and without users and passwords in addresses.
+    """Copy a JSON value without secrets, and without users and passwords in URLs.
 
     Args:
-        value: Any of them.
-        name: The key that it stands at.
+        value: Any JSON value.
+        name: The key of the value.
     """
     if isinstance(value, dict) and value:
         return {key: without_secrets(part, str(key)) for key, part in value.items()}

@@ -31,18 +31,18 @@ def resolve(
     registered: Mapping[str, Callable[..., Any]] = NOTHING_REGISTERED,
     options: Iterable[str] = (),
 ) -> Callable[..., Any]:
-    """Return the function behind a reference, which can be called as its kind is.
+    """Return the function that a reference names, checked to be callable as its kind requires.
 
     Args:
         reference: A registered name, ``module:function``, or ``path/to/file.py:function``. A file is
             run once per process, however many references name it.
-        kind: What it must be.
+        kind: What the function must accept.
         key: The configuration key that holds the reference, for error messages; default: the kind's.
         registered: Functions by registered name.
         options: Names of the keyword arguments that it will be given.
 
     Raises:
-        ConfigError: There is no such name, file, module or function, it is not callable or not as its kind is, or the
+        ConfigError: The name, file, module or function does not exist, cannot be called as its kind requires, or the
             module fails to import (the original error is chained).
     """
     key = key or kind.key

@@ -29,11 +29,11 @@ _FOUND = "\0"  # stands for a reference, in what is around it
 
 @dataclass(frozen=True)
 class Size:
-    """What a value becomes.
+    """Size of a value after its references are resolved.
 
     Attributes:
-        characters: Of its text, and of all that it refers to.
-        depth: Keys that its longest chain of references leads through.
+        characters: Length of its text, resolved.
+        depth: Keys in its longest chain of references.
         secret: It has, or refers to, the value of an environment variable; or it may, as a reference in a reference's
             name may.
     """
@@ -44,17 +44,17 @@ class Size:
 
 
 def measure(values: Any, place_of: Callable[[str], str]) -> set[str]:
-    """Refuse a configuration whose interpolations become too much, lead through too many keys, or to themselves.
+    """Refuse a configuration whose interpolations are too long, chained too deeply, or circular.
 
     Args:
         values: The configuration as it stands: mappings and lists, interpolations as text.
-        place_of: Says where a key was set.
+        place_of: Function that returns where a key was set.
 
     Returns:
         The keys, dotted, whose values come from environment variables, wholly or in part.
 
     Raises:
-        ConfigError: It is refused; the error names the key.
+        ConfigError: The configuration is refused; the error names the key.
     """
     sizes = _Sizes(values, place_of)
     total, made = sum(map(len, sizes.texts.values())), 0
@@ -64,15 +64,13 @@ def measure(values: Any, place_of: Callable[[str], str]) -> set[str]:
             raise _refused(
                 key,
                 place_of,
-                f"the values of all references up to this key have more than {LARGEST} characters",
+                f"the references, resolved up to this key, have more than {LARGEST} characters",
             )
     # What a name that is put together refers to is not known: it may be the next of these, and then all the rest.
     for key, count in sizes.unknown.items():
         total *= 2 * count
         if total > LARGEST:
-            raise _refused(
-                key, place_of, f"references inside of references may become longer than {LARGEST} characters"
-            )
+            raise _refused(key, place_of, f"nested references may resolve to more than {LARGEST} characters")
     return {key for key in sizes.texts if sizes.of(key, ()).secret}
 
 
@@ -97,7 +95,7 @@ class _Sizes:
         if key in path:
             raise _refused(path[0], self._place_of, f"it refers to itself: {' -> '.join([*path, key])}")
         if len(path) > DEEPEST_CHAIN:
-            raise _refused(path[0], self._place_of, f"it passes through more than {DEEPEST_CHAIN} keys")
+            raise _refused(path[0], self._place_of, f"the chain of references has more than {DEEPEST_CHAIN} keys")
         if key not in self._known:
             parts = self.inside.get(key)
             below = self.references.get(key, []) if parts is None else parts
@@ -111,7 +109,7 @@ class _Sizes:
                 or any(one.secret for one in sizes),
             )
             if size.depth + len(path) > DEEPEST_CHAIN + 1:
-                raise _refused(key, self._place_of, f"it passes through more than {DEEPEST_CHAIN} keys")
+                raise _refused(key, self._place_of, f"the chain of references has more than {DEEPEST_CHAIN} keys")
             self._known[key] = size
         return self._known[key]
 

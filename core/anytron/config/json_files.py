@@ -22,7 +22,7 @@ DEEPEST = 32
 
 
 def is_too_deep(value: Any, deepest: int = DEEPEST) -> bool:
-    """Whether mappings and lists lie in each other more than so many levels deep. Does not recurse."""
+    """Whether mappings and lists are nested more than so many levels deep. Does not recurse."""
     level = [value]
     for _ in range(deepest + 1):
         level = [part for whole in level for part in _parts(whole)]
@@ -70,13 +70,13 @@ def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
 
     Args:
         path: Its place; links are followed.
-        largest: Bytes that it may have.
+        largest: Most bytes that the file may have.
 
     Raises:
-        FileNotFoundError: There is none; or it is no regular file: a pipe is waited for, a device never ends.
-        OSError: It may not be read.
-        ValueError: It is too large.
-        ResourceError: No file can be opened any more, or the disk fails.
+        FileNotFoundError: The file does not exist or is not a regular file (reading a pipe or a device may not end).
+        OSError: The file cannot be read.
+        ValueError: The file is too large.
+        ResourceError: The process has run out of file descriptors, or the disk fails.
     """
     try:
         if not path.is_file():
@@ -93,10 +93,10 @@ def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
 
 
 def parse_json(data: bytes | str, deepest: int = DEEPEST) -> Any:
-    """Read the value that UTF-8 encoded JSON holds, with so many levels at most.
+    """Parse UTF-8 encoded JSON, nested at most so many levels deep.
 
     Raises:
-        ValueError: It is not UTF-8, not JSON, or nested too deeply.
+        ValueError: The bytes are not UTF-8 or not JSON, or the value is nested too deeply.
     """
     try:
         value = json.loads(data.decode("utf-8") if isinstance(data, bytes) else data)
@@ -110,10 +110,10 @@ def parse_json(data: bytes | str, deepest: int = DEEPEST) -> Any:
 
 
 def parse_object(data: bytes | str, deepest: int = DEEPEST) -> dict[str, Any]:
-    """Read the object that UTF-8 encoded JSON holds. Raises as :func:`parse_json`, also for something else."""
+    """Parse UTF-8 encoded JSON that must be an object. Raises as :func:`parse_json`, also if it is not one."""
     value = parse_json(data, deepest)
     if not isinstance(value, dict):
-        raise ValueError(f"it holds {type(value).__name__}, and must hold an object")  # noqa: TRY004 - of the file
+        raise ValueError(f"its top level is a {type(value).__name__}, not an object")  # noqa: TRY004 - of the file
     return value
 
 

@@ -59,12 +59,12 @@ class Places:
         return str(self.path)
 
     def locate(self, diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
-        """Give diagnostics the places of their keys."""
+        """Add to diagnostics the places of their keys."""
         return [replace(diagnostic, place=self.of(diagnostic.key)) for diagnostic in diagnostics]
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a configuration (:func:`read_config`), without the places of its keys."""
+    """Read a configuration as :func:`read_config` does, and return it without the places of its keys."""
     return read_config(path, overrides)[0]
 
 
@@ -116,7 +116,7 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
                 "A stage cannot be trained on its own.",
                 where=places.of(STAGE),
                 why="it starts from the weights of the previous stage",
-                fix=f"leave {STAGE} out; resume=auto skips the stages that are finished",
+                fix=f"remove {STAGE}; resume=auto skips the stages that are finished",
             )
         read: dict[str, tuple[RunConfig, Places]] = {}
         mistakes: list[Diagnostic] = []
@@ -150,7 +150,7 @@ def _read_values(path: Path, overrides: Sequence[str]) -> tuple[dict[Any, Any], 
             f"{key or 'The configuration'} cannot be resolved.",
             where=places.of(key),
             why=str(error.msg or error).splitlines()[0],
-            fix="give the key a value, or refer to one that exists: ${section.key}",
+            fix="set the key, or refer to a key that exists: ${section.key}",
         ) from error
     if is_too_deep(values):
         raise _too_deep(str(path))

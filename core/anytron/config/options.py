@@ -38,7 +38,7 @@ def chosen_engines(engine: str, rollout: str) -> dict[str, EngineInfo]:
 
 
 def engine_option_diagnostics(config: RunConfig) -> list[Diagnostic]:
-    """Find what the engines do not take of ``engine.options`` and ``rollout.options``."""
+    """Check ``engine.options`` and ``rollout.options`` against the options that the engines accept."""
     engines = chosen_engines(config.engine.name, config.rollout.engine)
     given = {"engine.options": config.engine.options, "rollout.options": config.rollout.options}
     return [
@@ -51,13 +51,13 @@ def engine_option_diagnostics(config: RunConfig) -> list[Diagnostic]:
 def model_diagnostics(
     model: type[BaseModel] | None, options: Mapping[str, Any], key: str, place_of: PlaceOf = nowhere
 ) -> list[Diagnostic]:
-    """Find what a model of options (None = there are no options) does not take of what the user wrote.
+    """Check the user's options against a model of options (None = no options are accepted).
 
     Args:
         model: The model.
         options: As the user wrote them.
         key: Their key in the configuration.
-        place_of: Gives the place below ``key`` that an unknown name belongs to, if it is known.
+        place_of: Function that returns where below ``key`` an unknown name belongs, if that is known.
     """
     if model is None:
         why = "unknown key: there are no options"
@@ -72,13 +72,13 @@ def model_diagnostics(
 def in_words(
     error: ValidationError, model: type[BaseModel], key: str = "", place_of: PlaceOf = nowhere
 ) -> Iterator[Diagnostic]:
-    """Say in words what pydantic has found.
+    """Convert a pydantic error into diagnostics.
 
     Args:
-        error: All that it found.
-        model: What it validated against.
+        error: The pydantic error.
+        model: The model that refused the values.
         key: Where the model's keys stand in the configuration; empty = at the top.
-        place_of: Gives the place below ``key`` that an unknown name belongs to, if it is known.
+        place_of: Function that returns where below ``key`` an unknown name belongs, if that is known.
     """
     for detail in error.errors():
         *section, name = [*key.split("."), *map(str, detail["loc"])] if key else [*map(str, detail["loc"])] or [""]
@@ -104,8 +104,8 @@ def known_keys(model: type[BaseModel], section: Sequence[str]) -> list[str]:
     """List the keys of a section of a model.
 
     Args:
-        model: The whole.
-        section: Names from its top, list positions included; empty = the top.
+        model: The model of the whole configuration.
+        section: Path of the section, list positions included; empty = the top.
     """
     for name in section:
         if name in model.model_fields:
@@ -117,7 +117,7 @@ def known_keys(model: type[BaseModel], section: Sequence[str]) -> list[str]:
 
 
 def section_model(annotation: Any) -> type[BaseModel] | None:
-    """The section that an annotation speaks of: itself, the items of a list, or what may be null instead."""
+    """Return the section in an annotation: the annotation itself, or the type inside a list or an optional."""
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind

@@ -31,7 +31,7 @@ class ParallelSection(Section):
     """Split activations over tensor-parallel ranks outside of attention and MLP; default: if there are any."""
 
     def sizes(self) -> ParallelSizes:
-        """The same as plain numbers, defaults resolved."""
+        """The parallel sizes as plain numbers, defaults resolved."""
         tensor, experts = self.tensor_model_parallel_size, self.expert_model_parallel_size
         expert_tensor = self.expert_tensor_parallel_size
         return ParallelSizes(
@@ -46,7 +46,7 @@ class ParallelSection(Section):
 
     @property
     def world_size(self) -> int:
-        """Training ranks."""
+        """Number of training ranks."""
         return self.sizes().model * self.data_parallel_size
 
 

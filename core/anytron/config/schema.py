@@ -198,14 +198,14 @@ class RunConfig(Section):
             raise ValueError(
                 "algorithm.dynamic_sampling drops groups whose rewards are all equal, but "
                 f"algorithm.advantage={algorithm.advantage} learns from them: set algorithm.advantage=grpo, or "
-                "leave dynamic_sampling out"
+                "remove algorithm.dynamic_sampling"
             )
         if algorithm.overlong_buffer is None:
             return self
         if self.environment is not None:
             raise ValueError(
                 "algorithm.overlong_buffer cannot be used with an environment, where rollout.max_new_tokens limits "
-                "a turn and not the response: leave it out"
+                "each turn and not the response: remove algorithm.overlong_buffer"
             )
         if algorithm.overlong_buffer > limit:
             raise ValueError(
@@ -242,12 +242,12 @@ class RunConfig(Section):
         if staleness and (self.rollout.sleep or self.engine.offload):
             raise ValueError(
                 "rollout.sleep and engine.offload free the device while the other side works, but with "
-                f"rollout.max_staleness={staleness} both work at the same time: leave them out"
+                f"rollout.max_staleness={staleness} both work at the same time: remove both keys"
             )
         if staleness and self.trainer.rollout_log_prob_tolerance is not None:
             raise ValueError(
                 "trainer.rollout_log_prob_tolerance compares log-probs of the same weights, but with "
-                f"rollout.max_staleness={staleness} rollouts use older weights: leave one of the two out"
+                f"rollout.max_staleness={staleness} rollouts use older weights: remove one of the two keys"
             )
         return self
 
@@ -257,7 +257,7 @@ class RunConfig(Section):
         if metric is not None and metric.endswith("/loss") != self.supervised:
             measured = f"algorithm.name={self.algorithm.name} measures {'losses' if self.supervised else 'rewards'}"
             raise ValueError(
-                f"validation.metric is {metric}, but {measured}: leave it out to use the metric of the first set"
+                f"validation.metric is {metric}, but {measured}: remove it to use the metric of the first set"
             )
         return self
 
@@ -269,17 +269,17 @@ class RunConfig(Section):
 
     @property
     def supervised(self) -> bool:
-        """Whether the data have the responses that are learnt, so that nothing is generated and nothing rewarded."""
+        """Whether the run learns from responses in the data: nothing is generated and nothing is rewarded."""
         return self.algorithm.name == "sft"
 
     @property
     def group_size(self) -> int:
-        """Sequences of a step that come from one prompt."""
+        """Number of sequences of a step per prompt."""
         return 1 if self.supervised else self.rollout.samples_per_prompt
 
     @property
     def longest_response(self) -> int:
-        """Tokens that a response may have, in training or in validation; with an environment, a turn."""
+        """Most tokens of a response, in training or validation; with an environment, of a turn."""
         examined = [] if self.validation is None else self.validation.sets
         return max([self.rollout.max_new_tokens, *(one.max_new_tokens or 0 for one in examined)])
 
@@ -292,7 +292,7 @@ class RunConfig(Section):
 
     @property
     def of_reward_model(self) -> RunConfig:
-        """The run as the ranks of its reward model see it: that model in the policy's place, split as it is."""
+        """The configuration of the reward model's ranks: that model, and its parallel sizes, replace the policy's."""
         assert self.reward_model is not None
         tokens = self.reward_model.max_tokens_per_micro_batch
         engine = {"max_tokens_per_micro_batch": tokens, "offload": [], "recompute": "none"}
@@ -316,10 +316,10 @@ class RunConfig(Section):
 def default_run(sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> RunConfig:
     """A configuration for processes that belong to no run, such as those of the conformance kit.
 
-    Every key has its default. A run names its model, its data and its rewards; here they are names of nothing.
+    Every key has its default. Model, data and rewards, which a run must name, have placeholders.
 
     Args:
-        sections: What the caller knows, by section.
+        sections: Values to set, by section.
     """
     needed: dict[str, Any] = {
         "model": {"path": "model"},

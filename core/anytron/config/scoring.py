@@ -88,7 +88,7 @@ class ValidationSetSection(Section):
 
     @property
     def title(self) -> str:
-        """What it is called in messages: training has prompts and rewards too."""
+        """Its name in messages."""
         return f"validation set {self.name}"
 
     @property
@@ -155,7 +155,7 @@ class ValidationSection(Section):
         known += [one.loss_metric for one in self.sets]
         if self.metric is not None and self.metric not in known:
             hint = did_you_mean(self.metric, known)
-            raise ValueError(f"unknown metric {self.metric}; {hint or 'there are ' + ', '.join(known)}")
+            raise ValueError(f"unknown metric {self.metric}; {hint or 'known metrics: ' + ', '.join(known)}")
         if self.every_steps is None and (self.keep_best or self.patience):
             raise ValueError(
                 "keep_best and patience compare several validations, but only the last step is validated: set "

@@ -24,5 +24,5 @@ class Section(BaseModel):
 def refuse_zero(temperature: Any) -> Any:
     """Refuse a temperature of 0, which other tools take for greedy sampling, and say how that is written here."""
     if isinstance(temperature, (int, float)) and temperature == 0:
-        raise ValueError("logits are divided by it; to take the most probable token each time, set top_k=1 instead")
+        raise ValueError("must be above 0, because logits are divided by it; for greedy decoding, set top_k=1")
     return temperature

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 STAGES, STAGE = "stages", "stage"
-"""The key of all stages, and that of the one which a command is to look at."""
+"""The key of the list of stages, and the key that selects the stage for a command."""
 OF_ALL_STAGES = ("trainer.output_dir", "trainer.overwrite", "checkpoint.path", "engine.name")
 """Keys of sections that stages have, which belong to all of them together."""
 
@@ -94,7 +94,7 @@ def split_stages(values: Mapping[str, Any], by_key: Mapping[str, str]) -> dict[s
         The stages in their order, by name.
 
     Raises:
-        ConfigError: The stages are none, or set what belongs to all of them.
+        ConfigError: The stages are malformed, or one sets a key that applies to all stages.
     """
     mistakes: list[Diagnostic] = []
     try:
@@ -115,18 +115,18 @@ def split_stages(values: Mapping[str, Any], by_key: Mapping[str, str]) -> dict[s
 
 
 def choose_stage(runs: Mapping[str, Stage], name: Any, where: str) -> Stage:
-    """Take the stage that a command is to look at.
+    """Return the stage that a command works on.
 
     Raises:
-        ConfigError: None is named, or there is none of that name.
+        ConfigError: No stage is named, or no stage has that name.
     """
     if isinstance(name, str) and name in runs:
         return runs[name]
     raise ConfigError(
         "The configuration has several stages, and this command needs one of them.",
         where=where,
-        why="none is named" if name is None else f"there is no stage {name!r}",
-        fix=did_you_mean(str(name), runs, f"{STAGE}=") or " or ".join(f"{STAGE}={one}" for one in runs),
+        why="no stage is given" if name is None else f"there is no stage {name!r}",
+        fix=did_you_mean(str(name), runs, f"{STAGE}=") or "set " + " or ".join(f"{STAGE}={one}" for one in runs),
     )
 
 
@@ -135,7 +135,7 @@ def _of_all_stages(stages: list[dict[str, Any]]) -> Iterator[Diagnostic]:
         for key in OF_ALL_STAGES:
             section, _, name = key.partition(".")
             if name in (stage.get(section) or {}):
-                message = "it applies to all stages, and this stage sets it"
+                message = "this key applies to all stages, but one stage sets it"
                 yield Diagnostic("error", f"{STAGES}.{index}.{key}", message, f"set {key} for the whole file")
 
 

@@ -1,6 +1,6 @@
-"""The device layer by itself: what Anytron's workers stand on, and frameworks that bring their own trainer.
+"""The device layer by itself, as used by Anytron's workers and by frameworks that bring their own trainer.
 
-``docs/how-to/use-in-your-own-trainer.md`` shows the whole of it on a Megatron model.
+``docs/how-to/use-in-your-own-trainer.md`` is a complete example with a Megatron model.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Layer:
         return self.session.platform
 
     def apply_phase(self, phase: Phase, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
-        """Apply the plugins' patches of a phase, and further ones of the caller.
+        """Apply the plugins' patches of a phase, and further patches of the caller.
 
-        They depend on the process alone. Patches of an earlier engine in it are in effect; it is only checked that
-        nothing imported since has replaced them.
+        Patches depend on the process alone. If an earlier engine of this process has applied them already, this only
+        checks that nothing imported since has replaced them.
 
         Raises:
             PatchError: A required patch cannot be applied, or ``before_import`` comes after the import.
@@ -70,14 +70,14 @@ class Layer:
         self.platform.prepare_engine(facts, self.ledger)
 
     def require(self, asked: Iterable[Feature]) -> None:
-        """Refuse what the platform declares not to do, as a run of ours is refused before it starts.
+        """Refuse features that the platform lacks, as a run of Anytron is refused before it starts.
 
         Raises:
-            ConfigError: The platform declines some of it, for the reason that it gives.
+            ConfigError: The platform lacks a feature; the error has the platform's reason.
         """
         if refused := declined(self.platform, asked):
             raise ConfigError(
-                "The platform does not support what the model needs.",
+                "The platform does not support this model.",
                 where=f"platform {self.platform.name}",
                 why="; ".join(refused.values()),
                 fix="change the model, its split or the format of its sequences, or use another platform",
@@ -89,7 +89,7 @@ class Layer:
         Modules that were imported stay imported, and devices of other platforms stay hidden.
 
         Raises:
-            PatchError: Someone else has changed a target since; all others are undone.
+            PatchError: Other code has changed a target since; all other patches are undone.
         """
         self.ledger.undo()
 
@@ -112,14 +112,14 @@ def open_layer(
     Args:
         platform: Name of the platform; None = ``ANYTRON_PLATFORM``, else the one device that is usable.
         options: ``platform.options``; None = ``ANYTRON_PLATFORM_OPTIONS``.
-        role: What the process does; patches differ.
-        engine: The engine of Anytron whose models it builds; by default, Megatron's own models.
+        role: Kind of process; it determines which patches apply.
+        engine: Anytron's engine whose models the process builds; default: Megatron's own models.
 
     Raises:
         PlatformError: The platform cannot be used, or the choice is not clear.
         PluginError: An installed plugin cannot be loaded.
-        ConfigError: ``options`` are not valid for the platform, or differ from the variable's.
-        PatchError: Megatron, or another package that has to be patched before, is imported already.
+        ConfigError: ``options`` are not valid for the platform, or differ from ``ANYTRON_PLATFORM_OPTIONS``.
+        PatchError: Megatron, or another package that must be patched before its import, is imported already.
     """
     return enter_layer(open_session(platform, options, engine), role, engine)
 
@@ -141,11 +141,11 @@ def planned_patches(
     engine: str | None = None,
     rollout_engine: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Say which third-party code processes of ``roles`` would change here; imports and changes nothing.
+    """Return which third-party code processes of ``roles`` would patch here; imports and changes nothing.
 
     Args:
         session: The plugins and the active platform.
-        roles: The processes.
+        roles: Kinds of processes.
         engine: The training engine; None = the configuration's default.
         rollout_engine: The rollout engine; None = the configuration's default.
 

@@ -1,4 +1,4 @@
-"""The base class of a hardware plugin: :class:`Platform`, what its probe answers and what it has decided."""
+"""The base class of a hardware plugin: :class:`Platform`, and the types of its answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Availability(str, Enum):
 
     USABLE = "usable"
     ABSENT = "absent"
-    """There is no such device on this machine; another platform may be chosen."""
+    """This machine does not have the device; another platform may be chosen."""
     BROKEN = "broken"
     """The device or its software is there but cannot be used; this is never ignored."""
 
@@ -40,7 +40,7 @@ class Probe:
     Attributes:
         availability: Usable, absent or broken.
         reason: What was found, one sentence.
-        remedy: How a person can fix it; empty if usable.
+        remedy: How to fix the problem; empty if usable.
         devices: Number of usable devices.
     """
 
@@ -52,12 +52,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class Decision:
-    """Something that a platform has chosen by itself, with the reason; see :meth:`Platform.decisions`.
+    """A choice that a platform has made by itself, with the reason; see :meth:`Platform.decisions`.
 
     Attributes:
-        name: What there was to choose, in a word or two, for example ``modules``.
-        value: What was chosen.
-        reason: Why, and if something better was passed over, why that. No full stop.
+        name: Subject of the choice, in a word or two, for example ``modules``.
+        value: The option that was chosen.
+        reason: Reason for the choice, and why a better option was not used, if there is one. No full stop.
     """
 
     name: str
@@ -74,7 +74,7 @@ class EngineFacts:
 
     Attributes:
         sizes: The parallel sizes.
-        deterministic: The same run must give the same bits.
+        deterministic: Whether the same run must produce the same bits.
     """
 
     sizes: ParallelSizes = field(default_factory=ParallelSizes)
@@ -83,11 +83,11 @@ class EngineFacts:
 
 @dataclass(frozen=True)
 class PeakFlops:
-    """What a device can compute at most; see :meth:`Platform.peak_flops`.
+    """Peak arithmetic throughput of a device; see :meth:`Platform.peak_flops`.
 
     Attributes:
-        per_s: Floating-point operations in a second, in products of dense matrices; None = it is not known.
-        source: Where the number comes from, or why there is none. No full stop.
+        per_s: Floating-point operations per second, in products of dense matrices; None = unknown.
+        source: Source of the number, or why it is unknown. No full stop.
     """
 
     per_s: float | None
@@ -118,24 +118,24 @@ class Platform(abc.ABC):
 
     Attributes:
         name: What users write in ``platform.name`` and ``ANYTRON_PLATFORM``.
-        api_version: Version of this contract that the platform was written for; a platform must say it.
-        accelerator: True for devices that win over the processor when they are usable.
+        api_version: Version of this contract that the platform was written for; required.
+        accelerator: True for devices that are chosen before the CPU when they are usable.
         options_model: A pydantic model of ``platform.options`` (``extra="forbid"``); None = no options.
         redirects_torch_cuda: Engine code that hard-codes ``torch.cuda`` is redirected to :meth:`runtime`.
         portable_modules: Model building blocks that need a vendor's library come from the engine's
             portable implementation, whose kernels the hooks supply.
-        device_packages: Import packages that teach torch this device. They are hidden from processes
-            of other platforms, as are all that torch would load by itself
+        device_packages: Import packages that add this device to torch. They are hidden from processes
+            of other platforms, as are all packages that torch would load by itself
             (:mod:`anytron.device.loading.session`): a platform that needs one must name it.
-        visible_devices_variable: Environment variable that restricts which devices a process sees, by their
-            ids with commas between; None = there is none.
+        visible_devices_variable: Environment variable that restricts which devices a process sees, by
+            comma-separated ids; None = the device has no such variable.
         socket_interface_variables: Environment variables that name the network interface on which the device's
             collectives listen. Where all ranks are on one machine, they name the loopback interface.
-        environment_prefixes: Beginnings of the names of variables that the device's libraries read. They go to workers
-            on other machines.
-        ray_resource: Resource by which Ray counts the devices (executor ``ray``); None = it counts processors.
-        engine: Name of this process's engine, in the driver of the training engine; set before
-            :meth:`configure_options`. None where there is no run.
+        environment_prefixes: Prefixes of the environment variables that the device's libraries read. Workers on other
+            machines receive these variables.
+        ray_resource: Resource by which Ray counts the devices (executor ``ray``); None = Ray counts CPUs.
+        engine: Name of the engine of this process; in the driver, of the training engine. It is set before
+            :meth:`configure_options`; None outside of a run.
     """
 
     name: ClassVar[str]
@@ -153,7 +153,7 @@ class Platform(abc.ABC):
 
     @abc.abstractmethod
     def probe(self) -> Probe:
-        """Say whether the device can be used, without initialising it and without raising."""
+        """Return whether the device can be used, without initialising it and without raising."""
 
     @abc.abstractmethod
     def runtime(self) -> DeviceRuntime:
@@ -162,31 +162,31 @@ class Platform(abc.ABC):
     def configure_options(self, options: BaseModel | None) -> None:  # noqa: B027 - optional to override
         """Receive the validated ``platform.options`` before any hook is called; in the driver again, with all edits.
 
-        The options are what a platform keeps. What it decides for a run, the hook ``configure`` answers as an edit of
-        them, with its reason; hooks of a run are given its configuration, and keep nothing of it for each other.
+        A platform keeps its options, and nothing else. A decision for a run is returned by the hook ``configure`` as
+        an edit of the options, with its reason. Hooks of a run receive its configuration and must not store it.
         """
 
     def decisions(self) -> Iterable[Decision]:
-        """Say what the platform has chosen by itself, such as whose modules a model is built from.
+        """Return the choices that the platform has made by itself, such as whose modules a model is built from.
 
-        The first lines of a run and ``anytron doctor`` show the answer of the driver, which may take seconds and must
-        not initialise the device; ``patches.json`` has that of each training rank, asked when its engine is built. A
-        decision called ``modules`` explains :attr:`portable_modules`.
+        The first lines of a run and ``anytron doctor`` show the driver's answer; the call may take seconds and must
+        not initialise the device. ``patches.json`` has the answer of each training rank, from when its engine was
+        built. A decision called ``modules`` explains :attr:`portable_modules`.
         """
         return ()
 
     def limits(self) -> Iterable[Limit]:
-        """Say what the platform does not do, whatever the configuration.
+        """Return the features that the platform lacks, whatever the configuration.
 
-        A run that asks for it is refused with the reason, and the conformance kit counts what it does not check
-        for it. What depends on other keys of the configuration, the hook ``configure`` refuses.
+        A run that needs such a feature is refused with the reason, and the conformance kit counts the checks that it
+        skips for it. Limits that depend on other keys of the configuration belong in the hook ``configure``.
         """
         return ()
 
     def layout_constraints(self, request: LayoutRequest) -> LayoutConstraints:
-        """Say what the device asks of every sequence layout: alignment and bucket, in tokens.
+        """Return what the device requires of every sequence layout: alignment and bucket, in tokens.
 
-        Asked on every training rank, when its engine is built; the answers of all ranks must be the same.
+        Called on every training rank, when its engine is built; all ranks must return the same answer.
         """
         from anytron.sequences.layout import LayoutConstraints  # imports torch
 
@@ -194,9 +194,9 @@ class Platform(abc.ABC):
         return LayoutConstraints()
 
     def peak_flops(self, dtype: str) -> PeakFlops:
-        """Say what the current device can compute at most, for the metric ``throughput/mfu``.
+        """Return the peak throughput of the current device, for the metric ``throughput/mfu``.
 
-        Asked on training ranks, when the engine has been built.
+        Called on training ranks, when the engine has been built.
 
         Args:
             dtype: Element type of the matrices, ``model.dtype``.
@@ -217,10 +217,10 @@ class Platform(abc.ABC):
 
 
 class Feature(str, Enum):
-    """What a platform may do or not; see ``Platform.limits``."""
+    """A feature that a platform may lack; see ``Platform.limits``."""
 
     OWN_DEVICE = "own-device"
-    """Memory and arithmetic apart from the processor's, which plays the device of a platform for development."""
+    """Memory and arithmetic separate from the CPU's. A platform for development uses the CPU as its device."""
     THD = "thd"
     """Packed sequences."""
     BSHD = "bshd"
@@ -240,7 +240,7 @@ class Feature(str, Enum):
     """Gated DeltaNet."""
     MIXTURE_OF_EXPERTS = "mixture-of-experts"
     ROUTER_REPLAY = "router-replay"
-    """Routers that send tokens to experts that they are told."""
+    """Routers that send tokens to prescribed experts."""
     MULTI_TOKEN_PREDICTION = "multi-token-prediction"  # noqa: S105 - no password
     """Modules that predict tokens further ahead (MTP), trained beside the policy."""
     ADAPTERS = "adapters"
@@ -254,11 +254,11 @@ class Feature(str, Enum):
 
 @dataclass(frozen=True)
 class Limit:
-    """Something that a platform does not do; see ``Platform.limits``.
+    """A feature that a platform lacks; see ``Platform.limits``.
 
     Attributes:
-        feature: What.
-        reason: Why not, for the user whose run asks for it. No full stop.
+        feature: The feature.
+        reason: Why the platform lacks it, for the user whose run needs it. No full stop.
     """
 
     feature: Feature
@@ -269,7 +269,7 @@ def decisions_of(platform: Platform) -> tuple[Decision, ...]:
     """Ask a platform for its decisions.
 
     Raises:
-        HookContractError: The answer holds something else, or one name twice.
+        HookContractError: The answer contains an object that is not a Decision, or one name twice.
     """
     found = tuple(platform.decisions())
     for one in found:
@@ -282,7 +282,7 @@ def decisions_of(platform: Platform) -> tuple[Decision, ...]:
     if len(set(names)) < len(names):
         raise HookContractError(
             f"Platform '{platform.name}' breaks the contract of decisions.",
-            why=f"something is decided twice: {', '.join(names)}",
+            why=f"two decisions have the same name: {', '.join(names)}",
         )
     return found
 
@@ -291,7 +291,7 @@ def limits_of(platform: Platform) -> dict[Feature, str]:
     """Ask a platform for its limits: the reason by feature.
 
     Raises:
-        HookContractError: The answer holds something else, or a limit without a reason.
+        HookContractError: The answer contains an object that is not a Limit, or a limit without a reason.
     """
     found: dict[Feature, str] = {}
     for one in platform.limits():
@@ -308,7 +308,7 @@ def layout_constraints_of(platform: Platform, request: LayoutRequest) -> LayoutC
     """Ask a platform for its layout constraints.
 
     Raises:
-        HookContractError: The answer is something else.
+        HookContractError: The answer is not LayoutConstraints.
     """
     from anytron.sequences.layout import LayoutConstraints
 
@@ -322,7 +322,7 @@ def layout_constraints_of(platform: Platform, request: LayoutRequest) -> LayoutC
 
 
 def declined(platform: Platform, asked: Iterable[Feature]) -> dict[Feature, str]:
-    """Find the requested features that a platform declares not to have: half a sentence with the reason, by feature.
+    """Find the requested features that a platform lacks: half a sentence with the reason, by feature.
 
     Raises:
         HookContractError: As :func:`limits_of`.
@@ -332,7 +332,7 @@ def declined(platform: Platform, asked: Iterable[Feature]) -> dict[Feature, str]
 
 
 def features_asked(traits: ModelTraits, sizes: ParallelSizes) -> list[Feature]:
-    """Name what a model asks of a platform by its traits, and by how it is split."""
+    """Return the features that a model requires of a platform, by its traits and its parallel sizes."""
     asked = {
         Feature.VISION: traits.vision,
         Feature.LATENT_ATTENTION: traits.latent_attention,

@@ -1,4 +1,4 @@
-"""The device as engines use it: :class:`DeviceRuntime`, the base class of a platform's ``runtime.py``."""
+"""The device interface for engines: :class:`DeviceRuntime`, the base class in a platform's ``runtime.py``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class MemoryStats:
     """Device memory of this process, in bytes.
 
     Attributes:
-        allocated: Memory of tensors now.
-        peak_allocated: The most of it since the start, or since ``reset_peak_memory_stats``.
+        allocated: Memory occupied by tensors now.
+        peak_allocated: Maximum of ``allocated`` since the start, or since ``reset_peak_memory_stats``.
         reserved: Memory that the allocator holds, cached blocks included.
-        total: The device's size.
+        total: Total memory of the device.
     """
 
     allocated: int
@@ -29,7 +29,7 @@ class MemoryStats:
 
 
 class DeviceRuntime(abc.ABC):
-    """The device as the engines use it; no other code names it. There is one per process.
+    """The device interface for engines, the only place that names the device. There is one per process.
 
     Engines whose code hard-codes ``torch.cuda`` are redirected to this object on platforms whose
     ``redirects_torch_cuda`` is True.
@@ -81,11 +81,11 @@ class DeviceRuntime(abc.ABC):
         """The generator that device operations draw from."""
 
     def device_name(self) -> str:
-        """Name of the current device, for people."""
+        """Name of the current device, for display."""
         return self.device_type
 
     def compute_capability(self) -> tuple[int, int]:
-        """(major, minor), for engine code that asks it; (0, 0) where the notion does not exist."""
+        """(major, minor), for engine code that reads it; (0, 0) on devices without compute capabilities."""
         return (0, 0)
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:
@@ -98,7 +98,7 @@ class DeviceRuntime(abc.ABC):
         return False
 
     def reset_peak_memory_stats(self) -> None:  # noqa: B027 - optional to override
-        """Reset ``memory_stats().peak_allocated``; does nothing where the device cannot."""
+        """Reset ``memory_stats().peak_allocated``; does nothing if the device does not support it."""
 
     def new_stream(self) -> Any:
         """A new stream; None where the device runs everything in order.
@@ -109,21 +109,21 @@ class DeviceRuntime(abc.ABC):
         return None
 
     def current_stream(self) -> Any:
-        """The stream in use; None exactly where :meth:`new_stream` gives None."""
+        """The stream in use; None exactly where :meth:`new_stream` returns None."""
         return None
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an error says that the device has no memory left.
 
         A torch whose allocator is torch's own raises ``torch.OutOfMemoryError``, on every device. Libraries that
-        allocate by themselves raise what they like.
+        allocate by themselves raise other errors.
         """
         import torch
 
         return isinstance(error, torch.OutOfMemoryError)
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
-        """Mark a range in the device's own profiler; every call of a training engine is one, by its name.
+        """Mark a range in the device's own profiler; every call of a training engine is one range, named by the method.
 
         Traces of ``trainer.profile`` have these ranges by themselves.
         """
@@ -174,7 +174,7 @@ class TorchDeviceRuntime(DeviceRuntime):
         )
 
     def reset_peak_memory_stats(self) -> None:
-        """Let the allocator's peak begin anew."""
+        """Reset the allocator's peak."""
         self.module.reset_peak_memory_stats()
 
     def manual_seed(self, seed: int) -> None:

@@ -185,7 +185,7 @@ class LogProbKernel(Protocol):
     def __call__(
         self, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: ProcessGroup | None
     ) -> tuple[Tensor, Tensor]:
-        """Give (log-probs, entropies)."""
+        """Return (log-probs, entropies)."""
 
 
 class KernelSource(Protocol):

@@ -184,7 +184,7 @@ class Shard:
     width: int
 
     def tiles(self) -> Iterator[slice]:
-        """Give the rows of each tile."""
+        """Return the rows of each tile."""
         return (slice(begin, begin + self.width) for begin in range(0, len(self.weight), self.width))
 
 
@@ -217,7 +217,7 @@ class TileArithmetic(Protocol):
         """
 
     def gradients(self, shard: Shard, upstream: Upstream) -> Iterator[tuple[slice, Tensor]]:
-        """Give the rows of each tile, and the gradient of its undivided logits: ``[N, rows]`` as the weight's dtype.
+        """Return the rows of each tile, and the gradient of its undivided logits: ``[N, rows]`` as the weight's dtype.
 
         The gradient may be overwritten when the next one is asked for.
         """

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class Named(NamedTuple):
-    """A public name, and the public module that people import it from."""
+    """A public name and the public module that exports it."""
 
     name: str
     module: str
 
     @property
     def value(self) -> Any:
-        """The class, the function, or what an alias stands for."""
+        """The class or function, or the target of an alias."""
         return getattr(importlib.import_module(self.module), self.name)
 
     @property
@@ -46,7 +46,7 @@ class Named(NamedTuple):
 
 
 def describe(one: Named) -> str:
-    """Give the section of a public name, as Markdown."""
+    """Return the section of a public name, as Markdown."""
     value, called = one.value, [f"from {one.module} import {one.name}"]
     if inspect.isfunction(value):
         called += ["", f"{one.name}{_signature(value)}"]

@@ -1,1 +1,1 @@
-"""A run of training: the loops, rollouts, and what is looked at before the first step."""
+"""A training run: the loops, rollouts, and the checks before the first step."""

@@ -220,7 +220,7 @@ class SequenceLayout:
         return self._of_all_shards(self._slots(values, "unpack"), gather, "unpack").index_select(0, self.slot_index)
 
     def next_tokens(self, tokens: Tensor, ahead: int = 1, *, ignored: Tensor | None = None) -> Tensor:
-        """Give the labels: at each position the real token that follows in its sequence.
+        """Return the labels: at each position the real token that follows in its sequence.
 
         Args:
             tokens: int64 ``[T]``.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anytron.sequences.scopes import ScopeFactory
 
     MaskReader = Callable[["AttnMask", Sequence[SequenceLayout], ModelTraits], set["Pair"]]
-    """Give the pairs that a vendor's attention lets through, from a mask and the layouts of all shards."""
+    """Return the pairs that a vendor's attention lets through, from a mask and the layouts of all shards."""
 
 Pair = tuple[int, int]
 """(query token, key token), flat."""

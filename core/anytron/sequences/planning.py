@@ -236,7 +236,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def zigzag_order(padded: Tensor, size: int, slots: int) -> Tensor:
-    """Give the place in the whole that each slot has, the ranks' slots one after the other: int64 ``[slots]``.
+    """Return the place in the whole that each slot has, the ranks' slots one after the other: int64 ``[slots]``.
 
     Each sequence is cut into ``2 * size`` chunks; rank ``r`` holds the chunks ``r`` and ``2 * size - 1 - r`` of each
     sequence in turn. Nothing waits for the device.

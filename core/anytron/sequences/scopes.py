@@ -51,7 +51,7 @@ def combine(*factories: ScopeFactory | None) -> ScopeFactory | None:
 
 
 def parts(factory: ScopeFactory | None) -> tuple[ScopeFactory, ...]:
-    """Give the scopes that were combined, first to last; of one that was not, itself."""
+    """Return the scopes that were combined, first to last; of one that was not, itself."""
     if isinstance(factory, _Combined):
         return tuple(part for combined in factory.factories for part in parts(combined))
     return () if factory is None else (factory,)

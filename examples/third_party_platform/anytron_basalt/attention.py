@@ -54,16 +54,16 @@ class BasaltAttention:
         lengths = tuple(one.stop - one.start for one in sequences)
         if lengths != basalt_sdk.lengths():
             raise EngineError(
-                "Basalt's library was told the lengths of other sequences.",
+                "Basalt's library has the lengths of other sequences.",
                 where="attention kernel of plugin basalt",
-                why=f"it was told {basalt_sdk.lengths()}, and the sequences are {lengths}",
-                fix="call the kernel within the scope of its own micro-batch",
+                why=f"its lengths are {basalt_sdk.lengths()}, and the sequences have {lengths}",
+                fix="call the kernel inside the scope of its micro-batch",
             )
         if unaligned := [one.start for one in sequences if one.start % self.tile]:
             raise EngineError(
                 "A sequence does not start at a tile.",
                 where="attention kernel of plugin basalt",
-                why=f"it starts at token {unaligned[0]}, and a tile has {self.tile}",
+                why=f"it starts at token {unaligned[0]}, but a tile has {self.tile} tokens",
                 fix="plan layouts with the platform's layout_constraints",
             )
 

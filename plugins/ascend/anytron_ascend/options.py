@@ -29,22 +29,22 @@ class AscendOptions(BaseModel):
     kernels, ``mindspeed`` = MindSpeed's patches and kernels, ``megatron_adaptor`` = not available yet. The engine
     ``mindspeed_llm`` brings its own adaptor."""
     mindspeed: MindSpeedOptions = MindSpeedOptions()
-    """Options of the adaptor ``mindspeed``; without effect on the others."""
+    """Options of the adaptor ``mindspeed``; without effect on other adaptors."""
     hccl_connect_timeout_s: int = Field(600, ge=120, le=7200)
     """Seconds that ranks wait for each other when a communicator is made (``HCCL_CONNECT_TIMEOUT``)."""
     expandable_segments: bool = False
     """Let torch_npu's allocator grow its blocks (``PYTORCH_NPU_ALLOC_CONF``); needs torch_npu 2.9 or later."""
     peak_tflops: float | None = Field(None, gt=0.0)
-    """What one NPU can compute at most in ``model.dtype``, in 10^12 operations a second, for the metric
-    ``throughput/mfu``; default: not known: there is no metric ``throughput/mfu``."""
+    """Peak compute rate of one NPU in ``model.dtype``, in 10^12 operations a second, for the metric
+    ``throughput/mfu``; default: unknown, and the run has no metric ``throughput/mfu``."""
     visible_devices: str | None = Field(None, pattern=r"^\d+(,\d+)*$")
-    """NPUs that the run may use, ascending ids (``ASCEND_RT_VISIBLE_DEVICES``); default: what the environment says."""
+    """NPUs that the run may use, ascending ids (``ASCEND_RT_VISIBLE_DEVICES``); default: taken from the environment."""
 
     @field_validator("adaptor", mode="before")
     @classmethod
     def _engines_imply_theirs(cls, adaptor: str) -> str:
         if adaptor == "mindspeed_llm":
-            raise ValueError("mindspeed_llm follows from engine.name=mindspeed_llm: leave platform.options.adaptor out")
+            raise ValueError("engine.name=mindspeed_llm selects this adaptor: remove platform.options.adaptor")
         return adaptor
 
 

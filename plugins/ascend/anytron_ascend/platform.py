@@ -214,7 +214,7 @@ def make_adaptor(options: AscendOptions, engine: str | None) -> Adaptor:
         f"The adaptor {options.adaptor} is not available.",
         where="platform.options.adaptor",
         why=_UNAVAILABLE[options.adaptor],
-        fix="platform.options.adaptor=none",
+        fix="set platform.options.adaptor=none",
     )
 
 
@@ -223,8 +223,8 @@ def _option_diagnostics(options: AscendOptions, engine: str) -> Iterable[Diagnos
         yield Diagnostic(
             "error",
             "platform.options.adaptor",
-            f"the engine {MINDSPEED_LLM} selects its own adaptor, and {options.adaptor} is configured",
-            "leave platform.options.adaptor out, or set engine.name=megatron",
+            f"is {options.adaptor}, but the engine {MINDSPEED_LLM} selects its own adaptor",
+            "remove platform.options.adaptor, or set engine.name=megatron",
         )
     found = Version(_installed("torch-npu") or "0")
     if options.expandable_segments and found < Version(EXPANDABLE_SEGMENTS_SINCE):

@@ -33,7 +33,7 @@ class CpuRuntime(DeviceRuntime):
             EngineError: A negative index.
         """
         if index < 0:
-            raise EngineError("Impossible device index.", where="CpuRuntime.set_device", why=f"{index} is negative")
+            raise EngineError("Invalid device index.", where="CpuRuntime.set_device", why=f"{index} is negative")
 
     def synchronize(self) -> None:
         """Do nothing: operations are done when they return."""

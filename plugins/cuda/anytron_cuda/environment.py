@@ -100,7 +100,7 @@ def worker_environment(options: CudaOptions, needs: Needs, role: Role, user: Map
 
 
 def contradictions(options: CudaOptions, needs: Needs, user: Mapping[str, str]) -> Iterator[Diagnostic]:
-    """Find variables of the user's that keep the run from what it is asked to do, or slow it down.
+    """Find environment variables of the user that contradict the run's options, or slow the run down.
 
     Args:
         options: ``platform.options``.
@@ -110,9 +110,8 @@ def contradictions(options: CudaOptions, needs: Needs, user: Mapping[str, str]) 
     visible = user.get(VISIBLE_DEVICES)
     if options.visible_devices not in (None, visible) and visible is not None:
         message = f"{VISIBLE_DEVICES}={visible} is already set, and Anytron does not replace your variables"
-        yield Diagnostic(
-            "error", "platform.options.visible_devices", message, f"unset {VISIBLE_DEVICES}, or leave it out"
-        )
+        fix = f"unset {VISIBLE_DEVICES}, or remove platform.options.visible_devices"
+        yield Diagnostic("error", "platform.options.visible_devices", message, fix)
     elif options.visible_devices is not None and (count := options.visible_devices.count(",") + 1) < needs.ranks:
         message = f"{options.visible_devices} lists {count} GPUs, and {needs.ranks} training ranks need one each"
         fix = "list more GPUs, or lower a size in parallel"
@@ -120,8 +119,8 @@ def contradictions(options: CudaOptions, needs: Needs, user: Mapping[str, str]) 
     allocator = user.get(ALLOCATOR, user.get(ALLOCATOR_TOO))
     if allocator is not None and options.expandable_segments and EXPANDABLE not in allocator.replace(" ", ""):
         name = ALLOCATOR if ALLOCATOR in user else ALLOCATOR_TOO
-        message = f"{name}={allocator} is kept as you set it: segments of training ranks are not expandable"
-        fix = f"add {EXPANDABLE} to it, or set the option to false"
+        message = f"has no effect: {name}={allocator} is kept as you set it"
+        fix = f"add {EXPANDABLE} to {name}, or set platform.options.expandable_segments=false"
         yield Diagnostic("warning", "platform.options.expandable_segments", message, fix)
     if needs.in_order and user.get(CONNECTIONS, "1") != "1":
         message = f"{CONNECTIONS}={user[CONNECTIONS]} lets communication start too late to overlap with computation"
@@ -129,14 +128,14 @@ def contradictions(options: CudaOptions, needs: Needs, user: Mapping[str, str]) 
     if needs.deterministic:
         for name, values in DETERMINISTIC.items():
             if user.get(name, values[0]) not in values:
-                message = f"{name}={user[name]} is set, and results would vary from run to run"
+                message = f"with {name}={user[name]} results would vary from run to run"
                 yield Diagnostic("error", "engine.deterministic", message, f"unset {name}, or set it to {values[0]}")
     if user.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0":
         message = "with TORCH_NCCL_ASYNC_ERROR_HANDLING=0 no rank detects a collective that exceeds its timeout"
         yield Diagnostic("warning", "executor.call_timeout_s", message, "unset TORCH_NCCL_ASYNC_ERROR_HANDLING")
     if not needs.compiler:
         message = (
-            "Triton needs a C compiler and Python's headers to start kernels, and they are missing: Megatron's own "
-            "functions are not compiled, and kernels that need Triton are not used"
+            "no C compiler or no Python headers found, which Triton needs: Megatron's own functions are not compiled, "
+            "and kernels that need Triton are not used"
         )
-        yield Diagnostic("warning", "platform", message, "install gcc and Python's headers, or name a compiler in CC")
+        yield Diagnostic("warning", "platform", message, "install gcc and Python's headers, or set CC to a compiler")

@@ -38,7 +38,7 @@ def main() -> None:
             ConfigError(
                 f"'{command}' is not a command of anytron-swift.",
                 why=f"its commands are {known}",
-                fix=did_you_mean(command.lower(), COMMANDS) or f"anytron-swift COMMAND ..., with one of {known}",
+                fix=did_you_mean(command.lower(), COMMANDS) or f"run anytron-swift COMMAND with one of {known}",
             ),
             status=2,
         )

@@ -17,7 +17,7 @@ def require_supported() -> None:
     """Look at ms-swift's metadata; nothing of it is imported.
 
     Raises:
-        PluginError: It is not installed, or is a release that this was not tested with.
+        PluginError: ms-swift is not installed, or its release is not tested with this plugin.
     """
     (found,) = examine_requirements([("swift", MS_SWIFT)])
     if not found.fits:
@@ -30,10 +30,10 @@ def require_supported() -> None:
 
 
 def load(module: str, name: str) -> Any:
-    """Import something of ms-swift's; most of its packages import their parts only as they are asked for them.
+    """Import an attribute of ms-swift, most of whose packages import their parts only on access.
 
     Raises:
-        PluginError: A package is missing that it needs; ``pip install --no-deps`` brings none.
+        PluginError: A package that ms-swift needs is missing; ``pip install --no-deps`` installs no dependencies.
     """
     try:
         return getattr(import_module(module), name)
@@ -42,6 +42,6 @@ def load(module: str, name: str) -> Any:
             "A package that ms-swift imports is not installed.",
             where=sys.prefix,
             why=str(error),
-            fix="install it, with --no-deps if it would replace others; constraints/swift.txt in Anytron's sources has "
-            "all that its tests run with",
+            fix="install it, with --no-deps if it would replace other packages; constraints/swift.txt in Anytron's "
+            "sources lists the versions that its tests use",
         ) from error

@@ -58,8 +58,8 @@ def layer() -> Layer:
     if _layer is None:
         raise EngineError(
             "ms-swift runs without Anytron in this process.",
-            why="its patches are applied, and nothing has opened the layer",
-            fix="start ms-swift with anytron-swift",
+            why="ms-swift's patches are applied, but Anytron's device layer was not opened",
+            fix="start ms-swift with the command anytron-swift",
         )
     return _layer
 

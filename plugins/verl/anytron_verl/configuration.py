@@ -51,7 +51,7 @@ def compose(path: Path, overrides: Sequence[str]) -> Any:
             "Only verl's Megatron engine can be verified.",
             where=f"{path}: actor_rollout_ref.actor.strategy",
             why=f"it is {strategy!r}",
-            fix="model_engine=megatron among the overrides, or 'override model_engine: megatron' among its defaults",
+            fix="add model_engine=megatron to the overrides, or 'override model_engine: megatron' to its defaults",
         )
     return section
 

@@ -226,5 +226,5 @@ def _refuse_other_shards(options: dict[str, Any]) -> None:
             "Anytron has no layout for this way of sharding sequences.",
             where="verl.models.mcore.util",
             why=f"verl requests {', '.join(wanted)}",
-            fix="leave dynamic_context_parallel off; VERL_USE_EXTERNAL_PLUGINS=none runs verl alone",
+            fix="turn dynamic_context_parallel off, or set VERL_USE_EXTERNAL_PLUGINS=none to run verl without Anytron",
         )

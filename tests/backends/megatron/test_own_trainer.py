@@ -42,7 +42,7 @@ def test_a_phase_is_applied_once(facts):
 
 
 def test_what_the_platform_declines_is_refused_with_its_reason(facts):
-    refused = "ConfigError: The platform does not support what the model needs.\n  where: platform cpu\n  why: "
+    refused = "ConfigError: The platform does not support this model.\n  where: platform cpu\n  why: "
     assert facts["without rows"]["thd"] == pytest.approx(facts["thd"], rel=1e-5)
     assert facts["without rows"]["bshd"].startswith(f"{refused}the platform cpu has no bshd: it has no rows\n")
     reason = "the platform cpu has no latent-attention: its kernels have one width\n"

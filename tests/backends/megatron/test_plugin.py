@@ -144,7 +144,12 @@ def test_a_fact_of_the_layout_is_said_once_although_two_models_have_it(tmp_path)
 @pytest.mark.parametrize(
     ("model", "teacher", "key", "says"),
     [
-        ({"vision_config": {"depth": 1}}, {}, "teacher.path", "no test distils from or into a vision-language model"),
+        (
+            {"vision_config": {"depth": 1}},
+            {},
+            "teacher.path",
+            "distillation is not tested with a vision-language model",
+        ),
         ({"vocab_size": 90}, {"vocab_size": 80}, "teacher.path", "knows 80 tokens, and the policy 90"),
         ({}, {"model_type": "qwen33"}, "teacher.path", "the teacher's model: the engine does not know"),
         (
@@ -175,7 +180,12 @@ HEAD = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "
 @pytest.mark.parametrize(
     ("model", "judge", "key", "says"),
     [
-        ({"vision_config": {"depth": 1}}, {}, "reward_model.path", "no test scores with a vision-language model"),
+        (
+            {"vision_config": {"depth": 1}},
+            {},
+            "reward_model.path",
+            "reward models are not tested with vision-language models",
+        ),
         ({"vocab_size": 90}, {"vocab_size": 80}, "reward_model.path", "knows 80 tokens, and the policy 90"),
         ({}, {"model_type": "qwen33"}, "reward_model.path", "the reward model: the engine does not know"),
         ({}, {"id2label": {"0": "bad", "1": "good"}}, "reward_model.path", "its config has 2 labels"),
@@ -198,7 +208,7 @@ def test_a_model_that_cannot_be_a_reward_model_is_refused_by_name(model, judge, 
 
 @pytest.mark.parametrize(
     ("labels", "says"),
-    [(0, "has no score.weight, so it cannot score (it is Qwen3ForSequenceClassification)"),
+    [(0, "has no score.weight, so it cannot score (its architecture: Qwen3ForSequenceClassification)"),
      (2, "score.weight gives 2 numbers for a sequence (num_labels)"),
      (1, "")],
 )  # fmt: skip

@@ -47,7 +47,7 @@ def test_a_damaged_file_is_refused(engine, reference, write):
     [
         (lambda weights: weights.pop(NORM), "(?s)is missing.*model.norm.weight"),
         (lambda weights: weights.update(extra=torch.ones(2)), "(?s)unknown to the model.*extra"),
-        (lambda weights: weights.update({NORM: torch.ones(3)}), r"(?s)another shape.*\(3,\), the model has \(32,\)"),
+        (lambda weights: weights.update({NORM: torch.ones(3)}), r"(?s)wrong shape.*\(3,\), and the model has \(32,\)"),
     ],
 )
 def test_a_tensor_missing_unknown_or_of_another_shape_is_refused(engine, reference, write, change, message):
@@ -178,5 +178,5 @@ def test_experts_come_one_by_one_as_they_are_published_and_go_into_one_tensor(ne
         engine.load_weights(write({name: tensor for name, tensor in published.items() if name != lost}))
     with pytest.raises(EngineError, match=r"(?s)unknown to the model.*experts\.4\.up_proj"):
         engine.load_weights(write(published | {lost.replace("experts.2", "experts.4"): published[lost]}))
-    with pytest.raises(EngineError, match=r"(?s)another shape.*experts\.2\.up_proj"):
+    with pytest.raises(EngineError, match=r"(?s)wrong shape.*experts\.2\.up_proj"):
         engine.load_weights(write(published | {lost: published[lost].t()}))

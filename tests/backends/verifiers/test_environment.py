@@ -116,7 +116,7 @@ def test_tools_are_shown_in_the_prompt_and_the_dataset_is_the_environments(tmp_p
     ("text", "error", "message"),
     [
         ("crash", RuntimeError, "the table fell over"),
-        ("rewrite", ValueError, "changed what was said before"),
+        ("rewrite", ValueError, "changed earlier messages"),
         ("paint", ValueError, "a message has image_url"),
     ],
 )

@@ -136,8 +136,8 @@ def test_a_torchvision_that_cannot_be_imported_is_an_error_with_its_reason(site)
 @pytest.mark.parametrize(
     ("model", "rollout", "key", "text"),
     [
-        ({"head_dim": 16}, {}, "model.config.head_dim", "no kernel for heads of 16 - it has 32, 64, 80"),
-        ({"head_dim": None, "hidden_size": 160}, {}, "model.config.head_dim", "no kernel for heads of 40"),
+        ({"head_dim": 16}, {}, "model.config.head_dim", "supports head sizes 32, 64, 80"),
+        ({"head_dim": None, "hidden_size": 160}, {}, "model.config.head_dim", "not 40"),
         ({"architectures": ["OnlyEmbeds"]}, {}, "model.config", "vLLM 0.32.5 has no model OnlyEmbeds"),
         ({}, {"options": {"tensor_parallel_size": 3}}, "rollout.options.tensor_parallel_size", "4 attention heads"),
         (
@@ -150,7 +150,7 @@ def test_a_torchvision_that_cannot_be_imported_is_an_error_with_its_reason(site)
             SEES,
             {"options": {"engine_args": {"mm_device_do_normalize": True}}},
             "rollout.options.engine_args.mm_device_do_normalize",
-            "sets it itself",
+            "sets this argument itself",
         ),
         (
             {"num_key_value_heads": 3},
@@ -164,14 +164,14 @@ def test_a_torchvision_that_cannot_be_imported_is_an_error_with_its_reason(site)
             {},
             {"options": {"engine_args": {"logprobs_mode": "processed_logprobs"}}},
             "rollout.options.engine_args.logprobs_mode",
-            "sets it itself",
+            "sets this argument itself",
         ),
         ({}, {"options": {"engine_args": {"dtype": "half"}}}, "rollout.options.engine_args.dtype", "set model.dtype"),
         (
             {},
             {"options": {"engine_args": {"enable_batch_sharded_sampling": True}}},
             "rollout.options.engine_args.enable_batch_sharded_sampling",
-            "sets it itself",
+            "sets this argument itself",
         ),
     ],
 )
@@ -188,7 +188,7 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4}
     ("model", "platform", "rank", "key", "text"),
     [
         ({}, CpuPlatform(), 513, "model.lora.rank", "up to rank 512"),
-        (EXPERTS, CpuPlatform(), 8, "rollout.lora", "experts with adapters by Triton kernels"),
+        (EXPERTS, CpuPlatform(), 8, "rollout.lora", "experts with adapters in Triton kernels"),
         (EXPERTS, Accelerator(), 8, "rollout.lora", "no test compares vLLM's qwen3_moe with adapters"),
     ],
 )
@@ -237,4 +237,4 @@ def test_the_config_of_a_directory_is_read(installed, tmp_path):
     (one,) = [
         one for one in platform_diagnostics(anchor(config, tmp_path), CpuPlatform()) if one.key.startswith("model")
     ]
-    assert "heads of 8" in one.message
+    assert "not 8" in one.message

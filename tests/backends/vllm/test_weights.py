@@ -37,7 +37,7 @@ def test_after_every_update_log_probs_are_those_of_the_new_weights(loaded):
         (lambda weights: weights.pop(NORM), f"(?s)is missing.*{NORM}"),
         (lambda weights: weights.pop("model.layers.1.self_attn.k_proj.weight"), "(?s)is missing.*k_proj"),
         (lambda weights: weights.update(extra=torch.ones(2)), "(?s)unknown to the model.*extra"),
-        (lambda weights: weights.update({NORM: torch.ones(3)}), r"(?s)another shape.*\(3,\), the model has \(64,\)"),
+        (lambda weights: weights.update({NORM: torch.ones(3)}), r"(?s)wrong shape.*\(3,\), and the model has \(64,\)"),
     ],
 )
 def test_incomplete_and_foreign_weights_are_refused_and_the_old_ones_stay_in_use(loaded, change, message):

@@ -75,7 +75,7 @@ def test_a_patch_whose_target_does_not_exist_is_told_and_is_a_problem_of_doctor_
     assert {row["id"]: (row["verdict"], row["reason"]) for row in listed if row["owner"] == "acme"} == {
         "acme.name": ("target missing", "packaging.version has no attribute parze"),
         "acme.module": ("target missing", "there is no module packaging.verzion"),
-        "acme.right": ("applies", "the patch depends on no version"),
+        "acme.right": ("applies", "the patch applies to every version"),
     }
     assert "target missing" in anytron("patches", "list", PYTHONPATH=str(tmp_path)).stdout
     doctor = anytron("doctor", "--json", PYTHONPATH=str(tmp_path))

@@ -94,5 +94,5 @@ def test_a_size_is_read(text, size):
 
 @pytest.mark.parametrize("text", ["", "0", "-3", "many", "80 GiB of it", "nan", "1e9", "8kg"])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ConfigError, match="not a size of memory"):
+    with pytest.raises(ConfigError, match="not a valid memory size"):
         parse_size(text)

@@ -124,7 +124,10 @@ def test_a_mistake_has_the_place_of_the_stage_or_of_the_file(write):
         (("- name: grpo", "- name: ../grpo"), "stages.1.name"),
         (("trainer: {total_steps: 30}", "model: {path: other}"), "unknown key 'model' in stages.1"),
         (("total_steps: 30", "output_dir: other"), "stages.1.trainer.output_dir"),
-        (("trainer: {total_steps: 30}", "engine: {name: other}"), "it applies to all stages, and this stage sets it"),
+        (
+            ("trainer: {total_steps: 30}", "engine: {name: other}"),
+            "this key applies to all stages, but one stage sets it",
+        ),
         (("rollout: {max_new_tokens: 8}", "rollout: 8"), "stages.1.rollout"),
         (("stages:\n", "stages: []\nnothing:\n"), "stages"),
         (("stages:\n", "stages: sft\nnothing:\n"), "stages"),

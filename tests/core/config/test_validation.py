@@ -81,7 +81,7 @@ def test_without_more_the_mean_of_the_first_set_decides(load):
         ("validation.sets[1].name=../up", r"should match pattern"),
         ("validation.sets=[]", r"at least 1 item"),
         ("validation.metric=validation/hard/pass@4", r"unknown metric validation/hard/pass@4.*pass@"),
-        ("validation.metric=reward/mean", r"unknown metric reward/mean; there are validation/hard/mean@8"),
+        ("validation.metric=reward/mean", r"unknown metric reward/mean; known metrics: validation/hard/mean@8"),
         ("validation.metric=validation/hard/loss", r"algorithm.name=rl measures rewards"),
         ("validation.direction=up", r"direction"),
         ("validation.min_delta=.nan", r"min_delta"),

@@ -24,7 +24,7 @@ def _apply(function: type[torch.autograd.Function], x: Tensor, group: ProcessGro
             "A tensor-parallel layer has no process group.",
             where="transformer_engine.pytorch",
             why="it was built before torch.distributed was initialised",
-            fix="initialise model parallelism before building the model, or call set_tensor_parallel_group",
+            fix="initialise model parallelism before you build the model, or call set_tensor_parallel_group",
         )
     result: Tensor = function.apply(x, group)
     return result

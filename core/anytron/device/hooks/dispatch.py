@@ -1,6 +1,6 @@
-"""How a hook is called: in one of four ways, traced, and its answers checked.
+"""Call hooks in one of four ways, trace the calls, and check the answers.
 
-Each way makes the call of one hook from the implementations of the plugins. Every answer comes with the name of its
+Each way turns the plugins' implementations of a hook into one callable. Every answer comes with the name of its
 plugin, so that the facade can check it and name who broke the contract.
 
 ``ANYTRON_TRACE_HOOKS=1`` prints every call to stderr, one line per implementation that was asked::
@@ -59,7 +59,7 @@ def ask_all(hook: str, implementations: tuple[Implementation, ...]) -> Callable[
 
 
 def ask_first(hook: str, implementations: tuple[Implementation, ...]) -> Callable[..., tuple[str, Any]]:
-    """Stop at the first answer that is not None; that there is none is an error."""
+    """Stop at the first answer that is not None; no answer is an error."""
 
     def ask(*arguments: Any) -> tuple[str, Any]:
         for plugin, call in implementations:
@@ -76,7 +76,7 @@ def ask_first(hook: str, implementations: tuple[Implementation, ...]) -> Callabl
 
 
 def ask_chain(hook: str, implementations: tuple[Implementation, ...]) -> Callable[[Any], Iterator[tuple[str, Any]]]:
-    """Give each plugin what the one before returned.
+    """Pass each plugin the value that the previous one returned.
 
     Yields each changed value before the next plugin gets it, so that the caller can check it in time.
     """
@@ -93,7 +93,7 @@ def ask_chain(hook: str, implementations: tuple[Implementation, ...]) -> Callabl
 
 
 def ask_merged(hook: str, implementations: tuple[Implementation, ...]) -> Callable[..., dict[str, tuple[str, Any]]]:
-    """Unite mappings; each value comes with the first plugin that gave it. Different values are an error."""
+    """Merge mappings; each value comes with the first plugin that returned it. Different values are an error."""
 
     def ask(*arguments: Any) -> dict[str, tuple[str, Any]]:
         merged: dict[str, tuple[str, Any]] = {}
@@ -183,10 +183,10 @@ def brief(value: Any, depth: int = 0) -> str:
 
 
 class InputChecks:
-    """Checks of what plugins make of a micro-batch (``preprocess_sequences``).
+    """Check the micro-batches that plugins return (``preprocess_sequences``).
 
-    What makes the device wait (values of positions) or calls the plugin's code (its scope) is checked once, when the
-    plugin first changes it.
+    Checks that make the device wait (values of positions) or call the plugin's code (its scope) run once, when the
+    plugin first changes that part.
     """
 
     def __init__(self) -> None:
@@ -197,13 +197,14 @@ class InputChecks:
         """Check a changed micro-batch.
 
         Args:
-            plugin: Who changed it.
-            before: What the plugin was given.
-            after: Its answer.
+            plugin: Name of the plugin that changed it.
+            before: The micro-batch that the plugin received.
+            after: The micro-batch that it returned.
 
         Raises:
-            HookContractError: It is of another class or has another layout; ids, labels or positions have another shape
-                or dtype; a real token has another position; its scope is not a factory, or gives one object twice.
+            HookContractError: ``after`` is not a ModelInputs or has a different layout; ids, labels or positions
+                changed shape or dtype; the position of a real token changed; its scope is not a factory, or returned
+                one object twice.
         """
         from anytron.sequences.layout import ModelInputs
         from anytron.sequences.scopes import parts

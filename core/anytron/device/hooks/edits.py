@@ -42,7 +42,7 @@ def apply_edits(config: RunConfig, edits: Sequence[tuple[str, ConfigEdit]]) -> R
 
 
 def is_set(config: RunConfig, key: str) -> bool:
-    """Whether the user has set a dotted key, or something else where it would stand."""
+    """Whether the user has set a dotted key, or a value in place of one of its sections."""
     node: Any = config
     for name in key.split("."):
         if isinstance(node, BaseModel):

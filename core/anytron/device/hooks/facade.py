@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class Hooks:
-    """Ask the plugins. Which plugins there are is fixed when it is made.
+    """Call the hooks of all plugins. The set of plugins is fixed at construction.
 
     Args:
         members: The plugins, in any order: at most one platform, any number of extensions, and the
@@ -56,7 +56,7 @@ class Hooks:
 
     def __init__(self, members: Iterable[Member]) -> None:
         self.members = tuple(in_order("first", tuple(members)))
-        """In the order in which they are asked for the first answer."""
+        """The plugins in the order in which hooks of kind ``first`` ask them."""
         names = [member.name for member in self.members]
         platforms = [member for member in self.members if member.precedence is Precedence.PLATFORM]
         if len(set(names)) < len(names) or len(platforms) > 1:
@@ -76,7 +76,7 @@ class Hooks:
         return WAYS[hook.kind](hook.name, tuple(implementations))
 
     def suppliers(self) -> dict[str, str]:
-        """Say which plugin supplied which kernel to this process so far, for example ``{"log_prob_kernel": "acme"}``.
+        """Return which plugin supplied which kernel to this process, for example ``{"log_prob_kernel": "acme"}``.
 
         Fused kernels are listed by name (``fused_kernel rms_norm``). Where several plugins supplied one kernel,
         for different layers, all are named.
@@ -84,9 +84,9 @@ class Hooks:
         return {kernel: ", ".join(sorted(plugins)) for kernel, plugins in sorted(self._suppliers.items())}
 
     def kernel_descriptions(self) -> dict[str, list[str]]:
-        """Say of the same kernels what they are, as far as they say it themselves, in an attribute ``description``.
+        """Return the descriptions of the same kernels, for those with an attribute ``description``.
 
-        A platform that chooses between implementations says so which one is in use, and why not a faster one.
+        A platform that chooses between implementations uses it to name the one in use, and why no faster one is.
         """
         return {kernel: sorted(found) for kernel, found in sorted(self._descriptions.items())}
 
@@ -104,8 +104,8 @@ class Hooks:
         """Let the plugins check and adapt the configuration.
 
         Returns:
-            The configuration with all edits, validated again; the edits, each with the plugin it comes
-            from; the warnings.
+            The configuration with all edits, validated again; the edits, each with the plugin that asked for
+            it; the warnings.
 
         Raises:
             ConfigError: A diagnostic of severity ``error`` (all of them in one message), an edit of
@@ -117,12 +117,12 @@ class Hooks:
         return apply_edits(config, edits), edits, diagnostics
 
     def remarks(self, config: RunConfig) -> tuple[list[tuple[str, ConfigEdit]], list[Diagnostic]]:
-        """Ask the plugins what they would change, and what they find wrong.
+        """Ask the plugins for their edits and their diagnostics.
 
         Each plugin sees the configuration as it was read, without the edits of other plugins.
 
         Returns:
-            The edits, each with the plugin it comes from, without defaults of keys that the user has set; the
+            The edits, each with the plugin that asked for it, without defaults of keys that the user has set; the
             diagnostics, whose messages name their plugin.
         """
         answers = self._items("configure", (ConfigEdit, Diagnostic), config)
@@ -165,7 +165,7 @@ class Hooks:
         """The patches that all plugins need in this phase.
 
         Raises:
-            HookContractError: A patch of another phase.
+            HookContractError: A plugin returned a patch of another phase.
         """
         from anytron.device.patches import Patch
 
@@ -208,8 +208,8 @@ class Hooks:
         """The attention mask, in the form that the device's kernels read.
 
         Args:
-            request: What is asked.
-            built: The answer at engine build; None when this is that call.
+            request: Layout, traits and accepted kinds.
+            built: The mask returned when the engine was built; None during that first call.
 
         Raises:
             HookContractError: The answer breaks :func:`anytron.sequences.masks.check_mask`, or no plugin has one.
@@ -223,7 +223,7 @@ class Hooks:
         """Flat values ``[T, ...]`` from the model's output ``[R, C, ...]``.
 
         Raises:
-            HookContractError: The answer has not exactly T entries.
+            HookContractError: The answer does not have exactly T entries.
         """
         flat: Tensor
         plugin, flat = self._ask["postprocess_output"](values, layout)

@@ -26,8 +26,8 @@ Call = Callable[..., Any]
 
 
 REMOVED = {
-    "rollout_options": "answer ConfigEdit('rollout.options.NAME', value, reason, default=True) from configure instead",
-    "layout_constraints": "it is a method of anytron.Platform: leave out the marker hookimpl; an extension has none",
+    "rollout_options": "return ConfigEdit('rollout.options.NAME', value, reason, default=True) from configure instead",
+    "layout_constraints": "it is a method of anytron.Platform: remove the marker hookimpl; extensions cannot define it",
 }
 """Hooks of earlier versions, and what plugins do instead."""
 
@@ -37,10 +37,10 @@ class HookSpec:
     """A hook.
 
     Attributes:
-        name: Its name.
-        kind: How it is called.
-        arguments: Names of its arguments, in order.
-        function: Its specification in :mod:`anytron.device.hooks.specs`.
+        name: Name of the hook.
+        kind: How the hook is called.
+        arguments: Names of the arguments, in order.
+        function: The specification in :mod:`anytron.device.hooks.specs`.
     """
 
     name: str
@@ -50,7 +50,7 @@ class HookSpec:
 
 
 class Precedence(IntEnum):
-    """The order in which plugins are asked where the first answer counts."""
+    """The order in which plugins are asked for hooks of kind ``first``."""
 
     PLATFORM = 0
     EXTENSION = 1
@@ -63,8 +63,8 @@ class Member:
 
     Attributes:
         name: The plugin's name, for messages.
-        precedence: Its place in the order.
-        calls: Its implementations by hook name.
+        precedence: The plugin's place in the order.
+        calls: The plugin's hook implementations, by hook name.
     """
 
     name: str
@@ -87,8 +87,8 @@ def read_member(plugin: object, name: str, precedence: Precedence) -> Member:
 
     Args:
         plugin: An object or module with functions marked ``anytron.hookimpl``.
-        name: Its name.
-        precedence: Its place in the order.
+        name: Name of the plugin.
+        precedence: The plugin's place in the order.
 
     Raises:
         PluginError: A marked function is not a hook, asks for an argument that the hook does not have,
@@ -112,7 +112,7 @@ def _refuse_unmarked(plugin: object, hook: str, name: str) -> None:
     class may inherit one from another distribution.
 
     Raises:
-        PluginError: There is such a function.
+        PluginError: The plugin has a function of that name without the marker.
     """
     found = inspect.getattr_static(plugin, hook, None)
     function = inspect.unwrap(getattr(found, "__func__", found))

@@ -1,18 +1,18 @@
 """The hooks: everything that a device may do differently.
 
 This is the reference that ``docs/reference/hooks.md`` is generated from. Each docstring says when a
-hook is called, how often, in which process, what goes in, what comes out, and which answers are
-errors. Implementations may take any subset of the arguments, by name. None always means "nothing to
-say".
+hook is called, how often and in which process, its arguments, its results, and which answers are
+errors. Implementations may take any subset of the arguments, by name. None always means "no
+answer".
 
 The kind of a hook says how it is called:
 
 - ``all``: every plugin is asked, and the answers are collected.
 - ``first``: the active platform is asked, then extensions in order of name, then the neutral
   default; the first answer that is not None counts.
-- ``chain``: extensions in order of name and then the platform, each receiving what the one before
+- ``chain``: extensions in order of name and then the platform, each receiving what the previous one
   returned.
-- ``merge``: every plugin is asked for a mapping; two plugins that give one name different values are
+- ``merge``: every plugin is asked for a mapping; two plugins that set one name to different values are
   an error.
 
 An implementation is marked with ``anytron.hookimpl``. A function of a plugin that has a hook's name
@@ -96,17 +96,17 @@ def configure(config: RunConfig) -> Iterable[ConfigEdit | Diagnostic] | None:
 
 @hookspec("merge")
 def runtime_env(process: ProcessInfo, config: RunConfig) -> Mapping[str, str] | None:
-    """Give environment variables to a process that is about to start.
+    """Set environment variables of a process that is about to start.
 
     Called: in the driver, once for each worker process; in the process itself, before it loads the device's
-    libraries, where the answer must be the same; and by ``anytron doctor`` and the conformance kit in processes
-    of theirs.
+    libraries, where the answer must be the same; and by ``anytron doctor`` and the conformance kit in their own
+    processes.
 
     Arguments: ``config``, complete, with the edits of all plugins. Where there is no run, it is
     ``anytron.config.schema.default_run()``: each key has its default, except those that the caller knows.
 
     Returns: variables. A variable that the user has set already keeps the user's value; a different
-    wish is reported as a warning.
+    value from a plugin is reported as a warning.
     """
 
 
@@ -118,7 +118,7 @@ def patch_model(phase: Phase, context: PatchContext) -> Iterable[Patch] | None:
     the engine is imported), ``before_parallel_init``, ``before_build``, ``after_build``.
 
     Returns: patches as data. The ledger orders, applies, verifies and records them; a hook never
-    patches anything itself. Two owners of one target is an error that names both.
+    patches anything itself. Two owners that patch one target are an error that names both.
     """
 
 
@@ -142,7 +142,7 @@ def preprocess_sequences(inputs: ModelInputs) -> ModelInputs | None:
 
 @hookspec("first")
 def build_attn_mask(request: MaskRequest) -> AttnMask | None:
-    """Give the attention mask in the form that the device's kernels read.
+    """Return the attention mask in the form that the device's kernels read.
 
     Called: once when the engine is built (``request.layout`` is None: answer kind and
     kernel mode, no tensor) and once per micro-batch.
@@ -159,8 +159,8 @@ def postprocess_output(values: Tensor, layout: SequenceLayout) -> Tensor | None:
 
     Called: once per micro-batch and output tensor, on ranks of the last pipeline stage.
 
-    Arguments: ``values`` float ``[R, C, ...]`` of this rank, ``layout`` as it went in. There is no
-    mask: the layout says which positions are real.
+    Arguments: ``values`` float ``[R, C, ...]`` of this rank, ``layout`` the layout of the input. No
+    mask is passed: the layout says which positions are real.
 
     Returns: ``[T, ...]``, in the order of the input sequences, without padding, differentiable; with
     context parallelism gathered over its ranks, the gradient flowing through the local slice only.

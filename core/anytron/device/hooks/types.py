@@ -1,4 +1,4 @@
-"""Arguments and answers of the hooks: frozen dataclasses, so that a new field breaks no plugin."""
+"""Arguments and answers of the hooks: frozen dataclasses, so that new fields do not break plugins."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from anytron.kernels.contract import KernelSource
 
 Role = Literal["driver", "trainer", "rollout"]
-"""Kinds of process: ``driver`` runs the RL loop, ``trainer`` is a training rank or one of a reward model, ``rollout``
-generates."""
+"""Kinds of process: ``driver`` runs the RL loop, ``trainer`` is a training rank or a rank of a reward model,
+``rollout`` generates."""
 
 
 OWN_TRAINER = "own_trainer"
@@ -26,7 +26,7 @@ class Requirement:
         package: Distribution name, as in ``importlib.metadata``.
         specifier: PEP 440 version range, for example ``>=0.16,<0.17``; empty = any.
         remedy: What to run or set when it is missing or outside of the range.
-        optional: Missing is reported, not refused.
+        optional: A missing package is reported, and does not stop the run.
     """
 
     package: str
@@ -41,9 +41,9 @@ class ConfigEdit:
 
     Attributes:
         key: The dotted key that is set, for example ``engine.sequence_format``.
-        value: Its new value.
-        reason: Why, for the user, who sees it in the first lines of the run. No full stop.
-        default: The device does better with it and does not need it: a value that the user has set stays.
+        value: New value of the key.
+        reason: Reason for the edit, shown to the user in the first lines of the run. No full stop.
+        default: The value is a recommendation for the device: a value that the user has set takes precedence.
     """
 
     key: str
@@ -57,10 +57,10 @@ class ProcessInfo:
     """The process about to start.
 
     Attributes:
-        role: What it does.
-        rank: Its number among the processes of that role.
-        local_rank: Its number among those of them on its machine.
-        world_size: Processes of that role.
+        role: Kind of process.
+        rank: Number of the process among all processes of that role.
+        local_rank: Number of the process among those of that role on its machine.
+        world_size: Number of processes of that role.
     """
 
     role: Role

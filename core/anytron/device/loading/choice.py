@@ -1,6 +1,6 @@
 """Choose the one active platform: explicit configuration > ``ANYTRON_PLATFORM`` > probe.
 
-Never a silent fallback. The processor (a platform with ``accelerator = False``) is taken unasked
+Never a silent fallback. The CPU (a platform with ``accelerator = False``) is chosen unasked
 only if every installed accelerator is *absent*; one that is broken is an error, and two usable ones
 are an error that asks for a choice.
 """
@@ -68,17 +68,17 @@ def _probe(platform: Platform) -> Probe:
         reason = f"its probe raised {type(error).__name__}: {error}"
         return Probe(Availability.BROKEN, reason, f"report this to the authors of platform '{platform.name}'")
     if not isinstance(probe, Probe):
-        return Probe(Availability.BROKEN, f"its probe answered {probe!r}, which is not a Probe")
+        return Probe(Availability.BROKEN, f"its probe returned {probe!r}, which is not a Probe")
     return probe
 
 
 def choose_platform(found: Sequence[Found], probes: Mapping[str, Probe], asked: Asked | None) -> Choice:
-    """Choose by the rule above.
+    """Choose the active platform: the platform asked for, else the one that the probes leave.
 
     Args:
         found: All installed plugins.
-        probes: Answers of the probes: of the platform asked for, or of all.
-        asked: What the user named, if anything.
+        probes: Results of the probes, of the platform asked for or of all platforms.
+        asked: The platform that the user named; None if they named none.
 
     Raises:
         PlatformError: The platform asked for cannot be used, or the probes leave no single choice.
@@ -150,7 +150,7 @@ def _choose_probed(platforms: Sequence[Found], probes: Mapping[str, Probe]) -> C
         if not any(VARIABLE in remedy for remedy in remedies):
             remedies.append(_name_one("cpu"))
         raise PlatformError(
-            "An installed platform is broken, and no other one is chosen instead.",
+            "An installed platform is broken, and no other platform is chosen in its place.",
             where=", ".join(name for name, _, _ in broken),
             why="; ".join(f"{name}: {reason}" for name, reason, _ in broken),
             fix="; ".join(remedies),

@@ -33,8 +33,8 @@ class Found:
     """An installed plugin: its report and, if it could be loaded, its hooks.
 
     Attributes:
-        report: State ``available`` if it could be loaded.
-        member: Its hooks; None if it was not loaded.
+        report: The plugin's report; its state is ``available`` if the plugin could be loaded.
+        member: The plugin's hooks; None if it was not loaded.
         platform: The instance, for a loaded platform.
     """
 
@@ -182,12 +182,12 @@ def _check_platform(report: PluginReport, point: EntryPoint, loaded: object) -> 
         raise _RefusedError(
             State.BROKEN,
             f"{point.value} is not a subclass of anytron.Platform",
-            "let the entry point of group anytron.platforms name the platform's class",
+            "make the entry point of group anytron.platforms name the platform's class",
         )
     if not hasattr(loaded, "api_version"):
         raise _RefusedError(
             State.BROKEN,
-            "it does not say for which version of the plugin contract it was written",
+            "it does not state the version of the plugin contract that it was written for",
             f"write api_version = {API_VERSION} into the class {loaded.__name__}, if it was written for this anytron",
         )
     if getattr(loaded, "name", None) != report.name:
@@ -199,6 +199,6 @@ def _check_platform(report: PluginReport, point: EntryPoint, loaded: object) -> 
     if loaded.options_model is not None and loaded.options_model.model_config.get("extra") != "forbid":
         raise _RefusedError(
             State.BROKEN,
-            f"{loaded.options_model.__name__} would accept unknown options in silence",
+            f"{loaded.options_model.__name__} would silently accept unknown options",
             'give it model_config = ConfigDict(extra="forbid")',
         )

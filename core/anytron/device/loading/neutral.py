@@ -31,7 +31,7 @@ class NeutralDefaults:
 
     @hookimpl
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
-        """Give the cheapest form that is exact and that the model accepts.
+        """Return the cheapest form that is exact and that the model accepts.
 
         No tensor where the kernel knows all it needs: thd has ``cu_seqlens``, and with padding on
         the right plain causal attention is exact on real rows. Then the 2-D map, for models that

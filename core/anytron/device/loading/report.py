@@ -33,11 +33,11 @@ class State(str, Enum):
     UNAVAILABLE = "unavailable"
     """A platform whose device is not on this machine."""
     BROKEN = "broken"
-    """It cannot be imported, breaks the contract, or its device is there and cannot be used."""
+    """The plugin cannot be imported or breaks the contract, or its device is present but cannot be used."""
     BLOCKED = "blocked"
     """The user excluded it: ``ANYTRON_PLUGINS`` or ``ANYTRON_DISABLE_PLUGINS``."""
     INCOMPATIBLE = "incompatible"
-    """It was written for another version of the contract, or a package that it needs is missing or unfitting."""
+    """The plugin was written for another version of the contract, or a required package is missing or unfitting."""
     DUPLICATE = "duplicate"
     """Several distributions offer this name; none of them is used."""
 
@@ -50,11 +50,11 @@ class PluginReport:
         name: The entry point's name.
         kind: ``platform`` or ``extension``.
         distribution: The distribution that offers it.
-        version: That distribution's version.
-        state: Its state.
-        reason: Why it is in that state, in one sentence.
-        hooks: Hooks that it implements, in order of the specifications.
-        remedy: What to do about it; empty if nothing is wrong.
+        version: Version of that distribution.
+        state: State of the plugin.
+        reason: Why the plugin is in that state, in one sentence.
+        hooks: Hooks that the plugin implements, in order of the specifications.
+        remedy: How to fix the problem; empty if nothing is wrong.
         requirements: The packages that an active plugin needs, and what is installed.
     """
 
@@ -104,8 +104,8 @@ class Finding:
         plugin: The plugin that needs it.
         requirement: The package that it needs.
         installed: The version that an import would find; None if the package is missing.
-        locations: Where it lies, the place that an import would find first; more than one = it is
-            installed again further down ``sys.path``.
+        locations: Directories that contain the package, first the one that an import would find; more than one = it
+            is installed again further down ``sys.path``.
         fits: Whether ``installed`` lies in the range.
     """
 
@@ -117,14 +117,14 @@ class Finding:
 
     @property
     def reason(self) -> str:
-        """One sentence."""
+        """What the plugin needs and what is installed, in one sentence."""
         needed = f"{self.requirement.package}{self.requirement.specifier}"
         found = "it is not installed" if self.installed is None else f"{self.installed} is installed"
         return f"plugin '{self.plugin}' needs {needed}, {found}"
 
     @property
     def remedy(self) -> str:
-        """What to run."""
+        """The command to run, or the setting to change."""
         return self.requirement.remedy or f"pip install '{self.requirement.package}{self.requirement.specifier}'"
 
     def as_json(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def check_requirements(hooks: Hooks, engine: str | None = None) -> list[Finding]
         Optional requirements that are not fulfilled, to be reported.
 
     Raises:
-        PluginError: With every unfulfilled requirement that is not optional.
+        PluginError: A requirement that is not optional is unfulfilled; the error lists all of them.
     """
     unmet = [finding for finding in examine_requirements(hooks.requirements(engine)) if not finding.fits]
     needed = [one for one in unmet if not one.requirement.optional]
@@ -203,7 +203,7 @@ def check_requirements(hooks: Hooks, engine: str | None = None) -> list[Finding]
 
 
 def not_installed(error: BaseException) -> AnytronError | None:
-    """Explain that a package is missing that Anytron declares to need; None if the error says something else."""
+    """Explain that a package that Anytron requires is missing; None if the error has another cause."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     module = error.name.partition(".")[0]

@@ -41,10 +41,10 @@ class Session:
 
     Attributes:
         hooks: The facade over the active platform, the extensions and the neutral default.
-        platform: The active platform, its options set.
-        probe: The answer of its probe.
-        choice_reason: Why it was chosen, for the first line of output.
-        reports: All installed plugins.
+        platform: The active platform, with its options set.
+        probe: Result of the platform's probe.
+        choice_reason: Why the platform was chosen, for the first line of output.
+        reports: Reports of all installed plugins.
         hidden: Installed packages of other devices that cannot be imported in this process.
         environment: Variables that the plugins have set in this process (:func:`open_process`), without those that
             were set before.
@@ -59,17 +59,17 @@ class Session:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def use_options(self, options: Mapping[str, Any], *, settled: bool = False) -> None:
-        """Give the platform its options.
+        """Validate the platform's options and pass them to the platform.
 
-        Called when the session is opened, and by the driver when the plugins' edits have changed them: with those of
-        the ranks it decides as they do.
+        Called when the session is opened, and by the driver when the plugins' edits have changed the options, so that
+        the driver decides with the same options as the ranks.
 
         Args:
             options: ``platform.options``; empty = ``ANYTRON_PLATFORM_OPTIONS``.
-            settled: They have the plugins' edits, and may be others than the variable's.
+            settled: ``options`` include the plugins' edits, and may differ from the variable.
 
         Raises:
-            ConfigError: They are not valid for the platform, or differ from the variable's.
+            ConfigError: ``options`` are not valid for the platform, or differ from the variable.
         """
         self.platform.configure_options(validated_options(self.platform, options, settled=settled))
 
@@ -96,13 +96,13 @@ def open_session(
     Args:
         platform: ``platform.name`` of the configuration; None = ``ANYTRON_PLATFORM``, else the probes.
         options: ``platform.options``; None or empty = ``ANYTRON_PLATFORM_OPTIONS``.
-        engine: ``engine.name``; None where there is no run.
-        settled: ``options`` have the plugins' edits, and may be others than the variable's.
+        engine: ``engine.name``; None outside of a run.
+        settled: ``options`` include the plugins' edits, and may differ from the variable.
 
     Raises:
         PlatformError: The platform asked for cannot be used, or the probes leave no single choice.
         PluginError: An extension cannot be loaded. It is never skipped silently.
-        ConfigError: ``options`` are not valid for the platform, or differ from the variable's.
+        ConfigError: ``options`` are not valid for the platform, or differ from ``ANYTRON_PLATFORM_OPTIONS``.
     """
     disable_device_autoload()
     found = find_plugins()
@@ -120,7 +120,7 @@ def open_session(
 
 
 def open_process(process: ProcessInfo, config: RunConfig, *, platform: str | None, engine: str | None) -> Session:
-    """Open a session as every process of a run does: the environment that its plugins want comes first.
+    """Open a session as every process of a run does, and set the environment variables that its plugins ask for.
 
     Called before anything imports the device's libraries. A worker of a run has those variables from the driver
     already, and keeps them.
@@ -129,7 +129,7 @@ def open_process(process: ProcessInfo, config: RunConfig, *, platform: str | Non
         process: Which process this is.
         config: The run's configuration with all edits, or :func:`anytron.config.schema.default_run`.
         platform: Name of the platform that the driver has chosen.
-        engine: Name of the engine of this process; None where there is no run.
+        engine: Name of the engine of this process; None outside of a run.
 
     Raises:
         AnytronError: As :func:`open_session` and :meth:`Hooks.runtime_env`.
@@ -148,7 +148,7 @@ def survey_plugins(configured: str | None = None) -> Survey:
         configured: ``platform.name`` of a run.
 
     Raises:
-        PluginError: ``ANYTRON_PLUGINS`` names something that is not installed.
+        PluginError: ``ANYTRON_PLUGINS`` names a plugin that is not installed.
     """
     disable_device_autoload()
     found = find_plugins()
@@ -200,7 +200,7 @@ def hide_foreign_devices(platforms: Iterable[Platform], active: Platform) -> tup
 
     Args:
         platforms: All loaded platforms.
-        active: The one of this process; its own packages become visible again.
+        active: The platform of this process; its own packages become visible again.
 
     Returns:
         The names that are hidden, sorted.
@@ -218,30 +218,31 @@ def hide_foreign_devices(platforms: Iterable[Platform], active: Platform) -> tup
 
 
 def validated_options(platform: Platform, options: Mapping[str, Any], *, settled: bool = False) -> BaseModel | None:
-    """Make the platform's options from what the user wrote, here or in :data:`OPTIONS_VARIABLE`.
+    """Validate the platform's options, from the configuration or from :data:`OPTIONS_VARIABLE`.
 
-    A process without a configuration, such as one of another framework's, takes them from the variable. A run's
+    A process without a configuration, such as a process of another framework, takes them from the variable. A run's
     configuration and the variable must agree: neither wins silently.
 
     Args:
-        platform: Whose they are.
-        options: ``platform.options``; empty leaves them to the variable.
-        settled: They are a run's, with the edits of its plugins: the user's were compared with the variable before.
+        platform: The platform that defines the options.
+        options: ``platform.options``; empty = take them from the variable.
+        settled: ``options`` belong to a run and include the edits of its plugins. The user's own options have been
+            compared with the variable already, so that they are not compared again.
 
     Returns:
         An instance of ``platform.options_model``; None if the platform has no options.
 
     Raises:
         ConfigError: Unknown keys (with the nearest known names) or values of the wrong type, all at once; or the
-            variable holds no JSON object, or another than ``options``.
+            variable is not a JSON object, or differs from ``options``.
     """
     said = {} if settled and options else options_of_variable()
     if said and options and said != options:
         raise ConfigError(
-            "The platform's options are given twice, and differ.",
+            "The platform's options are set in two places, with different values.",
             where=f"{OPTIONS_KEY}, {OPTIONS_VARIABLE}",
             why="one would silently override the other",
-            fix=f"unset {OPTIONS_VARIABLE}, or leave {OPTIONS_KEY} out",
+            fix=f"unset {OPTIONS_VARIABLE}, or remove {OPTIONS_KEY}",
         )
     model, given = platform.options_model, dict(options or said)
     refuse(model_diagnostics(model, given, OPTIONS_VARIABLE if said and not options else OPTIONS_KEY))
@@ -252,7 +253,7 @@ def options_of_variable() -> dict[str, Any]:
     """Read :data:`OPTIONS_VARIABLE`; empty if it is not set.
 
     Raises:
-        ConfigError: It holds no JSON object.
+        ConfigError: The variable is not a JSON object.
     """
     text = os.environ.get(OPTIONS_VARIABLE, "")
     try:
@@ -262,7 +263,7 @@ def options_of_variable() -> dict[str, Any]:
 
 
 def _malformed(why: str) -> ConfigError:
-    fix = f"""for example {OPTIONS_VARIABLE}='{{"adaptor": "mindspeed"}}'"""
+    fix = f"""set it to a JSON object, for example {OPTIONS_VARIABLE}='{{"adaptor": "mindspeed"}}'"""
     return ConfigError(f"{OPTIONS_VARIABLE} is not a JSON object.", where="environment variables", why=why, fix=fix)
 
 
@@ -282,7 +283,7 @@ def _refuse_broken_extensions(found: Sequence[Found]) -> None:
         names = ",".join(sorted({report.name for report in refused}))
         remedies = list(dict.fromkeys(report.remedy for report in refused))
         if not any(DISABLE in remedy for remedy in remedies):
-            remedies.append(f"or leave it out: {DISABLE}={names}")
+            remedies.append(f"or disable it: set {DISABLE}={names}")
         raise PluginError(
             f"Installed plugins cannot be used: {names}.",
             where=", ".join(sorted({f"{report.distribution} {report.version}" for report in refused})),

@@ -30,10 +30,10 @@ class Change:
         owner: The object whose attribute was changed; None if the target is a whole module.
         name: That attribute.
         before: What ``owner`` defined itself before, unbound; :data:`ABSENT` if nothing.
-        after: What it defines now.
+        after: What ``owner`` defines now.
         old: The object held by modules that imported the original by name; :data:`ABSENT` if it has no identity.
-        new: The object that they got instead.
-        uninstall: Undoes what ``install`` did; None for a replacement.
+        new: The object that those modules hold instead.
+        uninstall: Function that undoes ``install``; None for a replacement.
         rebindings: The modules that were given ``new``.
     """
 
@@ -62,7 +62,7 @@ class Change:
         """Restore everything.
 
         Raises:
-            PatchError: The target is another object than it was before.
+            PatchError: The target is not the object that it was before the patch.
         """
         if self.uninstall is not None:
             self.uninstall()
@@ -103,7 +103,7 @@ def make_change(patch: Patch, context: Any) -> Change:
         context: The argument of ``install`` functions.
 
     Raises:
-        PatchError: The target is unchanged afterwards.
+        PatchError: Applying the patch left the target unchanged.
         Exception: Any error of the patch's own code, or of importing the target.
     """
     return _install(patch, context) if patch.install else _replace(patch)

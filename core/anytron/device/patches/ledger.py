@@ -59,7 +59,7 @@ class Ledger:
 
         Raises:
             PatchError: An id exists already, two owners change one target in this environment, or a patch's phase
-                has passed.
+                is over.
         """
         known = dict(self._patches)
         for patch in patches:
@@ -71,7 +71,7 @@ class Ledger:
     def apply(self, phase: Phase, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
         """Add ``patches``, then apply everything of ``phase`` that was not tried yet.
 
-        Patches that someone has overwritten since the phase before are first applied again (:meth:`revalidate`).
+        Patches that other code has overwritten since the previous phase are first applied again (:meth:`revalidate`).
 
         Returns:
             The records of ``phase``.
@@ -83,9 +83,9 @@ class Ledger:
         self.add(patches)
         if self._reached is not None and _PHASES.index(phase) < _PHASES.index(self._reached):
             raise PatchError(
-                f"The phase {phase.value} has passed.",
-                why=f"{self._reached.value} was applied before it",
-                fix="apply the phases in their order",
+                f"The phase {phase.value} is over.",
+                why=f"the later phase {self._reached.value} was applied before",
+                fix="apply the phases in order",
             )
         self.revalidate()
         self._reached = phase
@@ -96,7 +96,7 @@ class Ledger:
         return [self._records[patch.id] for patch in ordered]
 
     def verify(self) -> list[Patch]:
-        """Return the applied patches that someone has overwritten, so that they are not in effect any more.
+        """Return the applied patches that other code has overwritten, so that they are no longer in effect.
 
         A patch that was wrapped is still in effect; one that was replaced is not.
         """
@@ -124,8 +124,8 @@ class Ledger:
             raise PatchError(
                 f"Patches were overwritten and cannot be applied again: {', '.join(patch.id for patch in composite)}.",
                 where=", ".join(patch.target for patch in composite),
-                why="someone else replaced the target, and these patches change more than that",
-                fix="let the other party patch first",
+                why="other code replaced the target, and these patches change more than the target",
+                fix="apply the other code's patches first",
             )
         dropped = [change for change in self._applied if change.patch.id in lost]
         self._applied = [change for change in self._applied if change.patch.id not in lost]
@@ -135,7 +135,7 @@ class Ledger:
                 rebinding.undo()
         for change in dropped:
             record = self._change(change.patch, self._records[change.patch.id].installed_version)
-            note = "applied again after someone else had replaced the target"
+            note = "applied again after other code had replaced the target"
             detail = "; ".join(filter(None, (note, record.detail)))
             self._records[change.patch.id] = replace(record, detail=detail)
         return [self._records[change.patch.id] for change in dropped]
@@ -144,7 +144,7 @@ class Ledger:
         """Undo, in reverse, everything applied in ``phase`` and later; it may be applied again.
 
         Raises:
-            PatchError: Someone else has changed targets since. The patches of these stay, recorded as applied;
+            PatchError: Other code has changed targets since. The patches of these targets stay, recorded as applied;
                 all others are undone.
         """
         start = _PHASES.index(phase)
@@ -166,7 +166,7 @@ class Ledger:
             raise PatchError(
                 f"Patches could not be undone: {', '.join(patch.id for patch in foreign)}.",
                 where=", ".join(sorted({patch.target for patch in foreign})),
-                why="the targets were changed by someone else after these patches",
+                why="other code changed the targets after these patches",
                 fix="undo the other change first",
             )
 
@@ -206,10 +206,10 @@ class Ledger:
             )
         if self._reached is not None and _PHASES.index(patch.phase) < _PHASES.index(self._reached):
             raise PatchError(
-                f"The patch {patch.id} of {patch.owner} comes too late.",
+                f"Patch {patch.id} (owner {patch.owner}) was added too late.",
                 where=patch.target,
-                why=f"its phase {patch.phase.value} has passed; {self._reached.value} was reached",
-                fix="return it from patch_model when that phase is asked for",
+                why=f"its phase {patch.phase.value} is over; the current phase is {self._reached.value}",
+                fix=f"return it when patch_model is called for phase {patch.phase.value}",
             )
 
     def _try(self, patch: Patch) -> PatchRecord:
@@ -245,8 +245,8 @@ def _assert_not_imported(patch: Patch) -> None:
         return
     importers = holders(package)
     raise PatchError(
-        f"The patch {patch.id} of {patch.owner} comes too late.",
+        f"Patch {patch.id} (owner {patch.owner}) was added too late.",
         where=patch.target,
         why=f"{package} is imported already" + (f", by {', '.join(importers)}" if importers else ""),
-        fix=f"apply the before_import patches first, and import {package} inside functions until then",
+        fix=f"apply the before_import patches before anything imports {package}; import it inside functions until then",
     )

@@ -26,7 +26,7 @@ class Phase(str, Enum):
 
 
 class Outcome(str, Enum):
-    """What became of a patch."""
+    """The outcome of a patch."""
 
     APPLIED = "applied"
     SKIPPED = "skipped"
@@ -41,10 +41,10 @@ class Supersession:
     """A subclass of the target's class that needs no patch, because it defines its own version.
 
     Attributes:
-        target: Its own version of the patched attribute, ``module:attribute.path``.
-        package: Distribution that it belongs to.
-        requires: PEP 440 range of ``package`` in which it does; empty = any.
-        reason: Why it needs no patch.
+        target: The subclass's own version of the patched attribute, ``module:attribute.path``.
+        package: Distribution that contains the subclass.
+        requires: PEP 440 range of ``package`` in which the class defines it; empty = any.
+        reason: Why the class needs no patch.
     """
 
     target: str
@@ -64,25 +64,25 @@ class Patch:
         id: Unique name, for example ``megatron.rng-state-device``.
         owner: The plugin or backend that is responsible for it; default: the id up to its first dot.
         target: What the patch changes, ``module:attribute.path`` (or ``module`` for a whole module).
-        phase: When it is applied.
-        reason: Why it is needed, for a person who wants to remove it.
-        package: Distribution whose version decides; empty = no version decides.
+        phase: When the patch is applied.
+        reason: Why the patch is needed, for a person who wants to remove it.
+        package: Distribution whose installed version determines whether the patch applies; empty = always.
         requires: PEP 440 range of ``package`` that has the fault; empty = any.
-        required: If it cannot be applied, the run stops; otherwise the failure is reported.
+        required: True: the run stops if the patch cannot be applied. False: the failure is only reported.
         upstream: Link or reference to the upstream issue, or the place of the fault.
-        remove_when: The change that makes it unnecessary.
+        remove_when: The upstream change that makes the patch unnecessary.
         before: ``before_import`` only: the package that must not be imported yet, if it is not the target's own: a
             patch of ``torch.cuda`` for Megatron, for example.
-        imports: ``before_import`` only: a package that the patch itself imports. It is applied last, after all
+        imports: ``before_import`` only: a package that the patch itself imports. The patch is applied last, after all
             patches that must come before that package.
         replacement: Function that receives the original object and returns the one that replaces it.
         install: Function that makes a change of more than one attribute (a module alias, a set of wrappers). It
             receives the ledger's context (:class:`anytron.device.hooks.types.PatchContext`) and returns an
             :class:`Installed`.
-        rebinds: Give the replacement also to other modules that hold the original by name. False if the target is
+        rebinds: Also replace the original in other modules that hold it by name. False if the target is
             itself such a name, and all other modules need the original.
         superseded_by: Classes that the patch does not reach because they define their own version.
-        stays: Effects that undoing cannot take back (those of importing a package), for the record.
+        stays: Effects that undoing the patch cannot revert (such as importing a package), for the record.
     """
 
     id: str
@@ -137,7 +137,7 @@ class Installed:
     """The result of an ``install`` function.
 
     Attributes:
-        undo: Takes the change back.
+        undo: Function that reverts the change.
         detail: A description of the change, for the record.
     """
 

@@ -26,7 +26,7 @@ _DYNAMIC = {"globals", "vars", "locals", "setattr", "exec", "__getattr__"}
 
 
 class Verdict(str, Enum):
-    """The verdict of the installed versions on a patch."""
+    """Whether a patch applies to the installed versions."""
 
     APPLIES = "applies"
     SKIPPED = "skipped"
@@ -42,9 +42,9 @@ class Judgement:
     Attributes:
         patch: The patch.
         target: The patch's target, or the class that supersedes it there.
-        package: The distribution whose version decides; empty if none does.
+        package: The distribution whose version determines whether the patch applies; empty = always.
         requires: The range that the version must lie in.
-        installed: Its version; empty if it is not installed.
+        installed: Installed version of ``package``; empty if it is not installed.
         verdict: Whether the patch applies to ``target``.
         why: The reason for the verdict.
     """
@@ -105,7 +105,7 @@ def judge(patch: Patch) -> Judgement:
     elif patch.package:
         why = f"{patch.package} {version} is installed, and the patch is for every version"
     else:
-        why = "the patch depends on no version"
+        why = "the patch applies to every version"
     return Judgement(patch, patch.target, patch.package, patch.requires, version, verdict, why)
 
 
@@ -122,9 +122,9 @@ def supersessions(patch: Patch) -> list[Judgement]:
 
 
 def missing_target(patch: Patch) -> str:
-    """Tell which part of a patch's target does not exist in this environment.
+    """Return which part of a patch's target does not exist in this environment.
 
-    It asks a module that is imported already, and reads the source of any other.
+    Looks into the module if it is imported already, otherwise into its source.
 
     Returns:
         One phrase; empty if the target exists, if only an import could tell (extension modules, star imports,

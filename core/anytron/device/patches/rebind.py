@@ -44,7 +44,7 @@ def rebind(
 
     Args:
         replaced: Pairs (old object, new object); pairs whose old object is a plain value are ignored.
-        concerns: Tells by name which modules may be changed.
+        concerns: Whether a module of this name may be changed.
 
     Returns:
         The changes, in the order of ``sys.modules``.

@@ -67,7 +67,7 @@ def defined_pairs(lengths: Sequence[int], traits: ModelTraits) -> set[Pair]:
 
 
 def wrong_companion(mask: AttnMask, layout: SequenceLayout, traits: ModelTraits) -> str:
-    """Say which map beside a mask is not that of the layout; nothing if all are, or nobody reads one.
+    """Return which map beside a mask is not that of the layout; nothing if all are, or nobody reads one.
 
     Args:
         mask: The answer of ``build_attn_mask`` for the layout.

@@ -1,1 +1,1 @@
-"""From a YAML file to a run that may start: everything that can be wrong is found here."""
+"""Turn a YAML file into a run that may start: all checks that run before the first step."""

@@ -32,33 +32,33 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
             message = f"the engine {config.engine.name} cannot hold a reward model: it does not declare one"
             yield Diagnostic("error", "reward_model", message, "use another engine, or rewards that are functions")
     if config.model.lora is not None:
-        yield from _lacking(config, "engine", "adapters", "model.lora", "train adapters", "leave model.lora out")
+        yield from _lacking(config, "engine", "adapters", "model.lora", "train adapters", "remove model.lora")
     if config.engine.offload:
-        yield from _lacking(config, "engine", "offload", "engine.offload", "free its device", "engine.offload=[]")
+        yield from _lacking(config, "engine", "offload", "engine.offload", "free its device", "set engine.offload=[]")
     if config.rollout.sleep:
-        yield from _lacking(config, "rollout", "sleep", "rollout.sleep", "free its device", "rollout.sleep=false")
+        yield from _lacking(config, "rollout", "sleep", "rollout.sleep", "free its device", "set rollout.sleep=false")
     if config.rollout.lora == "alone":
         yield from _adapters_alone(config)
     if config.rollout.replay_routing:
-        key, fix = "rollout.replay_routing", "leave it out, or use the engine"
+        key, fix = "rollout.replay_routing", "remove rollout.replay_routing, or use the engine"
         yield from _lacking(config, "rollout", "routing", key, "report its routing", f"{fix} transformers")
         yield from _lacking(config, "engine", "routing", key, "replay the rollout's routing", f"{fix} megatron")
     if config.resume != "never":
-        yield from _lacking(config, "engine", "checkpoints", "resume", "continue from a checkpoint", "resume=never")
+        yield from _lacking(config, "engine", "checkpoints", "resume", "continue from a checkpoint", "set resume=never")
     elif config.checkpoint.keep > 0:
-        fix = "a run that dies starts over; checkpoint.keep=0 accepts that"
+        fix = "set checkpoint.keep=0 to accept that a run that dies starts over"
         yield from _lacking(config, "engine", "checkpoints", "checkpoint", "save checkpoints", fix, severity="warning")
 
 
 def _adapters_alone(config: RunConfig) -> Iterator[Diagnostic]:
-    key, fix = "rollout.lora", "rollout.lora=merged"
+    key, fix = "rollout.lora", "set rollout.lora=merged"
     if config.model.lora is None:
         yield Diagnostic("error", key, "there are no adapters to send: model.lora is not set", fix)
     yield from _lacking(config, "rollout", "adapters", key, "generate with adapters", fix)
     for other in ("check_weights_every", "sleep"):
         if getattr(config.rollout, other):
             message = "it needs all weights, and rollout.lora=alone sends adapters only"
-            yield Diagnostic("error", f"rollout.{other}", message, f"leave it out, or {fix}")
+            yield Diagnostic("error", f"rollout.{other}", message, f"remove rollout.{other}, or {fix}")
 
 
 def generates_in_training(config: RunConfig) -> bool:
@@ -77,7 +77,7 @@ def rollout_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
             "error",
             "rollout.engine",
             f"{rollout.engine} is a part of the training engine {info.part_of}, not of {config.engine.name}",
-            f"rollout.engine=transformers, or engine.name={info.part_of}",
+            f"set rollout.engine=transformers, or engine.name={info.part_of}",
         )
     for name in OF_PROCESSES:
         if (value := getattr(rollout, name)) != (default := RolloutSection.model_fields[name].default):
@@ -89,14 +89,14 @@ def weight_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """Find why weights cannot be streamed, if they must be, or cannot be compared."""
     obstacle = why_a_file(config)
     if config.rollout.weights in ("shared_memory", "network") and obstacle is not None:
-        yield Diagnostic("error", "rollout.weights", obstacle, "rollout.weights=auto")
+        yield Diagnostic("error", "rollout.weights", obstacle, "set rollout.weights=auto")
     if config.rollout.check_weights_every > 0:
         key = "rollout.check_weights_every"
-        yield from _lacking(config, "rollout", "comparison", key, "compare its weights", f"{key}=0")
+        yield from _lacking(config, "rollout", "comparison", key, "compare its weights", f"set {key}=0")
 
 
 def why_a_file(config: RunConfig) -> str | None:
-    """Say why weights must go through a file, wherever processes are; None if they need not."""
+    """Return why weights must go through a file, wherever processes are; None if they need not."""
     info = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options")
     if info is not None and not info.takes_stream:
         return f"the engine {config.rollout.engine} loads weights only from a file"
@@ -112,24 +112,24 @@ def platform_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diag
 
 
 def compares_weights(config: RunConfig) -> bool:
-    """Whether the rollout engine can say which of its weights differ from others."""
+    """Whether the rollout engine can compare its weights with weights that it receives."""
     info = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options")
     return info is not None and "comparison" in info.capabilities
 
 
 def shows_gradients(config: RunConfig) -> bool:
-    """Whether the training engine gives the gradient of each parameter."""
+    """Whether the training engine returns the gradient of each parameter."""
     info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
     return info is not None and "gradients" in info.capabilities
 
 
 def saves_checkpoints(config: RunConfig) -> bool:
-    """Whether a run writes checkpoints: it is not asked to keep none, and its training engine can."""
+    """Whether a run writes checkpoints: ``checkpoint.keep`` is not 0, and its training engine supports them."""
     return config.checkpoint.keep > 0 and can_save_checkpoints(config)
 
 
 def can_save_checkpoints(config: RunConfig) -> bool:
-    """Whether the training engine of a run can write checkpoints, also where the run is asked to keep none."""
+    """Whether the training engine of a run can write checkpoints, whatever ``checkpoint.keep`` is."""
     info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
     return info is not None and "checkpoints" in info.capabilities
 
@@ -137,12 +137,12 @@ def can_save_checkpoints(config: RunConfig) -> bool:
 def verification_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """Find an engine whose computation cannot be compared with another one."""
     for section, key in (("engine", "engine.name"), ("rollout", "rollout.engine")):
-        yield from _lacking(config, section, "observation", key, "show its logits", "train without anytron verify")
+        yield from _lacking(config, section, "observation", key, "return its logits", "train without running anytron verify")
 
 
 def replay_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find an engine that cannot say where a number stops being finite."""
-    fix = "name an engine that can, and that has the model: engine.name=NAME engine.options={}"
+    """Find an engine that cannot locate the first non-finite value."""
+    fix = "use an engine that can, and that supports the model: set engine.name=NAME engine.options={}"
     yield from _lacking(config, "engine", "inspection", "engine.name", "inspect an update", fix)
 
 

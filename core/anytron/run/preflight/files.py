@@ -34,8 +34,8 @@ def reference_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "error",
                 key,
-                f"there is no directory {reference}",
-                "give a local directory, relative to the YAML file, or 'file.py:function'",
+                f"directory {reference} does not exist",
+                "set it to a local directory, relative to the YAML file, or to 'file.py:function'",
             )
     for key, reference in named.items():
         yield from missing(reference, key)
@@ -50,7 +50,7 @@ def output_diagnostics(config: RunConfig, file: Path) -> Iterator[Diagnostic]:
 
     Yields:
         Errors: an output directory that cannot be written, files in it that the run needs and ``trainer.overwrite``
-        would delete, no room for the weights. Warning: no room for the checkpoints.
+        would delete, too little disk space for the weights. Warning: too little disk space for the checkpoints.
     """
     path = Path(config.trainer.output_dir).absolute()
     existing = _existing(path)
@@ -65,7 +65,7 @@ def output_diagnostics(config: RunConfig, file: Path) -> Iterator[Diagnostic]:
                 yield Diagnostic(
                     "error",
                     "trainer.overwrite",
-                    f"it would delete {key}, {needed}, which lies among the files of the earlier run",
+                    f"would delete {key} ({needed}), which is among the files of the earlier run",
                     "choose another trainer.output_dir",
                 )
     yield from _room(config, path)
@@ -137,8 +137,8 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "error",
                 key,
-                f"{_size(free)} are free at {place}, and a copy of the weights takes {_size(weights)}",
-                "make room, or choose another directory",
+                f"{place} has {_size(free)} of free space, but a copy of the weights takes {_size(weights)}",
+                "free disk space, or choose another directory",
             )
     if config.model.lora is None and saves_checkpoints(config):
         best = config.validation is not None and config.validation.keep_best
@@ -149,8 +149,8 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "warning",
                 "checkpoint.keep",
-                f"{_size(free)} are free at {place}, and {count} checkpoints take about {_size(needed)}",
-                "make room, lower checkpoint.keep, or set checkpoint.path",
+                f"{place} has {_size(free)} of free space, but {count} checkpoints take about {_size(needed)}",
+                "free disk space, lower checkpoint.keep, or set checkpoint.path",
             )
 
 

@@ -29,12 +29,12 @@ def reference_key(section: RewardSection) -> str:
 
 
 def reference_answers(section: RewardSection) -> Callable[[TokenizedPrompt], str | None]:
-    """Make a function that gives the right answer to a prompt as text; None if it has none.
+    """Make a function that returns the right answer to a prompt as text; None if the prompt has none.
 
-    A class may say it itself, ``right_answer(data)``. ``format`` wants a form, whatever the answer.
+    A reward class may define it, ``right_answer(data)``. ``format`` rewards a form, whatever the answer.
 
     Raises:
-        DataError: By the function: ``right_answer`` raises.
+        DataError: Raised by the returned function: ``right_answer`` raises.
     """
     if section.function == "format":
         return lambda _: "42"
@@ -74,11 +74,11 @@ def right_forms(section: RewardSection, answer: str, prompt: TokenizedPrompt) ->
 
 
 def wrong_forms(section: RewardSection, other: str | None, prompt: TokenizedPrompt) -> dict[str, str]:
-    """Give wrong responses to a prompt, by kind.
+    """Return wrong responses to a prompt, by kind.
 
     Args:
         section: The reward.
-        other: The right answer of another prompt, which differs from that of this one; None = there is none.
+        other: The right answer of another prompt, different from the answer of this prompt; None = not known.
         prompt: The prompt.
     """
     wrong = {"an empty response": "", "the word None": "None", PROMPT: prompt.text}

@@ -1,4 +1,4 @@
-"""What a platform declares not to do: in ``Platform.limits``, or by refusing a configuration."""
+"""Features that a platform lacks: declared in ``Platform.limits``, or by refusing a configuration."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ WITHOUT: Mapping[Feature, tuple[tuple[str, Any], ...]] = MappingProxyType(
         Feature.CRITIC: (("critic", None),),
     }
 )
-"""Features that a run asks for by any value of a key but this one; an option that is left out asks for nothing."""
+"""Features that a run asks for by any other value of a key; an option that is not set asks for no feature."""
 
 
 def limit_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
-    """Find what a run asks for that the platform declares not to do, in ``Platform.limits``."""
+    """Find features that a run asks for and the platform lacks, by ``Platform.limits``."""
     messages = declined(platform, Feature)
     asked = list({**_asked_by_configuration(config), **asked_by_model(config)}.items()) if messages else []
     if messages and config.reward_model is not None:
         asked += _asked_by_reward_model(config)
     for feature, key in asked:
         if feature in messages:
-            yield Diagnostic("error", key, messages[feature], "change it, or use another platform")
+            yield Diagnostic("error", key, messages[feature], f"change {key}, or use another platform")
 
 
 def declared_limits(platform: Platform, hooks: Hooks) -> dict[Feature, str]:
-    """Collect the platform's reasons, by the features that it declares not to have.
+    """Collect the platform's reasons, by the features that it lacks.
 
-    The hook ``configure`` is asked with a small configuration for each feature that is a matter of the configuration:
-    an error at its key, or an edit that sets another value, is a declaration.
+    For each feature that a key of the configuration selects, the hook ``configure`` is called with a small
+    configuration: an error at this key, or an edit that sets another value, declares that the feature is lacking.
     """
     found = limits_of(platform)
     for feature, (key, value) in {**VALUES, **{feature: (key, 2) for feature, key in SIZES.items()}}.items():
@@ -81,11 +81,11 @@ def adapted(wanted: RunConfig, session: Session, key: str, value: Callable[[RunC
     Args:
         wanted: The configuration.
         session: The plugins and the active platform.
-        key: What the configuration is about: a key, or a section; empty = several.
-        value: Reads from a configuration what edits must not change.
+        key: The key or section that the configuration is for; empty = several.
+        value: Function that reads from a configuration the value that edits must not change.
 
     Raises:
-        NotPossible: A plugin finds an error, edits change the value, or the platform declares not to do what is asked.
+        NotPossible: A plugin finds an error, edits change the value, or the platform lacks a feature.
     """
     try:
         config, edits, _ = session.hooks.configure(wanted)
@@ -131,9 +131,9 @@ def _value(config: RunConfig, key: str, default: Any = None) -> Any:
 
 
 def asked_by_model(config: RunConfig) -> dict[Feature, str]:
-    """Find what a run's model asks for in its Hugging Face config, with the key that names it.
+    """Find the features that a run's model needs by its Hugging Face config, with the key of the model.
 
-    One that is missing or malformed asks for nothing, and is reported elsewhere.
+    A config that is missing or malformed needs no feature here, and is reported elsewhere.
     """
     key = "model.config" if config.model.path is None else "model.path"
     try:

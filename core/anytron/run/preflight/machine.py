@@ -41,16 +41,16 @@ def interpreter_diagnostics(key: str, python: str) -> Iterator[Diagnostic]:
     except (OSError, subprocess.TimeoutExpired) as error:
         if (known := exhausted(error, python)) is not None:
             raise known from error
-        fix = "give the path of a Python interpreter, for example venv/bin/python"
+        fix = "set it to the path of a Python interpreter, for example venv/bin/python"
         yield Diagnostic("error", key, f"{python} cannot be run: {error}", fix)
         return
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        fix = f"{python} -m pip install {installable(__version__)}"
+        fix = f"run {python} -m pip install {installable(__version__)}"
         yield Diagnostic("error", key, f"Anytron cannot be imported with {python}: {last}", fix)
     elif (found := done.stdout.strip()) != __version__:
-        message = f"{python} has Anytron {found}, and this is {__version__}: both must be the same version"
-        yield Diagnostic("error", key, message, f"{python} -m pip install {installable(__version__)}")
+        message = f"{python} has Anytron {found}, but this process runs {__version__}: both must be the same version"
+        yield Diagnostic("error", key, message, f"run {python} -m pip install {installable(__version__)}")
 
 
 def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:
@@ -59,12 +59,12 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
     Args:
         config: The configuration, its paths absolute, with the edits of plugins.
         platform: The active platform.
-        probe: What it found.
+        probe: Result of the platform's probe.
 
     Yields:
-        Errors: components that nothing offers, more ranks than devices, a model directory without config or weights,
+        Errors: components that are not installed, more ranks than devices, a model directory without config or weights,
         memory that cannot be shared, an interpreter without this version of Anytron. Warning: more ranks than
-        processors.
+        CPUs.
     """
     yield from _components(config)
     yield from _devices(config, platform, probe)
@@ -110,18 +110,18 @@ def _critic(config: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "error",
             "critic.warmup_steps",
-            f"it covers all of trainer.total_steps, {config.trainer.total_steps}: the policy would not be trained",
-            f"at most {config.trainer.total_steps - 1}",
+            f"it covers all {config.trainer.total_steps} of trainer.total_steps: the policy would not be trained",
+            f"set it to at most {config.trainer.total_steps - 1}",
         )
     if critic.path is not None:
         yield from directory_diagnostics(
-            "critic.path", Path(critic.path), "leave it out to start from the policy's model"
+            "critic.path", Path(critic.path), "remove critic.path to start from the policy's model"
         )
 
 
 def _teacher(config: RunConfig) -> Iterator[Diagnostic]:
     if config.teacher is not None:
-        fix = "complete the download; a run leaves its model in hf/ of its output directory"
+        fix = "complete the download; a run writes its model to hf/ in its output directory"
         yield from _with_tokenizer("teacher.path", Path(config.teacher.path), fix)
 
 
@@ -132,17 +132,17 @@ def _reward_model(config: RunConfig) -> Iterator[Diagnostic]:
     yield from _with_tokenizer("reward_model.path", Path(section.path), "complete the download")
     ranks, hosts, key = section.parallel.world_size, config.parallel.world_size, "reward_model.parallel"
     if ranks > hosts:
-        message = f"{ranks} ranks cannot share the devices of {hosts} training rank{'s' if hosts > 1 else ''}, one each"
+        message = f"it has {ranks} ranks, and each needs the device of a training rank, of which there are only {hosts}"
         yield Diagnostic("error", key, message, "lower one of its sizes, or raise one of section parallel")
     yield from sequence_parallel_diagnostics(section.parallel, f"{key}.")
 
 
 def _with_tokenizer(key: str, directory: Path, fix: str) -> Iterator[Diagnostic]:
-    """Check the directory of a model that is asked about the policy's tokens."""
+    """Check the directory of a model that scores the policy's tokens."""
     yield from directory_diagnostics(key, directory, fix)
     if directory.is_dir() and not any(directory.glob("tokenizer*")):
         message = f"{directory} has no tokenizer, so the meaning of its token ids is unknown"
-        yield Diagnostic("error", key, message, "copy its tokenizer files there")
+        yield Diagnostic("error", key, message, f"copy the model's tokenizer files to {directory}")
 
 
 def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:
@@ -162,7 +162,7 @@ def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Di
         )
     processors = len(os.sched_getaffinity(0))
     if not platform.accelerator and ranks > processors and runs_here(config):
-        message = f"{ranks} training ranks share {processors} processors: the run works but is slow"
+        message = f"{ranks} training ranks share {processors} CPUs: the run works but is slow"
         yield Diagnostic("warning", "parallel", message)
 
 
@@ -173,11 +173,11 @@ def _separate_devices(config: RunConfig, platform: Platform, probe: Probe) -> It
     elif ranks <= probe.devices < ranks + replicas and runs_here(config):
         obstacle = f"{ranks} training ranks and {replicas} replicas, but {platform.name} has {probe.devices} devices"
     if obstacle is not None:
-        yield Diagnostic("error", "rollout.placement", obstacle, "rollout.placement=colocated")
+        yield Diagnostic("error", "rollout.placement", obstacle, "set rollout.placement=colocated")
 
 
 def runs_here(config: RunConfig) -> bool:
-    """Whether ranks are on this machine alone: its devices and processors are theirs."""
+    """Whether all ranks run on this machine, on its devices and CPUs."""
     try:
         return bool(load_component(EXECUTORS, config.executor.kind, "executor.kind").on_this_machine)
     except ConfigError:

@@ -159,7 +159,7 @@ def observation_tokens(
         why = "the model would continue as if it had not stopped"
         return Failure("An observation has no tokens.", why, "let the environment say something, or end")
     if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        why = f"ids from {min(tokens)} to {max(tokens)}, the model's vocabulary has {vocab_size}"
+        why = f"its ids are from {min(tokens)} to {max(tokens)}, but the vocabulary has {vocab_size} tokens"
         return Failure("An observation has a token that the model does not know.", why, "give text, or the model's ids")
     return tokens
 

@@ -60,7 +60,7 @@ def check_schema(schema: pa.Schema, where: str) -> None:
 
 
 def _fault(kind: pa.DataType, levels: int = DEEPEST) -> str:
-    """Say why a type is not read; empty if it is."""
+    """Return why a type is not read; empty if it is."""
     import pyarrow as pa
 
     if not levels:
@@ -84,7 +84,7 @@ def _is(kind: pa.DataType, names: Iterable[str]) -> bool:
 def records(
     batches: Iterable[Any], size: int, place: Callable[[int], str], fix: str, rows: int
 ) -> Iterator[tuple[int, Any]]:
-    """Give each row with its number, from 1.
+    """Return each row with its number, from 1.
 
     Args:
         batches: Record batches, or tables, of a schema that has been checked.

@@ -113,7 +113,7 @@ class Beginning(BaseModel):
 
 
 def _chosen(template: str | Mapping[str, str] | None, named: str | Mapping[str, str] | None) -> str:
-    """Give the text of the template that is applied, one of several by its name or as transformers chooses it.
+    """Return the text of the template that is applied, one of several by its name or as transformers chooses it.
 
     Args:
         template: A text, a name, or all.

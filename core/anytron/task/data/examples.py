@@ -139,7 +139,7 @@ def _conversation(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], w
             fix=f"make one example for each answer: the messages before it as prompt, and the answer as {RESPONSE}",
         )
     raise ConfigError(
-        "The chat template does not say which tokens of a conversation are the assistant's.",
+        "The chat template does not mark the assistant's tokens in a conversation.",
         where=where,
         why=f"the template of {tokenizer.name_or_path or 'model.tokenizer'} has no {{% generation %}}, and several "
         "messages are answers",

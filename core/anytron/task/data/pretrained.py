@@ -47,7 +47,7 @@ def directory_diagnostics(key: str, directory: Path, without_weights: str) -> It
             "error",
             key,
             f"there is no directory {directory}",
-            "give the local directory of a Hugging Face model, for example made by 'hf download'; "
+            "set the local directory of a Hugging Face model, for example one made by 'hf download'; "
             "a relative path is relative to the YAML file",
         )
         return
@@ -262,7 +262,7 @@ def end_token_ids(model: ModelSection, tokenizer: Any, vocab_size: int) -> tuple
         raise ConfigError(
             "A token that ends responses is not in the model's vocabulary.",
             where=model.path or "model.tokenizer",
-            why=f"eos_token_id {max(ends)}, and the vocabulary has {vocab_size}",
+            why=f"eos_token_id is {max(ends)}, but the vocabulary has {vocab_size} tokens",
             fix="correct eos_token_id in generation_config.json, or use the tokenizer that belongs to the model",
         )
     return tuple(sorted(ends))
@@ -290,7 +290,7 @@ def padding_token_id(model: ModelSection, tokenizer: Any, ends: tuple[int, ...],
     raise ConfigError(
         "The tokenizer pads with a token that is not in the model's vocabulary.",
         where=model.tokenizer or model.path or "model.tokenizer",
-        why=f"pad_token {tokenizer.pad_token!r} is {padding}, and the vocabulary has {vocab_size}",
+        why=f"pad_token {tokenizer.pad_token!r} is {padding}, but the vocabulary has {vocab_size} tokens",
         fix="set pad_token in the directory's tokenizer_config.json to a token that the model has, for example its "
         "end token, or use the tokenizer that belongs to the model",
     )

@@ -273,7 +273,7 @@ def _expand(prompt: Prompt, tokens: tuple[int, ...], vision: VisionProcessor | N
         raise DataError(
             "A prompt has images, and the model takes text only.",
             where=where,
-            why=f"{len(prompt.images)} for a language model without a vision tower",
+            why=f"it has {len(prompt.images)} image(s), but the model has no vision tower",
             fix="use a vision-language model, or data without images",
         )
     return tokens
@@ -298,6 +298,6 @@ def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
         raise DataError(
             "A prompt has a token outside of the model's vocabulary.",
             where=where,
-            why=f"ids from {min(tokens)} to {max(tokens)}, the model's vocabulary has {vocab_size}",
+            why=f"its ids are from {min(tokens)} to {max(tokens)}, but the vocabulary has {vocab_size} tokens",
             fix="use the tokenizer that belongs to the model (model.tokenizer)",
         )

@@ -65,7 +65,7 @@ def user_message(text: str, images: int) -> dict[str, Any]:
 
 
 def inside(folder: Path, path: str, where: str) -> Path:
-    """Give a path below a folder.
+    """Return a path below a folder.
 
     Raises:
         DataError: It leads out of the folder, links followed, or is no path.
@@ -96,7 +96,7 @@ def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
             "A row of the prompts is not an object.",
             where=row.where,
             why=f"it is {type(record).__name__}",
-            fix="write {...}",
+            fix="write each row as an object: {...}",
         )
     taken = {name: _value(row, name, column) for name, column in columns.items()}
     rest = {name: value for name, value in record.items() if name not in columns.values()}

@@ -178,7 +178,7 @@ def _check_count(fields: list[str], columns: list[str], where: str) -> None:
         raise DataError(
             "A line of a CSV file has too many or too few fields.",
             where=where,
-            why=f"{len(fields)} fields, and {len(columns)} columns: {', '.join(columns)}",
+            why=f"it has {len(fields)} fields, but the file has {len(columns)} columns: {', '.join(columns)}",
             fix="put double quotes around a field that has a comma",
         )
 
@@ -310,7 +310,7 @@ def _split(loaded: Any, path: Path, split: str | None) -> Any:
 
 
 def _in_words(rows: Iterator[Row], file: Path, fix: str) -> Iterator[Row]:
-    """Give rows; whatever a library raises becomes an error that names the place."""
+    """Return rows; whatever a library raises becomes an error that names the place."""
     behind = ""
     try:
         for row in rows:

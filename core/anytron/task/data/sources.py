@@ -105,7 +105,7 @@ SOURCES: Mapping[str, PromptSource] = MappingProxyType(
 
 
 def load_prompts(section: DataSection | MixedSource, key: str = "data") -> Iterator[Prompt]:
-    """Give the prompts of one source, one after the other.
+    """Return the prompts of one source, one after the other.
 
     Args:
         section: Names the source, and its options.

@@ -14,7 +14,7 @@ _MARK = re.compile(rf"</?{_NAMES}>")
 
 
 def opened(prompt: str) -> str:
-    r"""Give the mark at the end of a prompt behind which the response begins, for example ``<think>\n``; else ""."""
+    r"""Return the mark at the end of a prompt behind which the response begins, for example ``<think>\n``; else ""."""
     found = _OPENED.search(prompt)
     return found[0] if found else ""
 

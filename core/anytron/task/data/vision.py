@@ -93,13 +93,15 @@ class VisionProcessor:
             ConfigError: There are images and no image processor.
         """
         if self._video_token_id in tokens:
-            raise DataError("Videos are not supported.", where=where, why=f"it has the token {self._video_token_id}")
+            raise DataError(
+                "Videos are not supported.", where=where, why=f"it has the video token {self._video_token_id}"
+            )
         found = sum(token == self._image_token_id for token in tokens)
         if found != len(images):
             raise DataError(
                 "A prompt does not have one image token for each image.",
                 where=where,
-                why=f"{len(images)} image{'s' * (len(images) != 1)}, and {found} times the image token "
+                why=f"it has {len(images)} image{'s' * (len(images) != 1)}, but {found} times the image token "
                 f"{self._image_token} ({self._image_token_id})",
                 fix=f"write {self._image_token} once where each image belongs; Anytron repeats it for each patch",
             )
@@ -137,7 +139,7 @@ class VisionProcessor:
             raise ConfigError(
                 "This kind of image processor is not supported.",
                 where=f"model.processor ({type(self._processor).__name__})",
-                why=f"it gives {', '.join(given)} and no image_grid_thw",
+                why=f"it returns {', '.join(given)} and no image_grid_thw",
                 fix="use a model of the Qwen2-VL line (Qwen2.5-VL, Qwen3-VL, Qwen3.5)",
             )
         width, height = size
@@ -164,16 +166,15 @@ def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionPr
                 "An image processor is given, and the model takes no images.",
                 where="model.processor",
                 why=f"model_type {hf_config.model_type} has no vision_config",
-                fix="remove it, or use a vision-language model",
+                fix="remove model.processor, or use a vision-language model",
             )
         return None
     lacking = [name for name in _GRID if not hasattr(hf_config.vision_config, name)]
     if lacking:
         raise ConfigError(
-            f"This model's way to take images is not supported (model_type {hf_config.model_type}).",
+            f"Image input of models of model_type {hf_config.model_type} is not supported.",
             where=model.path or "model.config",
-            why=f"its vision_config has no {', '.join(lacking)}: they give the sizes of the patches into which an "
-            "image is divided",
+            why=f"its vision_config lacks the sizes of image patches: {', '.join(lacking)}",
             fix="use a language model, or one of the Qwen2-VL line (Qwen2.5-VL, Qwen3-VL, Qwen3.5)",
         )
     image_token = tokenizer.convert_ids_to_tokens(int(hf_config.image_token_id))
@@ -231,7 +232,7 @@ def _check_token(image_token_id: int, hf_config: Any) -> None:
         raise ConfigError(
             "The model's image token is outside of its vocabulary.",
             where="image_token_id of the model's config",
-            why=f"it is {image_token_id}, the vocabulary has {vocab_size}",
+            why=f"it is {image_token_id}, but the vocabulary has {vocab_size} tokens",
             fix="set image_token_id, or vocab_size in text_config",
         )
 
@@ -242,10 +243,10 @@ def _check_processor(processor: Any, vision_config: Any) -> None:
         found = getattr(processor, name, None)
         if found is not None and found != needed:
             raise ConfigError(
-                "The image processor does not belong to the model.",
+                "The image processor does not match the model.",
                 where="model.processor",
-                why=f"its {name} is {found}, the model's vision_config says {needed}",
-                fix="use the model's own processor, or make it with the same sizes",
+                why=f"its {name} is {found}, but the model's vision_config has {needed}",
+                fix=f"use the model's own processor, or set its {name} to {needed}",
             )
 
 

@@ -209,7 +209,7 @@ class EnvironmentPool:
             return host.process.reject(f"an invalid answer to {call.method}(): {error}")
 
     def _failure(self, reply: Reply | Gone, call: Call, expected: Reply | None) -> Failure | None:
-        """Say why a conversation cannot go on; None if it can."""
+        """Return why a conversation cannot go on; None if it can."""
         if isinstance(reply, Gone):
             if reply.late:
                 what, fix = "An environment took too long.", "if it is only slow, raise environment.timeout_s"

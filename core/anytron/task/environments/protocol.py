@@ -100,7 +100,7 @@ class Observation:
                 raise ValueError(f"{name} is {number!r}, not a finite number")
 
     def as_json(self) -> dict[str, Any]:
-        """Give what :meth:`from_json` reads."""
+        """Return what :meth:`from_json` reads."""
         return {
             "text": self.text,
             "messages": None if self.messages is None else [dict(message) for message in self.messages],

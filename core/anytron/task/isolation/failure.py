@@ -16,7 +16,7 @@ Read = TypeVar("Read")
 
 
 def ending(status: int) -> str:
-    """Say how a process ended.
+    """Return how a process ended.
 
     Args:
         status: Its exit status; minus the number of the signal that ended it.
@@ -45,7 +45,7 @@ class Failure:
 
     @classmethod
     def raised(cls, error: BaseException, called: Called, function: object, section: str) -> Failure:
-        """Say what a function has raised.
+        """Return what a function has raised.
 
         Args:
             error: What it raised.

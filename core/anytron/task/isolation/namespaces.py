@@ -91,7 +91,7 @@ def replace_files(visible: list[str], limit: int) -> None:
     Path("tmp").chmod(0o1777)
     number = _PIVOT_ROOT.get(os.uname().machine)
     if number is None:
-        raise OSError(errno.ENOSYS, f"pivot_root on {os.uname().machine} is not known here")
+        raise OSError(errno.ENOSYS, f"pivot_root is not supported on {os.uname().machine}")
     _done(_libc.syscall(number, b".", b"."), "pivot_root")
     _done(_libc.umount2(b".", _DETACH), "umount of the old root")
     os.chdir("/tmp")  # noqa: S108 - its own

@@ -79,7 +79,7 @@ def unpacked(data: bytes) -> Any:
         blobs = _blobs(rest, lengths)
         return json.loads(str(body, "utf-8", "surrogatepass"), object_hook=lambda one: _value(one, mark, blobs))
     except (ValueError, TypeError, IndexError, ArithmeticError, AttributeError, RecursionError, struct.error) as error:
-        raise ValueError(f"not plain data: {type(error).__name__}: {error}") from error
+        raise ValueError(f"received data that cannot be decoded: {type(error).__name__}: {error}") from error
 
 
 def _cut(data: memoryview) -> tuple[memoryview, memoryview]:

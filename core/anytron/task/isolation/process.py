@@ -303,7 +303,7 @@ class IsolatedProcess:
             f"{self.settings.title} could not start.",
             where=self.settings.where,
             why=why,
-            fix="import less, or raise memory_gib if it is set; load a model in the first call, not while importing",
+            fix="import less, raise memory_gib if it is set, or load models in the first call instead of at import",
         )
 
     def _tail(self) -> str:

@@ -209,7 +209,7 @@ class _Child:
                 raise errand.failed(f"the process that reads it made no progress for {WAIT_S:g} s, and was ended")
 
     def _fate(self) -> str:
-        """Say how the child came to its end."""
+        """Return how the child came to its end."""
         end = monotonic() + MESSAGE_S
         # Without reaping: the number stays the child's until _end() has used it.
         while (ended := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:

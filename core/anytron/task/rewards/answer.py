@@ -84,7 +84,7 @@ class Answer:
         return bool(self.values)
 
     def as_json(self) -> dict[str, Any]:
-        """Give what :meth:`from_json` reads."""
+        """Return what :meth:`from_json` reads."""
         return asdict(self)
 
     @classmethod

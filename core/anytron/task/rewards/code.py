@@ -29,7 +29,7 @@ TRIAL_S = 60.0
 
 
 class Code(Section):
-    """Give 1 to a response whose Python program passes all tests of the prompt, else 0.
+    """Score 1 for a response whose Python program passes all tests of the prompt, else 0.
 
     The program is the response's last block between lines of three backquotes, or all of it if there is none.
     """
@@ -41,7 +41,7 @@ class Code(Section):
     solution: str = "solution"
     """The entry that holds a program which passes them, for ``anytron data check``; prompts need none."""
     partial: bool = False
-    """Give the fraction of tests that pass."""
+    """Return the fraction of tests that pass."""
     test_timeout_s: float = Field(10.0, gt=0.0)
     """Seconds that the program may take for a test, and seconds of processor time. After the first test that takes
     longer no other is tried."""
@@ -149,8 +149,8 @@ def _tests(value: Any, key: str) -> list[tuple[str, str | None]]:
     raise DataError(
         f"The prompt has no tests in its entry {key!r}.",
         why="it is missing or null" if value is None else f"it is {str(value)[:80]!r}",
-        fix='give a list of {"input": ..., "output": ...}, texts or numbers, with an output that is not empty; or a '
-        "list of Python texts, none of them empty; or set the reward's option key",
+        fix='write the tests as a list of {"input": ..., "output": ...} (texts or numbers, no empty output), or as a '
+        "list of Python texts (none empty), or set the reward's option key",
     )
 
 

@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 
 class Judge(Section):
-    """Give what a judge says, divided by ``maximum``: from 0 to 1.
+    """Return what a judge says, divided by ``maximum``: from 0 to 1.
 
     The judge is shown the prompt, the response, and the right answer if ``key`` is set, each between marks that the
     response cannot know; its verdict is its last line, which must repeat such a mark. A response that tells the judge
@@ -85,9 +85,9 @@ class Judge(Section):
     def _is_plain(cls, url: str) -> str:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("an address begins with http:// or https:// and names a host")
+            raise ValueError("must be an http:// or https:// URL with a host name")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("the address must not have a user, password or query: set api_key_env")
+            raise ValueError("must not contain a user, password or query: pass the key with api_key_env")
         return url.rstrip("/")
 
     def check_machine(self) -> None:
@@ -99,7 +99,7 @@ class Judge(Section):
         if self.api_key_env is not None and not self._secret:
             why = f"the environment variable {self.api_key_env} is not set, or is empty"
             raise ConfigError(
-                "The judge's API key is missing.", why=why, fix="set it, or leave out options.api_key_env"
+                "The judge's API key is missing.", why=why, fix="set the variable, or remove options.api_key_env"
             )
         if not self._secret.isascii() or not self._secret.isprintable():
             why = f"the value of {self.api_key_env} has a character that HTTP headers cannot have"
@@ -117,7 +117,7 @@ class Judge(Section):
             raise DataError(
                 f"The right answer, entry {self.key!r}, is null or empty.",
                 why="the judge would be shown the word None, or nothing, as the right answer",
-                fix="correct the data or the judge's option key, or leave such prompts out: data.on_bad_answer=drop",
+                fix="correct the data or the judge's option key, or set data.on_bad_answer=drop to skip such prompts",
             )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
@@ -169,7 +169,7 @@ class Judge(Section):
             raise ValueError(f"its last line is not a verdict: {lines[-1][:80]!r}")
         score = float(match[1])
         if score > self.maximum:
-            raise ValueError(f"its verdict is {score:g}, and the best is {self.maximum:g}")
+            raise ValueError(f"its verdict is {score:g}, above the maximum of {self.maximum:g}")
         return score / self.maximum
 
 

@@ -40,17 +40,17 @@ class ReferenceReward(Section):
             raise DataError(
                 f"The prompt has no entry {self.key!r}.",
                 why=f"its data has {', '.join(map(repr, data)) or 'nothing'}",
-                fix="set the reward's option key, or give the data to the prompts",
+                fix="set the reward's option key, or add the entry to the prompts' data",
             )
         if why := self.examine_answer(data[self.key]):
             raise DataError(
                 f"The right answer, entry {self.key!r}, cannot be read.",
                 why=why,
-                fix="correct the data or the reward's option key, or leave such prompts out: data.on_bad_answer=drop",
+                fix="correct the data or the reward's option key, or set data.on_bad_answer=drop to skip such prompts",
             )
 
     def examine_answer(self, answer: object) -> str | None:
-        """Say why an answer cannot be the right one; None if it can. It is looked at in the driver: no evaluation."""
+        """Return why an answer cannot be the right one; None if it can. The driver calls this and evaluates nothing."""
         if answer is None:
             return "it is null: an empty cell, or a column that this row does not have"
         if isinstance(answer, str):
@@ -68,7 +68,7 @@ class ReferenceReward(Section):
 
 
 class ExactMatch(ReferenceReward):
-    """Give 1 to a response that is the right answer, else 0. White space around both is ignored.
+    """Score 1 for a response that is the right answer, else 0. White space around both is ignored.
 
     Where there is an environment, the response is what the model wrote in its last turn; so in all that follow.
     """
@@ -79,7 +79,7 @@ class ExactMatch(ReferenceReward):
 
 
 class Contains(ReferenceReward):
-    """Give 1 to a response that contains the right answer, else 0."""
+    """Score 1 for a response that contains the right answer, else 0."""
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         """Score samples."""
@@ -100,7 +100,7 @@ class PatternReward(Section):
         try:
             regex.compile(pattern, regex.DOTALL)
         except regex.error as error:
-            raise ValueError(f"no regular expression: {error}") from error
+            raise ValueError(f"not a valid regular expression: {error}") from error
         return pattern
 
     @cached_property
@@ -112,7 +112,7 @@ class PatternReward(Section):
 
 
 class Format(PatternReward):
-    """Give 1 to a response that matches the pattern from beginning to end, but for white space around it; else 0.
+    """Score 1 for a response that matches the pattern from beginning to end, but for white space around it; else 0.
 
     Where the chat template opens ``<think>`` in the prompt, the response is looked at with it, so that one pattern does
     for all templates; so in all rewards with patterns.
@@ -169,7 +169,7 @@ def _endless() -> TimeoutError:
 
 
 class ReasoningGym(PatternReward):
-    """Give what the task's own verifier gives, mostly from 0 to 1; needs prompts of ``data.source: reasoning_gym``."""
+    """Return the score of the task's own verifier, mostly 0 to 1; needs prompts of ``data.source: reasoning_gym``."""
 
     confined: ClassVar[bool] = True
     """Several of its verifiers call ``eval`` on what the model answered."""

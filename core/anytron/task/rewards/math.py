@@ -23,7 +23,7 @@ _CHOICE = re.compile(r"^\(([a-zA-Z])\)$")
 
 
 class Math(ReferenceReward):
-    r"""Give 1 to a response whose last answer equals the right one as mathematics, else 0.
+    r"""Score 1 for a response whose last answer equals the right one as mathematics, else 0.
 
     The answer is read behind the last ``</think>``; a thought that does not end has none. There it is the last
     ``\boxed{...}``, else the last ``<answer>...</answer>``, else the last formula or number. Money, thousands

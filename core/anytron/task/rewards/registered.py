@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def environment(samples: Sequence[Sample]) -> list[float]:
-    """Give what the environment gave, all turns together.
+    """Return what the environment gave, all turns together.
 
     Raises:
         DataError: There is no environment.

@@ -32,7 +32,7 @@ class MindSpeedAdaptor(Adaptor):
         self._options = options
 
     def limits(self) -> Iterable[Limit]:
-        """Decline what MindSpeed's attention would leave out without a word.
+        """Decline features that MindSpeed's attention would silently ignore.
 
         ``MindSpeedTEDotProductAttention`` (mindspeed/te/pytorch/attention/dot_product_attention) reads neither
         ``window_size`` nor ``softmax_type`` of the model's config, and its kernel is called without sinks.
@@ -52,7 +52,9 @@ class MindSpeedAdaptor(Adaptor):
         try:
             find_installation()
         except AnytronError as error:
-            yield Diagnostic("error", "platform.options.adaptor", f"{error.what} {error.why}", error.fix)
+            yield Diagnostic(
+                "error", "platform.options.adaptor", f"{error.what.removesuffix('.')}; {error.why}", error.fix
+            )
         yield from model_diagnostics(config)
 
     def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
@@ -82,7 +84,7 @@ class MindSpeedAdaptor(Adaptor):
                 where="platform.options.adaptor",
                 why="it is causal over whole sequences, and the model "
                 f"{'has a sliding window' if traits.causal else 'is not causal'}",
-                fix="platform.options.adaptor=none",
+                fix="set platform.options.adaptor=none",
             )
         from anytron_ascend.kernels.mask_reader import read_mindspeed  # imports torch
 

@@ -38,13 +38,13 @@ class MindSpeedLlmAdaptor(Adaptor):
         try:
             find_installation()
         except AnytronError as error:
-            yield Diagnostic("error", "engine.name", f"{error.what} {error.why}", error.fix)
+            yield Diagnostic("error", "engine.name", f"{error.what.removesuffix('.')}; {error.why}", error.fix)
         yield from _unsupported(config)
         yield from optimizer_diagnostics(config)
         try:
             model = _try_translation(config)
         except AnytronError as error:
-            yield Diagnostic("error", error.where, f"{error.what} {error.why}", error.fix)
+            yield Diagnostic("error", error.where, f"{error.what.removesuffix('.')}; {error.why}", error.fix)
         else:
             yield from split_diagnostics(config, model)
 
@@ -92,7 +92,7 @@ def _try_translation(config: RunConfig) -> Mapping[str, Any]:
             "The critic's model differs from the policy's.",
             where="critic.path",
             why=f"MindSpeed-LLM has one set of arguments per process, and these differ: {', '.join(differing)}",
-            fix="start the critic from a model of the same config.json, or leave critic.path out",
+            fix="start the critic from a model of the same config.json, or remove critic.path",
         )
     return given
 
@@ -104,5 +104,5 @@ def _unsupported(config: RunConfig) -> Iterator[Diagnostic]:
             "error",
             "model.freeze",
             "the engine mindspeed_llm cannot freeze parts",
-            "use the engine megatron",
+            "set engine.name=megatron, or remove model.freeze",
         )

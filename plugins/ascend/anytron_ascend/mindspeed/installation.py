@@ -51,15 +51,18 @@ def find_installation() -> Installation:
         raise PlatformError(
             "MindSpeed is not installed.",
             where=_WHERE,
-            why="the adaptor mindspeed patches Megatron with it, and no package 'mindspeed' can be imported",
-            fix=f"{INSTALL}; or platform.options.adaptor=none, which does not need it",
+            why="the adaptor mindspeed needs the package 'mindspeed', which cannot be imported",
+            fix=f"{INSTALL}; or set platform.options.adaptor=none, which does not need it",
         )
     folder = Path(spec.origin).parent
     try:
         megatron = version("megatron-core")
     except PackageNotFoundError as error:
         raise PlatformError(
-            "megatron-core is not installed.", where=_WHERE, why="MindSpeed patches it", fix=INSTALL
+            "megatron-core is not installed.",
+            where=_WHERE,
+            why="the adaptor mindspeed patches it with MindSpeed",
+            fix=INSTALL,
         ) from error
     found = Installation(checkout_version(folder, INSTALL), megatron, folder)
     check_pair(found)
@@ -123,5 +126,5 @@ def model_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
                 "error",
                 "parallel.context_parallel_size",
                 f"MindSpeed's ring attention has no multi-latent attention, which {model.key} has",
-                "parallel.context_parallel_size=1, or platform.options.adaptor=none",
+                "set parallel.context_parallel_size=1, or platform.options.adaptor=none",
             )

@@ -113,7 +113,7 @@ def call_as_documented(forward: Callable[..., Any]) -> Callable[..., Any]:
             raise PlatformError(
                 "MindSpeed's attention runs outside of a micro-batch.",
                 where="adaptor mindspeed",
-                why="the micro-batch's mask says how the kernel reads it, and no mask is set",
+                why="its kernel needs the mask of the current micro-batch, and no mask is set",
             )
         self.config.attention_mask_type = MASK_TYPES[mask.kernel_mode]
         self.config.sparse_mode = MODES[mask.kernel_mode]

@@ -52,10 +52,10 @@ def translate(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmO
     }
     if owned := sorted(arguments.keys() & options.arguments.keys()):
         raise ConfigError(
-            "Arguments are given twice.",
+            "Arguments of MindSpeed-LLM are set twice.",
             where=", ".join(f"engine.options.arguments.{name}" for name in owned),
             why=f"they follow from the rest of the configuration: {', '.join(f'{k}={arguments[k]!r}' for k in owned)}",
-            fix="set the key of the configuration that says the same, and leave them out here",
+            fix="remove them from engine.options.arguments, and set the key of the configuration that decides each",
         )
     return {**arguments, **options.arguments}
 
@@ -205,7 +205,7 @@ def _recompute(config: RunConfig, options: MindSpeedLlmOptions) -> dict[str, Any
             "Options of full recomputation are set without it.",
             where=", ".join(f"engine.options.recompute.{name}" for name in without_effect),
             why=f"engine.recompute is {config.engine.recompute}",
-            fix="engine.recompute=full, or leave them out",
+            fix="set engine.recompute=full, or remove these options",
         )
     return {
         "recompute_granularity": None if config.engine.recompute == "none" else config.engine.recompute,
@@ -222,8 +222,8 @@ def _experts(model: PretrainedConfig, options: MindSpeedLlmOptions, dtype: str) 
         raise ConfigError(
             "Grouped matrix products need bfloat16.",
             where="engine.options.moe.grouped_gemm",
-            why=f"Megatron refuses others (megatron/training/arguments.py, validate_args); model.dtype is {dtype}",
-            fix="model.dtype=bfloat16, or engine.options.moe.grouped_gemm=false",
+            why=f"Megatron refuses other types (megatron/training/arguments.py, validate_args); model.dtype is {dtype}",
+            fix="set model.dtype=bfloat16, or engine.options.moe.grouped_gemm=false",
         )
     return {
         "num_experts": model.num_experts,

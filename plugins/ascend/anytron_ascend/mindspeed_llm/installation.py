@@ -89,7 +89,7 @@ def _folder(name: str, module: str) -> Path:
             f"{name} is not installed.",
             where=_WHERE,
             why=f"no package '{module}' can be imported",
-            fix=f"{INSTALL}; or engine.name=megatron with platform.options.adaptor=mindspeed, which does not need it",
+            fix=f"{INSTALL}; or set engine.name=megatron and platform.options.adaptor=mindspeed, which do not need it",
         )
     return Path(spec.origin).resolve().parent
 

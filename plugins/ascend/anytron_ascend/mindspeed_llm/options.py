@@ -108,7 +108,7 @@ def estimate(run: RunConfig) -> TrainingEstimate:
             "The memory of this run cannot be estimated.",
             where=", ".join(f"engine.options.recompute.{name}" for name in others),
             why="activations are counted without recomputation or with each layer recomputed, and these options differ",
-            fix="estimate the run without these options: engine.recompute=full needs less memory than most of them, "
-            "engine.recompute=none more than any",
+            fix="estimate the run without these options, with engine.recompute=full (less memory than with most of "
+            "these options) and with engine.recompute=none (more memory than with any)",
         )
     return estimate_training(run)

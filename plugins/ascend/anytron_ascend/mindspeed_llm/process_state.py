@@ -133,7 +133,7 @@ def _validated(arguments: Mapping[str, Any]) -> Namespace:
             "MindSpeed-LLM refuses the arguments.",
             where="engine mindspeed_llm",
             why=str(error) or "an assertion of validate_args without a message; the worker's log shows which",
-            fix="change the keys of the configuration that they come from (docs/how-to/train-with-mindspeed-llm.md)",
+            fix="change the configuration keys that set these arguments (docs/how-to/train-with-mindspeed-llm.md)",
         ) from error
     # Megatron's validate_args turns it off, whatever was given, and MindSpeed-LLM turns it on again for its own
     # fine-tuning only; without it pipeline stages would exchange tensors of one fixed shape.

@@ -13,7 +13,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m anytron_ascend_simulator", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("build", help="compile the libraries for the installed torch_npu (seconds; needs g++)")
-    commands.add_parser("status", help="say whether they are built, and where")
+    commands.add_parser("status", help="print whether the libraries are built, and their directory")
     arguments = parser.parse_args()
     try:
         if arguments.command == "build":

@@ -59,13 +59,15 @@ def preload() -> None:
     if os.environ.get(VARIABLE) != "1":
         raise SimulatorError(f"The simulator is used only where the environment asks for it: set {VARIABLE}=1.")
     if "torch_npu" in sys.modules:
-        raise SimulatorError("torch_npu was imported before the simulator was there: preload it first.")
+        raise SimulatorError("torch_npu was imported before the simulator: preload the simulator first.")
     paths = library_paths()
     if not all(path.is_file() for path in paths):
-        raise SimulatorError("The simulator is not built for this torch_npu: python -m anytron_ascend_simulator build")
+        raise SimulatorError(
+            "The simulator is not built for this torch_npu: run python -m anytron_ascend_simulator build"
+        )
     os.environ.update(_ENVIRONMENT)
     _loaded.extend(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in paths)
-    print("*** Ascend simulator: no NPU is used; results are the processor's, speed means nothing ***", file=sys.stderr)
+    print("*** Ascend simulator: results are computed on the CPU; speed means nothing ***", file=sys.stderr)
 
 
 def activate() -> None:

@@ -115,7 +115,7 @@ def test_whose_modules_there_are_is_said_with_the_reason():
 
 
 def test_the_engine_is_not_named_twice():
-    with pytest.raises(ConfigError, match=r"follows from engine\.name=mindspeed_llm") as caught:
+    with pytest.raises(ConfigError, match=r"engine\.name=mindspeed_llm selects this adaptor") as caught:
         open_session("ascend", {"adaptor": "mindspeed_llm"}, "mindspeed_llm")
     assert caught.value.where == "platform.options.adaptor"
 

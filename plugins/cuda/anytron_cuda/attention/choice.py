@@ -99,7 +99,7 @@ def unable(wanted: str, why: str, instead: str) -> PlatformError:
         f"The attention kernel {wanted} cannot compute this layer.",
         where=f"{OPTION}={wanted}",
         why=why,
-        fix=f"{OPTION}=auto, which selects {instead}",
+        fix=f"set {OPTION}=auto, which selects {instead}",
     )
 
 

@@ -70,11 +70,11 @@ def attend(
         if "No available kernel" not in str(error):
             raise
         raise PlatformError(
-            "None of torch's fused kernels takes this attention.",
+            "None of torch's fused kernels supports this attention.",
             where="attention_kernel sdpa",
             why=f"queries are {query.dtype} {tuple(query.shape)}, keys {tuple(key.shape)}; torch's warnings above "
             "give the reason of each kernel",
-            fix="platform.options.attention=neutral, whose memory grows with the square of the length",
+            fix="set platform.options.attention=neutral, whose memory grows with the square of the length",
         ) from error
     return output[..., :size]
 

@@ -133,7 +133,7 @@ class Generation:
             EngineError: No weights have been loaded.
         """
         if self._version is None:
-            raise EngineError("The rollout has no weights.", where="transformers", why="it has received none yet")
+            raise EngineError("The rollout has no weights.", where="transformers", why="it has not received any yet")
         sampling = requests[0].sampling
         # What has gone through the warpers is drawn from as it is; the likeliest token is the first one of top-k.
         drawn = replace(sampling, temperature=1.0, top_p=1.0, top_k=int(sampling.temperature == 0))
@@ -216,16 +216,19 @@ def _refuse_settings(rollout: Any, model: Any) -> None:
             raise ConfigError(
                 "The rollout transformers does not support this setting.",
                 where=f"actor_rollout_ref.rollout.{key}",
-                why=f"it is {value!r}; a replica is one process with the training workers' weights",
-                fix=f"actor_rollout_ref.rollout.{key}={'null' if needed is None else needed}",
+                why=f"it is {value!r}, but a replica of this rollout is one process with the training workers' weights",
+                fix=f"set actor_rollout_ref.rollout.{key}={'null' if needed is None else needed}",
             )
     if lora > 0:
-        raise _cannot("adapters that are not merged", "actor_rollout_ref.model.lora", "lora.merge=True merges them")
+        key = "actor_rollout_ref.model.lora"
+        raise _cannot("adapters that are not merged", key, f"set {key}.merge=True")
     if model.hf_config.get_text_config() is not model.hf_config:
         raise _cannot("models of images, videos or sound", "actor_rollout_ref.model.path")
     if not isinstance(getattr(torch, str(rollout.dtype), None), torch.dtype):
-        raise _cannot(f"the dtype {rollout.dtype!r}", "actor_rollout_ref.rollout.dtype", "bfloat16, float16 or float32")
+        raise _cannot(
+            f"the dtype {rollout.dtype!r}", "actor_rollout_ref.rollout.dtype", "set bfloat16, float16 or float32"
+        )
 
 
-def _cannot(what: str, where: str, fix: str = "rollout.name=vllm or sglang, on a machine that has it") -> EngineError:
+def _cannot(what: str, where: str, fix: str = "set rollout.name=vllm or sglang, if installed") -> EngineError:
     return EngineError(f"The rollout transformers does not support {what}.", where=where, fix=fix)

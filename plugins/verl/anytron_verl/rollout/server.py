@@ -197,8 +197,8 @@ class TransformersReplica(RolloutReplica):  # type: ignore[misc]
             raise ConfigError(
                 "The rollout transformers works only beside training workers.",
                 where="rollout.name",
-                why="it receives weights from them only, and cannot serve reward models and teachers",
-                fix="trainer.v1.trainer_mode=sync with actor_rollout_ref.hybrid_engine=True; other models on vllm",
+                why="it receives weights from training workers only, and cannot serve reward models and teachers",
+                fix="set trainer.v1.trainer_mode=sync, actor_rollout_ref.hybrid_engine=True; use vllm for other models",
             )
         platform = get_platform()
         resource = platform.ray_resource_name()

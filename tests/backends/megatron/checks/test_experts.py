@@ -85,9 +85,9 @@ def test_sizes_that_megatron_computes_rightly_are_not_remarked_on(parallel):
             {"tensor_model_parallel_size": 2, "sequence_parallel": False},
             "parallel.sequence_parallel",
             "only together with sequence parallelism",
-            "leave it out",
+            "remove parallel.sequence_parallel",
         ),
-        (DENSE, {"data_parallel_size": 2, "expert_model_parallel_size": 2}, EXPERT, "no experts", "leave it out"),
+        (DENSE, {"data_parallel_size": 2, "expert_model_parallel_size": 2}, EXPERT, "no experts", f"remove {EXPERT}"),
     ],
 )
 def test_sizes_that_cannot_work_or_compute_wrongly_are_refused(model, parallel, key, reason, fix):
@@ -136,7 +136,7 @@ def test_a_dense_model_has_no_routing_to_replay():
 @pytest.mark.parametrize(
     ("model", "options", "key", "reason"),
     [
-        (MIXTURE, REPLAY, "engine.options.router_replay", "in all passes already"),
+        (MIXTURE, REPLAY, "engine.options.router_replay", "already replays the rollout's routing"),
         ({**MIXTURE, "model_type": "qwen3_next"}, {}, "rollout.replay_routing", "routing of qwen3_next with"),
         (MIXTURE, {"transformer": {"moe_router_fusion": True}}, "rollout.replay_routing", "fused router"),
         (MIXTURE, {"transformer": {"moe_expert_capacity_factor": 1.0}}, "rollout.replay_routing", "drops tokens"),

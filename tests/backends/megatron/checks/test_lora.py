@@ -31,8 +31,8 @@ def test_layers_are_called_as_megatron_calls_them():
 def test_parts_need_not_be_frozen_one_by_one():
     ((key, message, remedy),) = complaints(frozen=["vision_tower"])
 
-    assert (key, remedy) == ("model.freeze", "leave it out")
-    assert "whole model is frozen" in message
+    assert (key, remedy) == ("model.freeze", "remove model.freeze")
+    assert "freezes the whole model" in message
 
 
 def test_modules_that_predict_ahead_are_not_trained():
@@ -61,9 +61,13 @@ def test_another_name_gets_the_one_that_was_meant(target, remedy):
 @pytest.mark.parametrize(
     ("change", "key", "words"),
     [
-        ({"r": 8}, "model.lora.rank", "4 is not the adapter's r=8"),
-        ({"lora_alpha": 8}, "model.lora.alpha", "multiplied by 4, and would be by 1.5"),
-        ({"use_rslora": False}, "model.lora.alpha", "multiplied by 0.75, and would be by 1.5"),
+        ({"r": 8}, "model.lora.rank", "is 4, but the adapter in model.lora.path has r=8"),
+        ({"lora_alpha": 8}, "model.lora.alpha", "trained with the scale 4, but this configuration sets the scale 1.5"),
+        (
+            {"use_rslora": False},
+            "model.lora.alpha",
+            "trained with the scale 0.75, but this configuration sets the scale 1.5",
+        ),
         ({"use_dora": True}, "model.lora.path", "use_dora=True"),
         ({"rank_pattern": {"q_proj": 2}}, "model.lora.path", "rank_pattern={'q_proj': 2}"),
         ({"modules_to_save": ["lm_head"]}, "model.lora.path", "modules_to_save=['lm_head']"),
@@ -108,7 +112,7 @@ def test_a_directory_without_adapter_is_named(tmp_path, random_adapter):
         ("adapter_config.json", '{"peft_type": "LORA", "lora_alpha": "big"}', "lora_alpha: it must be a finite number"),
         ("adapter_model.safetensors", "", "0 bytes"),
         # mcore-bridge would follow the index, whose tensors nobody has compared with the model's.
-        ("model.safetensors.index.json", '{"weight_map": {}}', "leads to other files than adapter_model.safetensors"),
+        ("model.safetensors.index.json", '{"weight_map": {}}', "names other files than adapter_model.safetensors"),
     ],
 )
 def test_a_malformed_adapter_is_refused(file, content, says, tmp_path, random_adapter):

@@ -52,7 +52,7 @@ def test_without_its_patch_a_norm_has_another_gradient(facts):
 
 
 def test_a_layer_that_does_not_know_its_padding_says_so(facts):
-    assert "outside of its micro-batch's scope" in facts["no scope"]
+    assert "outside its micro-batch's scope" in facts["no scope"]
     assert "no linear_attn_mask" in facts["no map"]
     assert "(3, 7)" in facts["another shape"]
 

@@ -65,7 +65,7 @@ def test_modules_that_imported_functions_by_name_follow_and_are_freed(runtime, m
 
 
 def test_a_second_redirection_is_refused(redirected):
-    with pytest.raises(EngineError, match="redirected already"):
+    with pytest.raises(EngineError, match="already redirected"):
         redirect_torch_cuda(redirected)
 
 

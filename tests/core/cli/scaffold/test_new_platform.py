@@ -89,9 +89,9 @@ def test_it_needs_the_anytron_that_wrote_it():
     ("name", "why", "fix"),
     [
         ("Acme_2", "lower-case", "anytron new-platform acme-2"),
-        ("3d", "beginning with a letter", "for example anytron new-platform acme"),
-        ("a/../b", "lower-case", "for example anytron new-platform acme"),
-        ("", "lower-case", "for example anytron new-platform acme"),
+        ("3d", "beginning with a letter", "for example: anytron new-platform acme"),
+        ("a/../b", "lower-case", "for example: anytron new-platform acme"),
+        ("", "lower-case", "for example: anytron new-platform acme"),
         ("cpu", "the installed distribution anytron offers it", "another name"),
         ("megatron", "the installed distribution anytron offers it", "another name"),
         ("ascend", "a platform of this project", "another name"),
@@ -108,7 +108,7 @@ def test_a_name_that_cannot_be_is_refused(name, why, fix):
 def test_nothing_is_overwritten(tmp_path):
     directory = write_package(Names("acme"), tmp_path)
     (directory / "README.md").write_text("mine")
-    with pytest.raises(PluginError, match="exists already") as caught:
+    with pytest.raises(PluginError, match="already exists") as caught:
         write_package(Names("acme"), tmp_path)
     assert "--into" in caught.value.fix
     assert (directory / "README.md").read_text() == "mine"
@@ -127,7 +127,7 @@ def test_who_has_installed_it_is_told_how_to_begin_again(tmp_path, monkeypatch):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: anytron-acme\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text("[anytron.platforms]\nacme = anytron_acme:AcmePlatform\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(PluginError, match="exists already") as caught:
+    with pytest.raises(PluginError, match="already exists") as caught:
         names_of("acme")
     assert caught.value.fix.startswith("pip uninstall anytron-acme, or choose another name")
 
@@ -160,5 +160,5 @@ def test_the_command_says_what_to_do_next(tmp_path, into, place):
     assert (tmp_path / Path(*into[1:]) / "anytron-acme" / "pyproject.toml").is_file()
     again = command("acme", *into, cwd=tmp_path)
     assert again.returncode == 1
-    assert "fix: remove it, or write elsewhere" in again.stderr
+    assert "fix: delete the directory, or choose another parent directory" in again.stderr
     assert "Traceback" not in again.stderr

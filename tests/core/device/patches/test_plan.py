@@ -23,7 +23,7 @@ def test_the_verdict_names_the_version_that_decided(victim):
     assert (affected.verdict, affected.why) == (Verdict.APPLIES, f"pluggy {version} is in >=1")
     assert (cured.verdict, cured.why) == (Verdict.SKIPPED, f"pluggy {version} is outside of <0.1")
     assert (absent.verdict, absent.why) == (Verdict.SKIPPED, "no-such-package is not installed")
-    assert (always.verdict, always.why) == (Verdict.APPLIES, "the patch depends on no version")
+    assert (always.verdict, always.why) == (Verdict.APPLIES, "the patch applies to every version")
 
 
 def superseded(requires):

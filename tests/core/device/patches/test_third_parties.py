@@ -33,7 +33,7 @@ def test_what_a_third_party_replaced_is_applied_again_on_top_of_it(victim):
 
     assert victim.greet() == "bonjour a b"
     assert [record.outcome for record in records] == [Outcome.APPLIED] * 2
-    assert all("applied again after someone else" in record.detail for record in records)
+    assert all("applied again after other code" in record.detail for record in records)
     assert ledger.verify() == []
     assert friend.greet_by_name() == "hello"  # it held the original, which is not what was replaced
 
@@ -72,7 +72,7 @@ def test_what_a_third_party_wrapped_is_still_in_effect(victim, how):
 
     assert ledger.verify() == []
     assert ledger.revalidate() == []
-    with pytest.raises(PatchError, match="changed by someone else"):
+    with pytest.raises(PatchError, match="other code changed the targets"):
         ledger.undo()
 
 

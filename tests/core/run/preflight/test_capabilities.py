@@ -139,7 +139,7 @@ def test_why_the_modules_are_portable_is_said_with_the_number_format_that_they_l
     decisions = [Decision("modules", "portable", "the vendor's are not installed"), Decision("tile", "8", "always")]
     platform = SimpleNamespace(name="chip", portable_modules=True, decisions=lambda: decisions)
     (found,) = platform_diagnostics(run_of(engine="megatron", options={"transformer": {"fp8": "hybrid"}}), platform)
-    assert "portable Transformer Engine (the vendor's are not installed), which has neither FP8" in found.message
+    assert "portable Transformer Engine (the vendor's are not installed), which supports neither FP8" in found.message
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Can a reward be earned on these data, and is it not earned for nothing: ``anytron data check``."""
+"""Whether a reward tells right answers from wrong ones: ``anytron data check``."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_tokens_that_the_model_does_not_know_cost_the_sample(converse, tmp_path)
     )
     found, _ = converse(path=f"{tmp_path}/e.py:Odd")
     failures = [response.environment.failure for response in found[2]]
-    assert all("ids from 3 to 17, the model's vocabulary has 17" in failure.why for failure in failures)
+    assert all("ids are from 3 to 17, but the vocabulary has 17" in failure.why for failure in failures)
 
 
 @pytest.mark.parametrize("method", ["reset", "step"])

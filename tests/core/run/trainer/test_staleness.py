@@ -98,7 +98,7 @@ def test_age_is_counted_in_updates_and_staleness_in_steps(new_run):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"rollout": AHEAD, "trainer": {"rollout_log_prob_tolerance": 1e-5}}, "leave one of the two out"),
+        ({"rollout": AHEAD, "trainer": {"rollout_log_prob_tolerance": 1e-5}}, "remove one of the two keys"),
         ({"rollout": {"max_staleness": 2}}, "max_staleness=2 needs rollout.continue_over_updates=true"),
         ({"rollout": {"continue_over_updates": True}}, "needs rollout.max_staleness=1 or more"),
         ({"rollout": {"sleep": True, **AHEAD}}, "both work at the same time"),

@@ -156,7 +156,7 @@ def test_of_several_answers_those_are_learnt_that_the_template_marks(chat):
 
 
 def test_several_answers_without_marks_are_refused(chat):
-    with pytest.raises(ConfigError, match=r"(?s)does not say which tokens.*no {% generation %}.*endgeneration"):
+    with pytest.raises(ConfigError, match=r"(?s)does not mark the assistant.*no {% generation %}.*endgeneration"):
         one(Prompt("a", messages=[HELLO, assistant("hello"), WHO, assistant("a bot")]), chat(PLAIN))
 
 

@@ -102,7 +102,7 @@ def test_end_tokens_are_the_tokenizer_s_and_the_checkpoint_s(tmp_path, tokenizer
         13,
         14,
     )
-    with pytest.raises(ConfigError, match="eos_token_id 14, and the vocabulary has 14"):
+    with pytest.raises(ConfigError, match="eos_token_id is 14, but the vocabulary has 14"):
         end_token_ids(ModelSection(path=str(tmp_path), tokenizer="t"), tokenizer, 14)
 
 
@@ -111,7 +111,7 @@ def test_a_padding_token_that_the_model_has_no_row_for_is_refused_and_the_remedy
     tokenizer.save_pretrained(tmp_path)
     section = ModelSection(config={"model_type": "qwen3"}, tokenizer=str(tmp_path))
     assert padding_token_id(section, tokenizer, (), 17) == 16
-    says = r"(?s)\[PAD\].*is 16, and the vocabulary has 16.*set pad_token in the directory's tokenizer_config\.json"
+    says = r"(?s)\[PAD\].*is 16, but the vocabulary has 16.*set pad_token in the directory's tokenizer_config\.json"
     with pytest.raises(ConfigError, match=says):
         padding_token_id(section, load_tokenizer(section), (), 16)
     file = tmp_path / "tokenizer_config.json"

@@ -44,7 +44,9 @@ def test_a_field_of_several_lines_is_named_by_its_first(tmp_path):
         (f"{tmp_path}/p.csv:2", {"a": "1\n2", "b": "3"}),
         (f"{tmp_path}/p.csv:5", {"a": "4", "b": "5"}),
     ]
-    with pytest.raises(DataError, match=r"(?s)too many or too few fields.*p\.csv:6.*1 fields, and 2 columns: a, b"):
+    with pytest.raises(
+        DataError, match=r"(?s)too many or too few fields.*p\.csv:6.*1 fields, but the file has 2 columns: a, b"
+    ):
         next(found)
 
 

@@ -160,15 +160,15 @@ def test_images_for_a_model_that_takes_none(model, tokenizer):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"image_token_id": 16}, "(?s)outside of its vocabulary.*it is 16, the vocabulary has 16"),
-        ({"vision_config": {"patch_size": 14}}, "(?s)does not belong to the model.*patch_size is 8.*says 14"),
+        ({"image_token_id": 16}, "(?s)outside of its vocabulary.*it is 16, but the vocabulary has 16"),
+        ({"vision_config": {"patch_size": 14}}, "(?s)does not match the model.*patch_size is 8.*has 14"),
         (
             {"vision_config": {"patch_size": 8, "temporal_patch_size": 1}},
-            "(?s)does not belong to the model.*temporal_patch_size is 2.*says 1",
+            "(?s)does not match the model.*temporal_patch_size is 2.*has 1",
         ),
         (
             {"vision_config": {"patch_size": 8, "spatial_merge_size": 1}},
-            "(?s)does not belong to the model.*merge_size is 2.*says 1",
+            "(?s)does not match the model.*merge_size is 2.*has 1",
         ),
     ],
 )

@@ -281,8 +281,8 @@ class DotProductAttention(torch.nn.Module):
             raise EngineError(
                 f"Mask type {mask_type} needs a mask.",
                 where=f"transformer_engine.pytorch, DotProductAttention of layer {self.layer_number}",
-                why="sequences are padded, and there is no mask that says where",
-                fix="give attention_mask, or use the mask type causal: exact where padding is on the right",
+                why="sequences are padded, and no mask marks the padding",
+                fix="pass attention_mask, or use the mask type causal, which is exact if padding is on the right",
             )
         if isinstance(attention_mask, tuple) or (self.attention_type == "cross" and "padding" in mask_type):
             refuse("DotProductAttention", "padded cross attention", "use mask type arbitrary")

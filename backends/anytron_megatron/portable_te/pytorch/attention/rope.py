@@ -44,7 +44,7 @@ def apply_rotary_pos_emb(
         angles = freqs[: t.shape[1]].transpose(0, 1)
     else:
         raise EngineError(
-            f"There is no tensor_format {tensor_format!r}.",
+            f"Unknown tensor_format {tensor_format!r}.",
             where="transformer_engine.pytorch.attention.rope.apply_rotary_pos_emb",
             fix="use thd, sbhd or bshd",
         )

@@ -71,7 +71,7 @@ class TransformerEngineBaseModule(torch.nn.Module):
         super().__init__()
         if parallel_mode not in (None, "column", "row"):
             raise EngineError(
-                f"There is no parallel_mode {parallel_mode!r}.",
+                f"Unknown parallel_mode {parallel_mode!r}.",
                 where=f"transformer_engine.pytorch, {type(self).__name__}",
                 fix="use column, row or None",
             )
@@ -108,7 +108,7 @@ class TransformerEngineBaseModule(torch.nn.Module):
     def set_extra_state(self, state: Tensor | None) -> None:
         """Take an empty state; FP8 scales are refused."""
         if state is not None and state.numel():
-            refuse(type(self).__name__, "FP8 state, and the checkpoint holds some", "save it without FP8")
+            refuse(type(self).__name__, "FP8, and the checkpoint holds FP8 state", "save the checkpoint without FP8")
 
     def _encode_extra_state(self, state: object) -> Tensor:
         # Called by TEGroupedLinear where it splits and merges the states of its experts.

@@ -31,7 +31,7 @@ def norm_kernel(normalization: str, dtype: torch.dtype, eps: float, zero_centere
         layer_norm = kernels().fused(KernelName.LAYER_NORM, dtype, eps=eps, zero_centered=zero_centered)
         return lambda x, weight, bias: layer_norm(x, weight, bias, eps, zero_centered)
     raise EngineError(
-        f"There is no normalization {normalization!r}.",
+        f"Unknown normalization {normalization!r}.",
         where="transformer_engine.pytorch",
         fix="use LayerNorm or RMSNorm",
     )

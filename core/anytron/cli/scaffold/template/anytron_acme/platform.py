@@ -27,7 +27,7 @@ class AcmePlatform(Platform):
         self.options = AcmeOptions()
 
     def probe(self) -> Probe:
-        """Say whether the device can be used, without initialising it.
+        """Return whether the device can be used, without initialising it.
 
         Ask the driver here. USABLE wins over the processor. ABSENT, with a remedy: no such device, another platform
         may be chosen. BROKEN, with a remedy: the device or its software is there and does not work.
@@ -45,11 +45,11 @@ class AcmePlatform(Platform):
             self.options = options
 
     def decisions(self) -> tuple[Decision, ...]:
-        """Say in the first lines of each run what was chosen, and why."""
+        """Return the choices that the first lines of each run show, with their reasons."""
         return (Decision("device", "the host's processor", "anytron_acme/runtime.py names no other"),)
 
     def limits(self) -> tuple[Limit, ...]:
-        """Say what the device does not do at all: such runs are refused with the reason, and the kit counts its skips.
+        """Return the features that the device lacks, with reasons: runs that need them are refused, the kit skips them.
 
         Delete this first one when there is a device.
         """

@@ -28,5 +28,5 @@ class AcmeRuntime(CpuRuntime):
         return 8
 
     def device_name(self) -> str:
-        """Say what this really is."""
+        """Return the device's name."""
         return "the host's processor (anytron-acme names no device yet)"
