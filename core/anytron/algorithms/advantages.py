@@ -30,14 +30,14 @@ def group_sizes(groups: Tensor) -> list[int]:
 
 
 def by_group(values: Tensor, groups: Tensor) -> Tensor:
-    """Give each group a row.
+    """Arrange samples with a row for each group.
 
     Args:
         values: float ``[N]``.
-        groups: int64 ``[N]``, the number of each sample's group; those of a group stand side by side.
+        groups: int64 ``[N]``, the number of each sample's group; samples of a group are adjacent.
 
     Returns:
-        ``[P, G]`` with the size G of the largest group; NaN behind the end of a smaller one.
+        ``[P, G]`` with the size G of the largest group; NaN after the end of a smaller group.
     """
     return pad_sequence(list(values.split(group_sizes(groups))), batch_first=True, padding_value=torch.nan)
 
@@ -76,7 +76,7 @@ def have_signal(rewards: Tensor, groups: Tensor) -> Tensor:
     """Return which samples belong to a group with signal (:func:`differ`).
 
     Args:
-        rewards: float ``[N]``; NaN for a sample that nothing is learnt from.
+        rewards: float ``[N]``; NaN for a sample that is not trained on.
         groups: As in :func:`by_group`.
 
     Returns:
@@ -90,7 +90,7 @@ VARIANCE_EPSILON = 1e-8
 
 
 def broadcast_to_tokens(per_sequence: Tensor, lengths: Tensor, response_mask: Tensor) -> Tensor:
-    """Give every response token its sequence's value.
+    """Return the sequence's value for every response token.
 
     Args:
         per_sequence: float32 ``[B]``.
@@ -104,10 +104,10 @@ def broadcast_to_tokens(per_sequence: Tensor, lengths: Tensor, response_mask: Te
 
 
 def place_at_end(rewards: Tensor, lengths: Tensor, response_mask: Tensor) -> Tensor:
-    """Give each response's reward to its last generated token.
+    """Place each response's reward at its last generated token.
 
     Args:
-        rewards: float ``[B]``, of whole responses; that of an empty response goes nowhere.
+        rewards: float ``[B]``, rewards of whole responses; the reward of an empty response is dropped.
         lengths: int64 ``[B]``, tokens of each sequence, prompt included.
         response_mask: bool ``[T]``, True = the token was generated.
 
@@ -125,7 +125,7 @@ def place_at_end(rewards: Tensor, lengths: Tensor, response_mask: Tensor) -> Ten
 
 
 def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
-    """Give the advantages of response tokens mean 0 and (unbiased) variance 1; equal ones become 0.
+    """Normalize the advantages of response tokens to mean 0 and (unbiased) variance 1; equal ones become 0.
 
     Args:
         advantages: float ``[T]``.
@@ -173,21 +173,21 @@ def grpo(rewards: Tensor, normalize_std: bool) -> Tensor:
 
 
 def group_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
-    """Give every response token the advantage of its response in its group (``algorithm.advantage=grpo``)."""
+    """Return, for every response token, its response's advantage in the group (``algorithm.advantage=grpo``)."""
     return Advantages(_of_responses(batch, rewards, partial(grpo, normalize_std=algorithm.normalize_std), "grpo"))
 
 
 def centred_group_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
-    """Do the same without the standard deviation (``algorithm.advantage=dr_grpo``)."""
+    """Return the advantages of GRPO without the standard deviation (``algorithm.advantage=dr_grpo``)."""
     del algorithm
     return Advantages(_of_responses(batch, rewards, partial(grpo, normalize_std=False), "dr_grpo"))
 
 
 def rloo(rewards: Tensor) -> Tensor:
-    """Subtract from each reward the mean of its group's others (RLOO, arXiv:2402.14740, section 3.3).
+    """Subtract from each reward the mean of the other rewards of its group (RLOO, arXiv:2402.14740, section 3.3).
 
-    With G responses this is ``G / (G - 1)`` times the difference from the mean of all. A group of one has no other
-    and gets 0, and so do groups whose rewards are all equal, exactly.
+    With G responses this is ``G / (G - 1)`` times the difference from the mean of all. A group of one gets 0,
+    and so do groups whose rewards are all equal, exactly.
 
     Args:
         rewards: ``[P, G]``; NaN where a group has no further response.
@@ -200,7 +200,7 @@ def rloo(rewards: Tensor) -> Tensor:
 
 
 def leave_one_out_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
-    """Give every response token its response's difference (``algorithm.advantage=rloo``)."""
+    """Return, for every response token, the advantage of :func:`rloo` (``algorithm.advantage=rloo``)."""
     del algorithm
     return Advantages(_of_responses(batch, rewards, rloo, "rloo"))
 
@@ -212,7 +212,7 @@ def _of_responses(batch: RaggedBatch, rewards: Tensor, formula: Callable[[Tensor
 
 
 def no_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
-    """Give every token the advantage 0 (``algorithm.advantage=none``)."""
+    """Return the advantage 0 for every token (``algorithm.advantage=none``)."""
     del rewards, algorithm
     return Advantages(torch.zeros(batch.num_tokens))
 
@@ -228,14 +228,14 @@ def gae(
         A_t = delta_t + gamma * gae_lambda * A_{t+1}
 
     Nothing follows the last token, whether an end token or the length limit ended the response: its
-    ``V_{t+1}`` is 0. Tokens inside of a response that were not generated are no states; they are passed over.
+    ``V_{t+1}`` is 0. Tokens inside of a response that were not generated are not states; they are skipped.
 
     Args:
-        token_rewards: float ``[T]``, what follows each token; looked at in responses only.
-        values: float ``[T]``, entry t of the state before token t.
+        token_rewards: float ``[T]``, the reward of each token; only responses count.
+        values: float ``[T]``; entry t is the value of the state before token t.
         lengths: int64 ``[B]``, tokens of each sequence, prompt included.
         response_mask: bool ``[T]``, True = the token was generated.
-        gamma: Discount of what comes a token later.
+        gamma: Discount per token.
         gae_lambda: 0 trusts the values (one step ahead), 1 the outcome (all steps).
 
     Returns:
@@ -274,7 +274,7 @@ def critic_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmS
 
 
 def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -> float:
-    """Return how much of the returns the values knew: ``1 - Var(returns - values) / Var(returns)``.
+    """Return the part of the returns' variance that values explain: ``1 - Var(returns - values) / Var(returns)``.
 
     Args:
         values: float ``[T]``.
@@ -292,7 +292,7 @@ def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -
 
 
 def return_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
-    """Give every token what follows it, whitened over the step (``algorithm.advantage=reinforce_plus_plus``).
+    """Return the return of every token, whitened over the step (``algorithm.advantage=reinforce_plus_plus``).
 
     The return is ``R_t = r_t + gamma * R_{t+1}`` over the response's own tokens (arXiv:2501.03262, section 3.1). It is
     what generalized advantage estimation gives without values and with a lambda of 1.

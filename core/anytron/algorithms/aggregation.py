@@ -13,7 +13,7 @@ Aggregation = Literal["token-mean", "sequence-mean", "token-sum", "length-consta
 
 
 def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregation, length: int = 1) -> Tensor:
-    """Weigh the tokens of one mini-batch, so that the weighted sum of losses is the wanted mean or sum.
+    """Compute token weights of one mini-batch, with which the sum of losses is the selected mean or sum.
 
     The weights are known before the mini-batch is split, so the loss and its gradient do not depend
     on the number of micro-batches or ranks: each computes its part of one sum. (Averaging
@@ -31,7 +31,7 @@ def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregatio
     Args:
         lengths: int64 ``[B]``, tokens of each sequence, prompt included.
         response_mask: bool ``[T]``, True = the token was generated.
-        aggregation: One of these.
+        aggregation: One of the names above.
         length: The constant of ``length-constant``, in tokens.
 
     Returns:
@@ -62,7 +62,7 @@ def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregatio
 
 
 def token_shares(response_mask: Tensor) -> Tensor:
-    """Weigh the response tokens of a mini-batch alike, for metrics.
+    """Compute equal weights for the response tokens of a mini-batch, for metrics.
 
     Args:
         response_mask: bool ``[T]``.

@@ -23,7 +23,7 @@ LOG_RATIO_LIMIT = 20.0
 
 @dataclass(frozen=True)
 class Advantages:
-    """What an estimator makes of a step's rewards.
+    """The advantages that an estimator computes from a step's rewards.
 
     Attributes:
         per_token: float32 ``[T]``, 0 outside of responses.
@@ -51,21 +51,21 @@ class AdvantageFunction(Protocol):
 
 @dataclass(frozen=True)
 class PolicyTokens:
-    """One micro-batch as a policy's loss sees it: whole sequences, one behind the other, ``T`` tokens of ``B``.
+    """One micro-batch, as a policy loss receives it: ``B`` whole sequences, concatenated, ``T`` tokens in all.
 
     Everything per token is 0 outside of responses. A sequence is never split, neither over micro-batches nor over
     ranks: engines bring the outputs of context-parallel ranks together, and what is computed of a whole sequence
     here has the right value and the right gradient.
 
     Attributes:
-        log_probs: float32 ``[T]``, the policy's, with gradient.
+        log_probs: float32 ``[T]``, log-probs of the policy, with gradient.
         old_log_probs: float32 ``[T]``, before the step's updates; in a batch's only update the current ones.
         advantages: float32 ``[T]``.
         response_mask: bool ``[T]``, True = the policy wrote the token, and it counts.
         sequence: int64 ``[T]``, the number of each token's sequence, from 0 to B - 1.
         num_sequences: B.
         entropy: float32 ``[T]``, of the distribution that the token was drawn from, with gradient.
-        rollout_log_probs: float32 ``[T]``, as the rollout saw them; None if it has not told.
+        rollout_log_probs: float32 ``[T]``, as the rollout computed them; None if it did not.
     """
 
     log_probs: Tensor
@@ -92,16 +92,16 @@ class PolicyTokens:
         return self.sequence_sum(values) / count.clamp(min=1.0)
 
     def to_tokens(self, per_sequence: Tensor) -> Tensor:
-        """Give every token of a response its sequence's value: ``[B]`` -> ``[T]``."""
+        """Return the sequence's value for every token of its response: ``[B]`` -> ``[T]``."""
         return torch.where(self.response_mask, per_sequence.index_select(0, self.sequence), 0.0)
 
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """What a policy's loss says of each token.
+    """Loss and metrics of each token, from a policy loss.
 
     Attributes:
-        per_token: float32 ``[T]``, with gradient; looked at in responses only. ``algorithm.aggregation`` says how they
+        per_token: float32 ``[T]``, with gradient; only responses count. ``algorithm.aggregation`` says how they
             become one loss.
         metrics: ``[T]`` by name, to be averaged over the response tokens of the mini-batch; of one whose name ends in
             ``_max`` the largest is taken. Those of a user's loss are written below ``loss/metrics/``.
@@ -151,7 +151,7 @@ class LossFunction(Protocol):
 
 
 def required(value: Tensor | None, name: str, where: str) -> Tensor:
-    """Return a field that is needed, or raise a DataError that names it and who needs it."""
+    """Return a required field, or raise a DataError that names it and who needs it."""
     if value is None:
         raise DataError("A required field is missing.", where=where, why=f"{name} is None")
     return value

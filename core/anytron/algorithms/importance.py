@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from anytron.config.algorithm import AlgorithmSection
 
 MOMENTS = "moments/"
-"""Sums from which :func:`with_moments_resolved` makes the metrics that are no sums themselves."""
+"""Sums from which :func:`with_moments_resolved` makes the metrics that are not sums themselves."""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """What becomes of a micro-batch's tokens.
+    """Correction of a micro-batch's tokens.
 
     Attributes:
-        factor: float32 ``[T]``, of each token's loss, without gradient.
-        metrics: Parts of the mini-batch's.
+        factor: float32 ``[T]``, factor of each token's loss, without gradient.
+        metrics: This micro-batch's parts of the mini-batch's metrics.
     """
 
     factor: Tensor
@@ -45,7 +45,7 @@ def correct(tokens: PolicyTokens, shares: Tensor, algorithm: AlgorithmSection) -
     """Weigh tokens by how much more probable training found them than the rollout.
 
     Args:
-        tokens: With ``rollout_log_probs``.
+        tokens: Tokens with ``rollout_log_probs``.
         shares: float32 ``[T]``, each token's weight in metrics (``RaggedBatch.token_shares``).
         algorithm: ``importance_correction``, ``importance_level``, ``importance_cap`` and ``importance_floor``.
     """
@@ -91,7 +91,7 @@ def correct(tokens: PolicyTokens, shares: Tensor, algorithm: AlgorithmSection) -
 
 
 def with_moments_resolved(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Replace sums over a whole mini-batch by what they are for; other metrics stay.
+    """Replace sums over a whole mini-batch by the metrics computed from them; other metrics stay.
 
     ``rollout/log_prob_correlation`` is Pearson's, of training's log-probs ``x`` and the rollout's ``x - d``, from their
     small differences: from the log-probs' own moments float32 could not tell it from 1. Where nothing varies it is 1.

@@ -81,23 +81,23 @@ def penalizes_rewards(algorithm: AlgorithmSection) -> bool:
 
 
 def to_remember(algorithm: AlgorithmSection, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Choose what :func:`adapted` will want of a step's metrics, for a checkpoint; nothing without ``kl_target``."""
+    """Select the metrics of a step that :func:`adapted` needs, for a checkpoint; none without ``kl_target``."""
     wanted = () if algorithm.kl_target is None else ADAPTS
     return {name: metrics[name] for name in wanted if math.isfinite(metrics.get(name, math.nan))}
 
 
 def adapted(algorithm: AlgorithmSection, metrics: Mapping[str, float], samples: int) -> AlgorithmSection:
-    """Return the settings of a step, with its KL coefficient.
+    """Return the algorithm settings of a step, with its KL coefficient.
 
-    Without ``kl_target`` that is always the configuration's. With one it follows the divergence of the step before
+    Without ``kl_target`` that is always the configuration's. With one it follows the divergence of the previous step
     (arXiv:1909.08593, section 2.2; with the horizon as in TRL's and verl's code)::
 
         error = clip(KL / kl_target - 1, -0.2, 0.2)
         coefficient = coefficient * (1 + error * samples / kl_horizon)
 
     Args:
-        algorithm: The configuration's.
-        metrics: Those of the step before, ``kl/coefficient`` and ``policy/kl`` among them; empty in the first step.
+        algorithm: Section ``algorithm`` of the configuration.
+        metrics: Metrics of the previous step, with ``kl/coefficient`` and ``policy/kl``; empty in the first step.
         samples: Samples of a step.
     """
     if algorithm.kl_target is None or "kl/coefficient" not in metrics:
@@ -112,10 +112,10 @@ def adapted(algorithm: AlgorithmSection, metrics: Mapping[str, float], samples: 
 def rewards_and_token_rewards(
     rewards: Tensor, batch: RaggedBatch, algorithm: AlgorithmSection
 ) -> tuple[Tensor, Tensor]:
-    """Return what each response and each of its tokens is rewarded with.
+    """Return the reward of each response and of each of its tokens.
 
     A token's reward is ``-kl_coefficient * KL_t``, and the response's own is added to the last one (arXiv:1909.08593,
-    eq. 2; arXiv:2203.02155, section 3.5). Both results tell of the same rewards: a response's is the sum of its
+    eq. 2; arXiv:2203.02155, section 3.5). Both results are the same rewards: a response's is the sum of its
     tokens', if it has any.
 
     Args:
@@ -151,9 +151,9 @@ def kl_of_rewards(batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
 
 
 def kl_metrics(batch: RaggedBatch | None, algorithm: AlgorithmSection) -> dict[str, float]:
-    """Compute the metrics of a penalty of a step that no loss knows of: its coefficient, and the KL of the rewards.
+    """Compute the metrics of a step's KL penalty that no loss computes: its coefficient, and the KL of the rewards.
 
-    Of a step that is skipped, which has no batch, the coefficient alone.
+    A skipped step, which has no batch, has the coefficient only.
     """
     metrics = {} if algorithm.kl_target is None else {"kl/coefficient": algorithm.kl_coefficient}
     if batch is not None and penalizes_rewards(algorithm):
@@ -165,7 +165,7 @@ def with_distillation(batch: RaggedBatch, algorithm: AlgorithmSection) -> Ragged
     """Add the teacher's part to each token's advantage: ``distillation_coefficient * log(q / p_old)``.
 
     Args:
-        batch: With ``advantages``, and with the log-probs of the old policy and of the teacher if that is asked for.
+        batch: With ``advantages``, and, with a teacher, the log-probs of the old policy and of the teacher.
         algorithm: Settings.
 
     Raises:

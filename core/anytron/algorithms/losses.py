@@ -49,7 +49,7 @@ def ppo_clip(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
 
 
 def clipped(ratio: Tensor, advantages: Tensor, algorithm: AlgorithmSection) -> TokenLosses:
-    """Compute the clipped loss of given ratios, ``[T]``, and say which tokens have no gradient because of it."""
+    """Compute the clipped loss of given ratios, ``[T]``, and which tokens have no gradient because of clipping."""
     low, high = 1.0 - algorithm.clip_low, 1.0 + algorithm.clip_high
     losses = -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
     limited = torch.where(advantages > 0, ratio > high, ratio < low) & (advantages != 0)
@@ -113,7 +113,7 @@ class SupervisedLoss:
 
         -sum of weight * log p(token | those before it)
 
-    With ``token-mean`` that is what Hugging Face's models compute of ``labels`` that are -100 outside of responses.
+    With ``token-mean`` this is the loss of Hugging Face's models for ``labels`` that are -100 outside of responses.
     """
 
     def __call__(self, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
@@ -151,7 +151,7 @@ class ValueLoss:
     (https://github.com/openai/baselines, baselines/ppo2/model.py; the paper does not mention it).
 
     Attributes:
-        clip: How far a value may move in a step; 0 = no limit.
+        clip: Largest change of a value in a step; 0 = no limit.
     """
 
     clip: float = 0.5

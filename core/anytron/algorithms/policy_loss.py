@@ -27,7 +27,7 @@ USER_METRICS = "loss/metrics/"
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """What ``algorithm`` describes. Picklable: a function of the user's travels by its name, each rank finds it itself.
+    """The loss that ``algorithm`` describes. Picklable: each rank imports a user's function by its name.
 
     Over the response tokens of a mini-batch, with the weights of ``algorithm.aggregation``::
 
@@ -121,14 +121,14 @@ def _part(name: str, values: Tensor, shares: Tensor) -> Tensor:
 
 
 def policy_tokens(outputs: TokenOutputs, batch: RaggedBatch) -> PolicyTokens:
-    """Show a micro-batch to a policy's loss.
+    """Make the input of a policy loss from a micro-batch.
 
     Args:
         outputs: With ``log_probs`` and ``entropy``.
         batch: With ``advantages``.
 
     Raises:
-        DataError: One of these is missing.
+        DataError: A required field is missing.
     """
     mask = batch.response_mask
 

@@ -80,7 +80,7 @@ def load_advantage(algorithm: AlgorithmSection) -> AdvantageFunction:
     """Find the estimator.
 
     Raises:
-        ConfigError: There is none of that name, or it does not take ``(batch, rewards, algorithm)``.
+        ConfigError: No estimator has that name, or it does not accept ``(batch, rewards, algorithm)``.
     """
     return resolve(algorithm.advantage, ADVANTAGE, registered=ADVANTAGES)
 
@@ -89,13 +89,13 @@ def policy_loss_function(algorithm: AlgorithmSection) -> PolicyLossFunction:
     """Find the policy's loss of a token.
 
     Raises:
-        ConfigError: There is none of that name, or it does not take ``(tokens, algorithm)``.
+        ConfigError: No loss has that name, or it does not accept ``(tokens, algorithm)``.
     """
     return resolve(algorithm.loss, LOSS, registered=LOSSES)
 
 
 def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> RaggedBatch:
-    """Estimate advantages and give them to the batch's response tokens; with a critic, returns as well.
+    """Estimate advantages and add them to the batch, for response tokens; with a critic, returns as well.
 
     Args:
         batch: B sequences with ``groups``; with ``values`` if there is a critic, and with the log-probs of the old
@@ -126,24 +126,24 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
 
 
 def call(kind: Kind, name: str, function: Callable[..., Any], *given: object) -> Any:
-    """Call what a key names, and say what a function of the user's raises, and where. Bugs of registered ones are ours.
+    """Call the function that a key names. What a user's function raises becomes an error with its place.
 
     Raises:
         DataError: The user's function raised. The cause is what it raised, by which a worker knows that there was no
             device memory left.
-        AnytronError: It raised one.
-        OSError: It raised one that says that the machine has run out of something.
+        AnytronError: The function raised one.
+        OSError: The function raised an OSError which says that the machine ran out of something.
     """
     return kind.call.call(function, f"{kind.key}: {name}", *given) if ":" in name else function(*given)
 
 
 def misfit(name: str, values: object, tokens: int) -> str:
-    """Return why values are no tensor with a number for each token; empty if they are."""
+    """Return why values are not a tensor with a number for each token; empty if they are."""
     if not isinstance(values, Tensor):
         return f"a {type(values).__name__} as {name}"
     return "" if values.shape == (tokens,) else f"{name} of shape {list(values.shape)} for {tokens} tokens"
 
 
 def unusable(kind: Kind, name: str, function: object, returned: str) -> AnytronError:
-    """Say that the function that a key names returned something unusable."""
+    """Return the error that the function that a key names returned something unusable."""
     return kind.call.unusable(function, returned).error(f"{kind.key}: {name}")

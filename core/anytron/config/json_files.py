@@ -113,7 +113,7 @@ def parse_object(data: bytes | str, deepest: int = DEEPEST) -> dict[str, Any]:
     """Parse UTF-8 encoded JSON that must be an object. Raises as :func:`parse_json`, also if it is not one."""
     value = parse_json(data, deepest)
     if not isinstance(value, dict):
-        raise ValueError(f"its top level is a {type(value).__name__}, not an object")  # noqa: TRY004 - of the file
+        raise ValueError(f"it is of type {type(value).__name__}, not an object")  # noqa: TRY004 - of the file
     return value
 
 

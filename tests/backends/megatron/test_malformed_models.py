@@ -191,10 +191,10 @@ CASES = {
         "has more than 8388608 bytes",
     ),
     # config.json as a file
-    "config is a list": (put(CONFIG, []), r"config\.json.*its top level is a list, not an object"),
-    "config is null": (put(CONFIG, None), r"config\.json.*holds NoneType"),
-    "config is a number": (put(CONFIG, 5), r"config\.json.*holds int"),
-    "config is text": (put(CONFIG, "text"), r"config\.json.*holds str"),
+    "config is a list": (put(CONFIG, []), r"config\.json.*it is of type list, not an object"),
+    "config is null": (put(CONFIG, None), r"config\.json.*of type NoneType"),
+    "config is a number": (put(CONFIG, 5), r"config\.json.*of type int"),
+    "config is text": (put(CONFIG, "text"), r"config\.json.*of type str"),
     "config is empty": (put(CONFIG, b""), r"config\.json.*not JSON"),
     "config is cut short": (put(CONFIG, b'{"model_type": "qwen3", '), r"config\.json.*not JSON"),
     "config is not UTF-8": (put(CONFIG, b'{"model_type": "\xff\xfe"}'), r"config\.json.*not JSON.*utf-8"),
@@ -275,7 +275,7 @@ CASES = {
     "offsets lie behind the end": (first("data_offsets", [0, 10**12]), "its header requires"),
     "weights are a pipe": (pipe(WEIGHTS), "is neither a file nor a link to one"),
     # index
-    "index is a list": (put(INDEX, []), r"index\.json cannot be read: it holds list"),
+    "index is a list": (put(INDEX, []), r"index\.json cannot be read: it of type list"),
     "index has no map": (put(INDEX, {}), r"index\.json cannot be read.*weight_map"),
     "index maps to a number": (
         put(INDEX, {"weight_map": {"a": 5}}),
@@ -295,7 +295,7 @@ CASES = {
     "index of the sound file": (index(lambda _: WEIGHTS), None),
     # what else lies there
     "generation config is cut short": (put(GENERATION, b"{"), r"generation_config\.json.*not JSON"),
-    "generation config is a list": (put(GENERATION, [2]), r"generation_config\.json.*holds list"),
+    "generation config is a list": (put(GENERATION, [2]), r"generation_config\.json.*of type list"),
     "end token is text": (put(GENERATION, {"eos_token_id": "2"}), r"generation_config\.json: eos_token_id: it must be"),
     "end token is negative": (put(GENERATION, {"eos_token_id": [2, -3]}), "eos_token_id: it must be a list"),
     "end token is out of the vocabulary": (put(GENERATION, {"eos_token_id": 5000}), "eos_token_id 5000, and the voc"),
@@ -303,7 +303,7 @@ CASES = {
     "tokenizer is a list": (put("tokenizer.json", []), "The tokenizer cannot be loaded"),
     "tokenizer is nested": (put("tokenizer.json", TOO_DEEP), "The tokenizer cannot be loaded"),
     "tokenizer is a pipe": (pipe("tokenizer.json"), "is neither a file nor a link to one"),
-    "tokenizer config is a list": (put("tokenizer_config.json", []), r"tokenizer_config\.json.*holds list"),
+    "tokenizer config is a list": (put("tokenizer_config.json", []), r"tokenizer_config\.json.*of type list"),
     "tokenizer class is a number": (put("tokenizer_config.json", {"tokenizer_class": 5}), ""),
     "tokenizer class is another": (put("tokenizer_config.json", {"tokenizer_class": "T5Tokenizer"}), ""),
     "tokenizer makes 1e9 tokens": (

@@ -113,7 +113,7 @@ def test_a_critic_of_the_policys_model_is_not_remarked_on():
     [
         ({}, {"num_experts": 4, "num_hidden_layers": 2}, "critic.path", "mixture of experts with 2 layers cannot be"),
         ({"vision_config": {"depth": 1}}, None, "critic", "this is a vision-language model"),
-        ({"vocab_size": 90}, {"vocab_size": 80}, "critic.path", "knows 80 tokens, and the policy 90"),
+        ({"vocab_size": 90}, {"vocab_size": 80}, "critic.path", "has 80 tokens, but the policy has 90"),
         ({}, {"max_position_embeddings": 32}, "critic.path", "knows 32 positions, and the policy 64"),
         ({}, {"model_type": "qwen33"}, "critic.path", "the critic's model: the engine does not know"),
         (
@@ -150,7 +150,7 @@ def test_a_fact_of_the_layout_is_said_once_although_two_models_have_it(tmp_path)
             "teacher.path",
             "distillation is not tested with a vision-language model",
         ),
-        ({"vocab_size": 90}, {"vocab_size": 80}, "teacher.path", "knows 80 tokens, and the policy 90"),
+        ({"vocab_size": 90}, {"vocab_size": 80}, "teacher.path", "vocabulary has 80 tokens, but the policy's has 90"),
         ({}, {"model_type": "qwen33"}, "teacher.path", "the teacher's model: the engine does not know"),
         (
             {},
@@ -186,7 +186,7 @@ HEAD = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "
             "reward_model.path",
             "reward models are not tested with vision-language models",
         ),
-        ({"vocab_size": 90}, {"vocab_size": 80}, "reward_model.path", "knows 80 tokens, and the policy 90"),
+        ({"vocab_size": 90}, {"vocab_size": 80}, "reward_model.path", "vocabulary has 80 tokens, but the policy's has 90"),
         ({}, {"model_type": "qwen33"}, "reward_model.path", "the reward model: the engine does not know"),
         ({}, {"id2label": {"0": "bad", "1": "good"}}, "reward_model.path", "its config has 2 labels"),
         (

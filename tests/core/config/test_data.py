@@ -8,8 +8,7 @@ import pytest
 
 from anytron.base.errors import ConfigError
 from anytron.config.load import load_config
-from anytron.run.preflight.files import _needed
-from anytron.run.preflight.files import reference_diagnostics
+from anytron.run.preflight.files import _needed, reference_diagnostics
 
 FILE = """\
 model: {config: {model_type: qwen3}, tokenizer: task.py:tokenizer}
@@ -43,7 +42,7 @@ def read(tmp_path):
         ({"source": "jsonl", "options": {"path": "a", "prompt_key": "q"}}, "unknown key 'prompt_key'.*columns"),
         ({"source": "csv", "options": {"path": 3}}, r"data\.options\.path"),
         ({"source": "parquet", "options": {"path": "a", "columns": {"prompt": 1}}}, r"columns\.prompt"),
-        ({"source": "jsonl", "options": {"path": "a", "system": "s"}}, "set chat=true"),
+        ({"source": "jsonl", "options": {"path": "a", "system": "s"}}, "needs chat=true"),
         ({"source": "jsonl", "options": {"path": "a", "split": "train"}}, "unknown key 'split'"),
         ({"source": "images", "options": {"path": "a"}}, r"data\.options\.prompt.*required"),
         (

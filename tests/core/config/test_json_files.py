@@ -52,7 +52,7 @@ READERS = {
 @pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
 def test_what_is_malformed_is_a_value_error_with_words(tmp_path, content):
     (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"^it (is|holds) "):
+    with pytest.raises(ValueError, match=r"^it is "):
         read_object(tmp_path / "x.json")
 
 

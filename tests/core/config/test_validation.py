@@ -116,7 +116,7 @@ def test_validation_may_change_when_a_run_is_resumed():
 
 @pytest.mark.parametrize("key", ["rollout.temperature", "validation.sets[0].temperature"])
 def test_who_asks_for_a_temperature_of_0_is_told_how_greedy_sampling_is_written(load, key):
-    with pytest.raises(ConfigError, match=r"most probable token each time, set top_k=1"):
+    with pytest.raises(ConfigError, match=r"for greedy decoding, set top_k=1"):
         load(f"{key}=0")
     load(key.replace("temperature", "top_k") + "=1")
     with pytest.raises(ConfigError, match="greater than 0"):

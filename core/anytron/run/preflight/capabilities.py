@@ -137,7 +137,7 @@ def can_save_checkpoints(config: RunConfig) -> bool:
 def verification_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """Find an engine whose computation cannot be compared with another one."""
     for section, key in (("engine", "engine.name"), ("rollout", "rollout.engine")):
-        yield from _lacking(config, section, "observation", key, "return its logits", "train without running anytron verify")
+        yield from _lacking(config, section, "observation", key, "return its logits", "train without anytron verify")
 
 
 def replay_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:

@@ -132,7 +132,7 @@ def _reward_model(config: RunConfig) -> Iterator[Diagnostic]:
     yield from _with_tokenizer("reward_model.path", Path(section.path), "complete the download")
     ranks, hosts, key = section.parallel.world_size, config.parallel.world_size, "reward_model.parallel"
     if ranks > hosts:
-        message = f"it has {ranks} ranks, and each needs the device of a training rank, of which there are only {hosts}"
+        message = f"{ranks} ranks need the devices of as many training ranks, but the run has {hosts}"
         yield Diagnostic("error", key, message, "lower one of its sizes, or raise one of section parallel")
     yield from sequence_parallel_diagnostics(section.parallel, f"{key}.")
 

@@ -1,4 +1,4 @@
-"""From a YAML file and overrides to a run that is ready to be checked: plugins chosen, their edits applied."""
+"""Open a run: read a YAML file and overrides, choose plugins, apply their edits, and collect diagnostics."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class OpenRun:
     """A configuration, the plugins that it will run with, and what was found wrong.
 
     Attributes:
-        config: Overrides and the plugins' edits applied.
+        config: The configuration, with overrides and the plugins' edits applied.
         session: The plugins and the active platform.
-        remarks: For the user to read: which platform was chosen and why; what it has decided; optional packages that
-            are missing, packages of other devices that are hidden, edits of plugins with their reasons.
-        diagnostics: What the plugins and the checks of this machine found, each with its place;
+        remarks: Lines for the user: the platform and why it was chosen; its decisions; optional packages that are
+            missing, packages of other devices that are hidden, edits of plugins with their reasons.
+        diagnostics: Problems that the plugins and the checks of this machine found, each with its place;
             :func:`anytron.config.diagnostics.refuse` raises the errors among them, all at once.
     """
 
@@ -69,10 +69,11 @@ def open_run(path: Path, overrides: Sequence[str], relative_to: Path | None = No
 def open_stages(path: Path, overrides: Sequence[str]) -> dict[str, OpenRun]:
     """Open all stages of a configuration, with the same plugins and the same platform.
 
-    Each is checked as if it began with the model of the file, which has the sizes of what it will begin with.
+    Each stage is checked as if it started from the model of the file, which has the same sizes as the model that it
+    will start from.
 
     Returns:
-        By their names, in the order in which they are trained; a run without stages by "".
+        The opened stages by name, in training order; a run without stages has the name "".
 
     Raises: As :func:`open_run`.
     """
@@ -81,8 +82,9 @@ def open_stages(path: Path, overrides: Sequence[str]) -> dict[str, OpenRun]:
     opened = {name: _opened(config, places, session, path) for name, (config, places) in stages.items()}
     for run, (_, places) in list(zip(opened.values(), stages.values(), strict=True))[:-1]:
         if not run.config.trainer.save_hf:
-            message = "the next stage begins with the model that this one writes at its end"
-            run.diagnostics.extend(places.locate([Diagnostic("error", "trainer.save_hf", message, "leave it out")]))
+            message = "it is false, but the next stage starts from the model that this stage saves"
+            fix = "remove trainer.save_hf (default: true)"
+            run.diagnostics.extend(places.locate([Diagnostic("error", "trainer.save_hf", message, fix)]))
     return opened
 
 

@@ -33,18 +33,18 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class PreparedPrompts:
-    """The prompts of a run, as its model reads them; of supervised fine-tuning with the responses that are learnt.
+    """The prompts of a run, as its model reads them; in supervised fine-tuning, with the responses to learn.
 
     Attributes:
         tokenizer: A Hugging Face tokenizer.
-        vision: Prepares images; None for a model that takes none.
-        sampler: Draws prompts.
-        context_length: Tokens that the model, a teacher and a reward model can see, prompt and response together;
+        vision: Image processor; None for a model without images.
+        sampler: Sampler of the prompts.
+        context_length: Largest number of tokens, prompt and response together, for the model, teacher and reward model;
             None = unlimited.
-        vocab_size: Token ids are below this.
-        beginning: The moment in which the run began, and its chat template, which the tokenizer has.
-        chat_template_kwargs: Further arguments of the chat template; its clock shows that moment.
-        remarks: For people: what is restored.
+        vocab_size: Upper bound of token ids, exclusive.
+        beginning: The time at which the run began, and its chat template, which the tokenizer uses.
+        chat_template_kwargs: Further arguments of the chat template; its clock shows that time.
+        remarks: Lines for the user about what was restored from the earlier run.
     """
 
     tokenizer: Any
@@ -62,7 +62,7 @@ class PreparedPrompts:
         return self.sampler.places
 
     def draw(self, count: int) -> list[TokenizedPrompt]:
-        """Take the next prompts, their images prepared: only now, because patches are large."""
+        """Return the next prompts, with their images prepared: only now, because patches are large."""
         prompts = self.sampler.draw(count)
         if self.vision is None:
             return prompts
@@ -76,7 +76,7 @@ class PreparedPrompts:
 
 @dataclass(frozen=True)
 class PreparedRun(PreparedPrompts):
-    """What the driver needs of a run.
+    """The prompts, rewards and sampling parameters of a run, for the driver.
 
     Attributes:
         rewards: The reward functions, checked.
@@ -90,20 +90,20 @@ class PreparedRun(PreparedPrompts):
 def prepare_prompts(config: RunConfig) -> PreparedPrompts:
     """Load the tokenizer and all prompts, or examples, and check them against the model.
 
-    Of a run that is to be continued, the chat template and its clock are those with which it began.
+    A continued run keeps the chat template and the clock with which it began.
 
     Raises:
-        ConfigError: Something named in the configuration is missing or impossible.
+        ConfigError: A file or value in the configuration is missing or impossible.
         DataError: Prompts are not usable.
     """
     return _prompts(config, None if config.supervised else config.rollout.max_new_tokens)
 
 
 def prepare(config: RunConfig) -> PreparedRun:
-    """Load what responses are generated to, and how they are rewarded, and check it against the model.
+    """Load the prompts and rewards of a run, and check them against the model.
 
     Raises:
-        ConfigError: Something named in the configuration is missing or impossible.
+        ConfigError: A file or value in the configuration is missing or impossible.
         DataError: Prompts are not usable.
     """
     load_advantage(config.algorithm)
@@ -146,7 +146,7 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
     beginning = earlier or Beginning.of(tokenizer)
     remarks: tuple[str, ...] = ()
     if tokenizer.chat_template != beginning.chat_template:
-        remarks = ("the chat template has changed: the run continues with the one that it began with",)
+        remarks = ("the chat template has changed: the run continues with its original chat template",)
         tokenizer.chat_template = beginning.chat_template
     contexts = [getattr(text_config, "max_position_embeddings", None)]
     for key, section in asked.items():
@@ -180,15 +180,16 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
 def check_vocabulary(asked: TeacherSection | RewardModelSection, theirs: Mapping[str, int], tokenizer: Any) -> None:
     """Compare a model's vocabulary with the policy's, token by token.
 
-    It scores the numbers that the policy writes. Tokens that it has besides do no harm: the policy never writes them.
+    The model scores the token ids that the policy generates. Additional tokens of the model are harmless: the policy
+    never generates them.
 
     Args:
-        asked: The section of the model.
-        theirs: Its tokens, with their numbers.
-        tokenizer: The policy's, a ``transformers.PreTrainedTokenizerBase``.
+        asked: Configuration section of the model.
+        theirs: The model's token ids by token.
+        tokenizer: Tokenizer of the policy, a ``transformers.PreTrainedTokenizerBase``.
 
     Raises:
-        ConfigError: A token of the policy has another number in the model's tokenizer, or none.
+        ConfigError: A token of the policy has a different id in the model's vocabulary, or is missing there.
     """
     teaches = isinstance(asked, TeacherSection)
     key = "teacher.path" if teaches else "reward_model.path"
@@ -196,30 +197,30 @@ def check_vocabulary(asked: TeacherSection | RewardModelSection, theirs: Mapping
     differing = sorted((number, token) for token, number in own.items() if theirs.get(token) != number)
     if not differing:
         return
-    shown = (f"{token!r} is {number}, and {theirs.get(token, 'nothing')}" for number, token in differing[:SHOWN])
+    shown = (f"{token!r} has id {number}, there {theirs.get(token, 'none')}" for number, token in differing[:SHOWN])
     raise ConfigError(
         "The teacher's vocabulary differs from the policy's."
         if teaches
         else "The reward model's vocabulary differs from the policy's.",
         where=f"{key} = {asked.path}",
-        why=f"{len(differing)} of the policy's {len(own)} tokens have another id, or none: {'; '.join(shown)}",
-        fix="give a teacher of the same family, whose tokenizer is the policy's; to learn from another one, have it "
-        "write responses and train on these"
+        why=f"{len(differing)} of the policy's {len(own)} tokens have another id there, or none: {'; '.join(shown)}",
+        fix="use a teacher of the same family, with the policy's tokenizer; to learn from another model, generate "
+        "responses with it and fine-tune on them"
         if teaches
-        else "give a reward model of the same family, whose tokenizer is the policy's: responses are not tokenized "
-        "again; call one of another family from a reward function that you write",
+        else "use a reward model of the same family, with the policy's tokenizer: responses are not tokenized "
+        "again; call a model of another family from your own reward function",
     )
 
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """A set of prompts on which the policy is examined.
+    """A set of prompts on which the policy is validated.
 
     Attributes:
-        section: Its configuration.
-        prepared: The run with this set's prompts in the place of training's, its rewards and its sampling. It shares
-            nothing with training that changes.
-        at_one_time: Prompts that are answered at one time.
+        section: Configuration section of the set.
+        prepared: The run with the prompts, rewards and sampling of this set in place of training's. It shares no
+            mutable state with training.
+        at_one_time: Number of prompts that are answered at one time.
     """
 
     section: ValidationSetSection
@@ -232,11 +233,11 @@ def prepare_validation(config: RunConfig, prepared: PreparedRun) -> list[Validat
 
     Args:
         config: The run.
-        prepared: What training needs of it.
+        prepared: The prepared training data of the run.
 
     Raises:
-        ConfigError: Something that a set names is missing or impossible.
-        DataError: Its prompts are not usable, or it has no prompts.
+        ConfigError: A file or value of a set is missing or impossible.
+        DataError: The prompts of a set are not usable, or a set has no prompts.
     """
     sets = []
     for index, section in enumerate([] if config.validation is None else config.validation.sets):
@@ -250,8 +251,8 @@ class HeldOutSet:
     """Examples whose loss is measured.
 
     Attributes:
-        section: Their configuration.
-        prepared: The run with these examples in the place of training's.
+        section: Configuration section of the set.
+        prepared: The run with these examples in place of training's.
     """
 
     section: ValidationSetSection

@@ -1,11 +1,11 @@
 r"""Try rewards on the run's own data before anything is generated.
 
-Two questions are asked of each prompt: can its reward be earned, and is it not earned for nothing? The right answer is
-written in the forms that models use, and each goes through the reward; the best of them must score more than an empty
+For each prompt, the check is that the right answer earns the reward and that wrong answers do not. The right answer is
+written in the forms that models use, and each form is scored; the best of them must score more than an empty
 response, the word ``None``, the right answer of another prompt, and the prompt itself.
 
-Rewards that are dear or need a model are left out: ``judge``, ``reward_model`` and ``environment``. A run does it in
-seconds, says what it found in one line, and refuses what is certain.
+Rewards that are expensive or need a model are not tried: ``judge``, ``reward_model`` and ``environment``. A run does
+this in seconds, reports the findings in one line, and stops at errors that are certain.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 AT_ONCE = 64
 """Prompts whose responses are scored in one call."""
 TIMED = 4
-"""Prompts of one call where time is limited: after each call it is looked at."""
+"""Prompts of one call if time is limited: the clock is checked after each call."""
 ROWS, OWN_ROWS = 32, 8
 """Prompts that a registered reward, and a function of the user, is tried on before a worker starts; an eighth of them
 in each call, or all."""
@@ -61,15 +61,15 @@ def require_earnable(
     logs: Path,
     progress: Progress,
 ) -> None:
-    """Try the rewards of training and of validation on some prompts, and say in one line what was found.
+    """Try the rewards of training and of validation on some prompts, and report the findings in one line.
 
     Args:
         config: The run.
-        prepared: What training needs of it.
-        examined: Its validation sets.
+        prepared: The prepared training data of the run.
+        examined: The validation sets of the run.
         running: The processes that score training's responses.
-        logs: Where the processes of the user's functions write what they print, as long as they are tried.
-        progress: Prints the line.
+        logs: Directory for the output of the user's functions while they are tried.
+        progress: Display that prints the line.
 
     Raises:
         DataError: A function fails for every right answer that was tried, or cannot be called.
@@ -107,17 +107,17 @@ def rehearse(
     has_environment: bool = False,
     tell: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[str, Rehearsed]:
-    """Look at prompts, and try rewards on them, different rewards at the same time.
+    """Examine prompts, and try rewards on them, different rewards in parallel.
 
     Args:
         subjects: The run, and the run with the prompts and rewards of each validation set, by name.
-        processes: Where rewards are tried. The same reward is tried on several subjects in the same processes.
-        brief: Some prompts, and some seconds; otherwise all, and as long as it takes.
-        has_environment: Responses have turns, which a function of the user may want to see.
-        tell: Called with a reward, how many prompts it has been tried on, and how many there are.
+        processes: Processes in which rewards are tried; a reward that several subjects share uses the same processes.
+        brief: Try only some prompts, for a few seconds; otherwise all prompts, without a time limit.
+        has_environment: The run has an environment, so that responses have turns, which user functions may read.
+        tell: Called with the name of a reward, the number of prompts tried so far, and the number of all prompts.
 
     Raises:
-        DataError: A reward that is a class cannot say what a right answer is.
+        DataError: ``right_answer`` of a reward class fails.
     """
     now = monotonic()
     begin_until, until = (now + BEGIN_S, now + GIVE_UP_S) if brief else (math.inf, math.inf)
@@ -151,11 +151,11 @@ def rehearse(
 
 
 class Evenly(Sequence["TokenizedPrompt"]):
-    """Prompts at even distances, of each table its share; each is made when it is looked at.
+    """Prompts at even distances, from each table its share; each prompt is made when it is accessed.
 
     Args:
         tables: The prompts.
-        count: How many, about; None = all.
+        count: Approximate number of prompts; None = all.
     """
 
     def __init__(self, tables: Sequence[Sequence[TokenizedPrompt]], count: int | None) -> None:
@@ -176,12 +176,12 @@ class Evenly(Sequence["TokenizedPrompt"]):
 class TrialProcesses:
     """The processes in which rewards are tried: as in a run, and with its limits. Leaving ends them.
 
-    A function of the user gets separate processes, so that training's have seen nothing of the rehearsal.
+    A user function gets separate processes, so that the rehearsal leaves no state in training's processes.
 
     Args:
-        logs: Where they write their logs.
-        start_timeout_s: Seconds that a process may take to find its function.
-        running: Processes that the run has started; those of registered rewards, which keep no state, are used.
+        logs: Directory for the logs of the processes.
+        start_timeout_s: Seconds within which a process must find its function.
+        running: Processes that the run has started. Processes of registered rewards are reused: they have no state.
     """
 
     def __init__(self, logs: Path, start_timeout_s: float, running: RewardWorkers | None = None) -> None:
@@ -189,7 +189,7 @@ class TrialProcesses:
         self._pools = [one for one in (running.pools if running else ()) if one.section.function in REWARDS]
 
     def pool(self, subject: str, key: str, name: str, section: RewardSection) -> RewardPool:
-        """Give the processes of a reward, the same ones for the same configuration; does not wait for them."""
+        """Return the processes of a reward, the same ones for the same configuration; does not wait for them."""
         known = next((pool for pool in self._pools if pool.section == section), None)
         if known is None:
             logs = self._logs / subject.replace(" ", "-")
@@ -210,7 +210,7 @@ class Rehearsed:
     """One subject of a rehearsal: training, or a validation set.
 
     Attributes:
-        found: What was found.
+        found: The findings.
         trials: The rewards that were tried.
     """
 

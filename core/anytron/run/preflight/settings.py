@@ -29,8 +29,8 @@ def setting_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
 
     Yields:
         Errors: impossible sizes, steps and ranks to profile that the run does not have. Warnings: a KL estimator whose
-        gradient is not that of the divergence, GSPO with another average than its paper's, an importance correction
-        that does not see top-p and top-k.
+        gradient is not the gradient of the divergence, GSPO with another average than in its paper, an importance
+        correction that ignores top-p and top-k.
     """
     yield from _profile(config)
     yield from _batches(config)
@@ -59,8 +59,8 @@ def _batches(config: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "error",
             "algorithm.mini_batches",
-            f"{updates} mini-batches of only {prompts} prompts, and the samples of a prompt stay together",
-            f"at most {prompts}, or raise data.prompts_per_step",
+            f"a step has {updates} mini-batches but only {prompts} prompts, and the samples of a prompt stay together",
+            f"set it to at most {prompts}, or raise data.prompts_per_step",
         )
     elif (smallest := prompts // updates * config.group_size) < replicas:
         others = " or rollout.samples_per_prompt, or lower algorithm.mini_batches"
@@ -86,8 +86,8 @@ def sequence_parallel_diagnostics(parallel: ParallelSection, inside: str) -> Ite
         yield Diagnostic(
             "error",
             f"{inside}sequence_parallel",
-            f"there are no ranks to split activations over: {inside}tensor_model_parallel_size is 1",
-            "leave it out: the default follows the tensor-parallel size",
+            f"activations cannot be split over ranks: {inside}tensor_model_parallel_size is 1",
+            f"remove {inside}sequence_parallel: the default follows the tensor-parallel size",
         )
 
 
@@ -96,9 +96,9 @@ def _aggregation(algorithm: AlgorithmSection) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "warning",
             "algorithm.aggregation",
-            f"{algorithm.loss} is a mean over responses (https://arxiv.org/abs/2507.18071, equations 5 and 13); with "
-            f"{algorithm.aggregation} a response counts by its length",
-            "algorithm.aggregation=sequence-mean",
+            f"{algorithm.loss} is a mean over responses (https://arxiv.org/abs/2507.18071, equations 5 and 13), but "
+            f"{algorithm.aggregation} weights each response by its length",
+            "set algorithm.aggregation=sequence-mean",
         )
 
 
@@ -109,15 +109,15 @@ def _penalty(algorithm: AlgorithmSection) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "warning",
             "algorithm.kl_estimator",
-            "as a part of the loss, k1 has a gradient that is 0 in expectation: it does not constrain the policy",
-            "k3 or k2, or algorithm.kl_placement=reward",
+            "as a part of the loss, the gradient of k1 is 0 in expectation: it does not constrain the policy",
+            "set it to k3 or k2, or set algorithm.kl_placement=reward",
         )
     if algorithm.kl_placement == "reward" and algorithm.kl_estimator != "k1":
         yield Diagnostic(
             "warning",
             "algorithm.kl_estimator",
-            f"as a part of the reward, {algorithm.kl_estimator} has a policy gradient that is not the divergence's",
-            "k1, or algorithm.kl_placement=loss",
+            f"as a part of the reward, {algorithm.kl_estimator} does not have the policy gradient of the KL divergence",
+            "set it to k1, or set algorithm.kl_placement=loss",
         )
 
 
@@ -132,7 +132,7 @@ def _correction(config: RunConfig) -> Iterator[Diagnostic]:
             f"{correction} compares log-probs before top-p and top-k, so it does not see which tokens "
             f"{' and '.join(left_out)} left out: a token of the newest weights weighs 1, though it was "
             "drawn more often",
-            "rollout.top_p=1 and rollout.top_k=0, where rollout and training have the same distribution",
+            "set rollout.top_p=1 and rollout.top_k=0, so that rollout and training have the same distribution",
         )
 
 
@@ -155,18 +155,18 @@ def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """Find settings of reinforcement learning in a run of supervised fine-tuning; nothing in any other run.
 
     Args:
-        config: As the user has written it; keys that have their default ask for nothing.
+        config: The configuration as the user has written it; keys that have their default are not reported.
     """
     if not config.supervised:
         return
     for key, given, what in (
         ("rewards", config.rewards, "no response is scored"),
         ("environment", config.environment, "no environment answers the model"),
-        ("critic", config.critic, "there are no advantages to estimate"),
+        ("critic", config.critic, "the loss uses no advantages"),
         ("teacher", config.teacher, "the data have the responses to learn"),
         ("reward_model", config.reward_model, "no response is scored"),
         ("engine.offload", config.engine.offload, "no rollout engine needs the device"),
-        ("trainer.rollout_log_prob_tolerance", config.trainer.rollout_log_prob_tolerance, "there is no rollout"),
+        ("trainer.rollout_log_prob_tolerance", config.trainer.rollout_log_prob_tolerance, "the run has no rollout"),
     ):
         if given:
             yield _useless(key, what)
@@ -184,7 +184,7 @@ def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         key = f"validation.sets.{index}"
         yield from _changed(key, one, OF_A_SET, "validation measures the loss of the set's responses")
     if config.algorithm.aggregation == "length-constant" and config.algorithm.length_constant is None:
-        message = "aggregation=length-constant needs it: there is no rollout.max_new_tokens to take it from"
+        message = "aggregation=length-constant needs it: supervised fine-tuning has no rollout.max_new_tokens as its default"
         yield Diagnostic("error", "algorithm.length_constant", message, "set it to the longest response, in tokens")
 
 
@@ -211,4 +211,4 @@ def reward_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
             yield from model_diagnostics(reward, section.options, key)
         if section.function == "code" and section.options.get("sandbox") == "reduced":
             message = "programs that the model writes can read whatever you can read"
-            yield Diagnostic("warning", f"{key}.sandbox", message, "full, where the kernel allows it")
+            yield Diagnostic("warning", f"{key}.sandbox", message, "set it to full if the kernel allows it")

@@ -1,4 +1,4 @@
-"""Try one reward on prompts, and judge what it gives."""
+"""Try one reward on prompts, and judge its scores."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ CHANCE = 0.25
 
 @dataclass
 class Finding:
-    """One kind of trouble.
+    """One kind of problem.
 
     Attributes:
-        what: The trouble, for people.
-        fix: What to do.
-        certain: Nothing can be learnt from such a prompt.
-        count: Prompts that have it.
-        rows: Some of them: the prompt's id, and what was seen.
+        what: Description of the problem, for the user.
+        fix: How to fix the problem.
+        certain: Whether such a prompt is certain to teach nothing.
+        count: Number of prompts with the problem.
+        rows: Examples: the prompt's id, and the observation.
     """
 
     what: str
@@ -65,14 +65,14 @@ class Finding:
 
 @dataclass
 class FormScore:
-    """What responses of one form scored.
+    """The scores of responses of one form.
 
     Attributes:
-        right: They hold the right answer.
-        written: The first one.
-        first: What it scored; None if the reward failed for it.
-        mean: Of all that scored something; None if the reward failed for all.
-        count: How many scored something.
+        right: Whether the responses contain the right answer.
+        written: The first response.
+        first: Score of the first response; None if the reward failed for it.
+        mean: Mean score of the responses that have a score; None if the reward failed for all.
+        count: Number of responses that have a score.
     """
 
     right: bool
@@ -90,15 +90,15 @@ class FormScore:
 
 @dataclass
 class Rehearsal:
-    """What was tried, and what was found.
+    """The rewards that were tried, and the findings.
 
     Attributes:
-        tried: By reward: how many prompts it was tried on.
+        tried: By reward: number of prompts that it was tried on.
         left_out: By reward: why it was not tried.
-        findings: The trouble.
-        notes: Worth knowing, and no problem.
-        scores: By reward and form: what responses of the form scored.
-        example: By reward: the prompt whose responses stand in ``scores``.
+        findings: The problems.
+        notes: Facts worth knowing that are not problems.
+        scores: By reward and form: the scores of the responses of the form.
+        example: By reward: the prompt whose responses are in ``scores``.
     """
 
     tried: dict[str, int] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Rehearsal:
     example: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Give it for machines."""
+        """Return the rehearsal as JSON values."""
         return asdict(self)
 
 
@@ -117,19 +117,19 @@ class Trial:
     """One reward, tried on prompts.
 
     Args:
-        name: The reward's.
-        section: Its configuration.
-        prompts: All of them; those without a right answer are passed over.
+        name: Name of the reward.
+        section: Configuration section of the reward.
+        prompts: All prompts; prompts without a right answer are skipped.
         prepared: The run.
-        found: Takes what is found.
+        found: The rehearsal to which findings are added.
         at_once: Prompts whose responses are scored in one call.
         until: Begin no further call after this time, on the clock of :func:`time.monotonic`.
-        tell: Called with how many prompts the reward has been tried on, and how many there are.
+        tell: Called with the number of prompts tried so far, and the number of all prompts.
 
     Attributes:
-        name, section, found: As given.
-        failure: What the function said where it failed for a right answer, the first time.
-        error: Why it cannot be called at all.
+        name, section, found: The arguments.
+        failure: First failure of the function for a right answer.
+        error: Why the function cannot be called at all.
     """
 
     def __init__(
@@ -156,11 +156,11 @@ class Trial:
 
     @property
     def tried(self) -> int:
-        """How many prompts it has been tried on."""
+        """Number of prompts that the reward has been tried on."""
         return self.found.tried.get(self.name, 0)
 
     def run(self, pool: RewardPool) -> Generator[None, None, None]:
-        """Try it; yields whenever the reward's processes have to be waited for."""
+        """Try the reward; yields whenever its processes have to be waited for."""
         for start in range(0, len(self._places), self._at_once):
             if start and monotonic() > self._until:
                 return
@@ -173,7 +173,7 @@ class Trial:
                 values, failures = yield from pool.score(samples, more=True, forgiving=True)
             except DataError as error:
                 self.error = error
-                self._failed.add(tries[0][0].id, f"{error.what} {error.why}"[:200])
+                self._failed.add(tries[0][0].id, f"{error.what.rstrip('.')}; {error.why}"[:200])
                 return
             done = 0
             for prompt, answer, right, wrong in tries:
@@ -184,7 +184,7 @@ class Trial:
             self._tell(self.tried, len(self._places))
 
     def finish(self) -> None:
-        """Give what was found, when nothing more is tried."""
+        """Add the findings to the rehearsal, when all prompts have been tried."""
         if self._lucky.count > CHANCE * self.tried:
             self.found.findings.append(self._lucky)
         # All that were chosen: whether time was short decides nothing.
@@ -193,7 +193,7 @@ class Trial:
         self.found.findings += [one for one in kinds if one.count]
 
     def refusal(self) -> DataError | None:
-        """Say what is certain to be wrong; None if nothing is."""
+        """Return the error that is certain to occur in the run; None if there is none."""
         if self.error is not None:
             return self.error
         if not self._failed.certain or self.failure is None:
@@ -264,8 +264,8 @@ class Trial:
 
 
 def no_answer(section: RewardSection) -> str:
-    """Say why a reward is tried on no prompt."""
-    own = "" if section.function in REWARDS else ", and the reward's right_answer(data), if it has one, gave None"
+    """Return why a reward is tried on no prompt."""
+    own = "" if section.function in REWARDS else ", and the reward's right_answer(data), if defined, returned None"
     return f"prompts have no entry {reference_key(section)!r}{own}"
 
 
@@ -286,16 +286,16 @@ def _kinds(name: str, section: RewardSection, prepared: PreparedRun) -> tuple[Fi
         Finding(f"The reward {name} is earned without the right answer.", free),
         Finding(
             f"The reward {name} fails for right answers.",
-            "correct the function; let it give 0 to a response that it cannot read"
+            "correct the function; return 0 for a response that it cannot read"
             if own
-            else "see the example: it says why the process cannot be called",
+            else "see the example for why the process cannot be called",
         ),
         Finding(
             f"The reward {name} fails for a wrong answer, and a failure ends the run.",
-            "let the function give 0 to a response that it cannot read, or set rewards[].on_error to drop",
+            "return 0 for a response that the function cannot read, or set rewards[].on_error to drop",
         ),
         Finding(
-            f"The right answer is longer than a response may be, for {name}.",
+            f"The right answer is longer than rollout.max_new_tokens, for {name}.",
             f"raise rollout.max_new_tokens, now {prepared.sampling.max_new_tokens}",
         ),
     )

@@ -36,10 +36,10 @@ _LISTS = ("list", "large_list", "fixed_size_list", "map")
 
 
 def check_schema(schema: pa.Schema, where: str) -> None:
-    """Refuse columns that have no names of their own, or a type that is not read, or are nested too deeply.
+    """Refuse columns with equal names, with a type that cannot be read, or nested too deeply.
 
     Raises:
-        DataError: One of them.
+        DataError: A column is refused.
     """
     names = [str(name) for name in schema.names]
     if twice := next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None:
@@ -84,17 +84,17 @@ def _is(kind: pa.DataType, names: Iterable[str]) -> bool:
 def records(
     batches: Iterable[Any], size: int, place: Callable[[int], str], fix: str, rows: int
 ) -> Iterator[tuple[int, Any]]:
-    """Return each row with its number, from 1.
+    """Yield each row with its number, from 1.
 
     Args:
         batches: Record batches, or tables, of a schema that has been checked.
         size: Bytes of the file.
-        place: Names a row, by its number, for errors.
+        place: Function that names a row by its number, for errors.
         fix: How to write a correct file that is refused because it expands to far more than its size.
-        rows: How many there are, as the file says.
+        rows: Number of rows, according to the file.
 
     Raises:
-        DataError: A row is too large, or all of them are.
+        DataError: A row, or the rows together, are too large.
     """
     number, total, most = 0, 0, FREE + TIMES * size
     measures: list[Measure] = []

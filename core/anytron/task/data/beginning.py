@@ -33,12 +33,12 @@ _MONTHS = (
 
 
 def present() -> datetime:
-    """The clock: this moment, in the time zone of the process."""
+    """The current time, in the time zone of the process."""
     return datetime.now().astimezone()
 
 
 class Beginning(BaseModel):
-    """The moment in which a run began, and the chat template that it began with."""
+    """The start time of a run, and the chat template that it started with."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -49,7 +49,7 @@ class Beginning(BaseModel):
 
     @classmethod
     def of(cls, tokenizer: Any) -> Beginning:
-        """Take what a run that begins now begins with.
+        """Make the beginning of a run that starts now.
 
         Args:
             tokenizer: A Hugging Face tokenizer.
@@ -58,20 +58,20 @@ class Beginning(BaseModel):
 
     @property
     def shown(self) -> dict[str, str]:
-        """What the clock of the template shows, by the formats that it names."""
+        """The start time in each of the formats that the template uses."""
         formats = [single or double for single, double in _FORMAT.findall(str(self.chat_template))]
         return {form: self.strftime(form) for form in formats}
 
     @property
     def reads_the_clock(self) -> bool:
-        """Whether the template has a clock."""
+        """Whether the template shows the current time."""
         return CLOCK in str(self.chat_template)
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Complete the further arguments of a chat template: its clock shows the run's first moment.
+        """Complete the further arguments of a chat template, so that its clock shows the start time of the run.
 
         Args:
-            given: Those of the configuration; the template may be among them.
+            given: The arguments in the configuration, which may include the template.
         """
         template = given.get("chat_template")
         template = _chosen(self.chat_template if template is None else template, self.chat_template)
@@ -80,7 +80,7 @@ class Beginning(BaseModel):
         return {**given, "chat_template": self._clock(template + str(given)) + template}
 
     def strftime(self, form: str) -> str:
-        """Render the moment as ``datetime.strftime`` does in the locale C, whatever the process's is.
+        """Format the start time as ``datetime.strftime`` does in the locale C, whatever locale the process has.
 
         Like transformers' clock it has no time zone: ``%z`` and ``%Z`` are empty.
         """
@@ -117,7 +117,7 @@ def _chosen(template: str | Mapping[str, str] | None, named: str | Mapping[str, 
 
     Args:
         template: A text, a name, or all.
-        named: The tokenizer's.
+        named: Templates of the tokenizer.
     """
     if isinstance(template, str):
         return template if named is None or isinstance(named, str) else named.get(template, template)

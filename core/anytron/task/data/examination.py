@@ -40,10 +40,10 @@ _FIX = "copy or download the model directory again; if it is an unchanged copy, 
 
 @dataclass(frozen=True)
 class AskedModel:
-    """What the driver needs of a model that is asked about the policy's tokens: a teacher, or a reward model.
+    """What the driver must know about a teacher or a reward model.
 
     Attributes:
-        vocabulary: Its tokens, with their numbers.
+        vocabulary: Its tokens and their ids.
         context_length: Tokens that it can see; None = unlimited.
     """
 
@@ -55,21 +55,21 @@ class AskedModel:
 def examined(
     model: ModelSection, asked: Mapping[str, Path] | None = None, critic: Path | None = None
 ) -> Iterator[dict[str, AskedModel]]:
-    """Load config, tokenizer and image processor of a model in a confined process; then the block may load them.
+    """Load config, tokenizer and image processor of a model in a confined process, before the block loads them.
 
     Meanwhile the process decodes every token, and tokenises every character that tokens have: the block ends when this
-    has gone well. What a function of the user's makes is left out: it is a program, and trusted.
+    has gone well. What a function of the user returns is not checked: it is a program, and trusted.
 
     Args:
         model: The model.
-        asked: Directories of models that are asked about the policy's tokens, by their configuration keys.
-        critic: The critic's directory, if it has one of its own; of its files those that ranks load are tried out.
+        asked: Directories of the teacher and the reward model, by their configuration keys.
+        critic: Model directory of the critic, if it has its own; the files that ranks load are tried.
 
     Yields:
-        What ``asked`` say, by their keys.
+        Facts about the models in ``asked``, by their keys.
 
     Raises:
-        ConfigError: Something of it cannot be loaded or used, within the limits of a
+        ConfigError: A part of the model cannot be loaded or used within the limits of a
             :class:`~anytron.task.isolation.reader.ConfinedReader`.
     """
     places = {key: f"{directory} ({key})" for key, directory in (asked or {}).items()}

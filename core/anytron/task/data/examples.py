@@ -36,7 +36,7 @@ class _Divided:
     Attributes:
         prompt: What is read: everything before the response.
         response: What is learnt after it: a text that is not tokenised yet, or token ids.
-        mask: Of a whole conversation, which has no part after it: which of the prompt's tokens are learnt.
+        mask: For a whole conversation without a separate response: which of the prompt's tokens are learnt.
     """
 
     prompt: Prompt
@@ -54,7 +54,7 @@ def tokenize_examples(
 ) -> Iterator[TokenizedPrompt]:
     """Tokenise prompts and their responses; otherwise as :func:`anytron.task.data.prompts.tokenize`.
 
-    The response is what ``response`` among a prompt's data says: a text, after which comes the end token, or token ids.
+    The response is the entry ``response`` of a prompt's data: a text, after which the end token is added, or token ids.
     After messages, the text is the assistant's answer. Without it, messages must have the assistant's answers, and end
     with one: those are learnt which the template marks (``{% generation %}``), or the only one.
 
@@ -63,7 +63,7 @@ def tokenize_examples(
 
     Raises:
         ConfigError: The tokenizer has no end token, or the chat template does not say which tokens are answers.
-        DataError: An example has no response, or one that is not usable.
+        DataError: An example has no usable response.
     """
     for some in batched(prompts):
         divided = [_divide(one, tokenizer, chat_template_kwargs) for one in some]

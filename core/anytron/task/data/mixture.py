@@ -33,7 +33,7 @@ class Mixture:
 
     Which source gives the next prompt follows from how many each has given (Tijdeman, "The chairman assignment
     problem", Discrete Mathematics 32, 1980): with shares ``w_i`` that add up to 1, after n draws source i of k has
-    given ``n * w_i`` prompts to within ``1 - 1 / (2k - 2)``. Nothing is random about that: every step has nearly the
+    given ``n * w_i`` prompts to within ``1 - 1 / (2k - 2)``. This is deterministic: every step has nearly the
     same mix, and the places in the sources say all that a resume needs. Each source has its own epochs.
 
     Args:
@@ -44,8 +44,8 @@ class Mixture:
         shuffle: False = each source's own order in every epoch.
 
     Attributes:
-        tables: As given.
-        shares: Of each source in what is drawn; they add up to 1.
+        tables: The argument.
+        shares: Share of each source among the drawn prompts; they add up to 1.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class Mixture:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where each source stands; together they are the place in the mix."""
+        """The position in each source; together they are the position in the mix."""
         return tuple(sampler.place for sampler in self._samplers)
 
     @property
     def epochs(self) -> float:
-        """Prompts drawn so far, by those that there are; 1.0 is one epoch of a mix without weights."""
+        """Number of drawn prompts divided by the number of all; 1.0 is one epoch of a mix without weights."""
         return sum(sampler.drawn for sampler in self._samplers) / len(self)
 
     def seek(self, places: Sequence[Place]) -> None:
-        """Go to the place of a mix of as many prompts with the same weights and the same seed.
+        """Go to a position of a mix with as many prompts, the same weights and the same seed.
 
         Raises:
             ValueError: There are more or fewer sources, or an epoch of one has fewer prompts.
@@ -94,7 +94,7 @@ class Mixture:
 
     @property
     def remarks(self) -> list[str]:
-        """What was left out of each source, and what is mixed, for people."""
+        """Lines that say what was left out of each source and how sources are mixed."""
         found = [table.remark for table in self.tables if table.remark]
         if len(self.tables) > 1:
             parts = [
@@ -108,11 +108,11 @@ class Mixture:
 def next_source(drawn: Sequence[int], shares: Sequence[Fraction]) -> int:
     """Choose the source of the next draw.
 
-    Of the sources that may give one without getting too far ahead, it is the one that would fall too far behind first.
+    Among the sources that would not get too far ahead, it is the one that would fall too far behind first.
 
     Args:
         drawn: How many prompts each source has given.
-        shares: Of each source, more than 0; they add up to 1.
+        shares: Share of each source, more than 0; they add up to 1.
     """
     if len(shares) == 1:
         return 0
@@ -138,20 +138,20 @@ def load_mixture(
     """Read, tokenise and filter the prompts of all sources.
 
     Args:
-        data: Names the sources, and what is left out.
+        data: Section ``data`` of the configuration.
         tokenizer: A Hugging Face tokenizer.
-        vision: Prepares images; None for a model that takes none.
-        beginning: What the chat template's clock shows; None = this moment.
-        seed: The order follows from it.
+        vision: Image preprocessing; None for a model without image input.
+        beginning: The time that chat templates show; None = now.
+        seed: Seed of the order.
         vocab_size: Token ids are below this.
         context_length: Tokens that the model can see, prompt and response together; None = unlimited.
-        max_new_tokens: Room that a response needs; None = the prompts have responses, which are learnt with them.
+        max_new_tokens: Tokens to reserve for a response; None = the data contain the responses.
         key: Where the section stands in the configuration.
-        unusable: Why the rewards cannot read a prompt's data, empty if they can; None = it is not asked.
+        unusable: Function that returns why rewards cannot read a prompt's data, empty if they can; None = no check.
 
     Raises:
         ConfigError: A source does not exist or refuses its options, or responses fill the model's context.
-        DataError: A source fails, or has a prompt that is not usable, or none that is left.
+        DataError: A source fails, has an unusable prompt, or has no prompt left.
     """
     room = None if context_length is None else context_length - (max_new_tokens or 0)
     if room is not None and room < 1:
@@ -186,13 +186,13 @@ Item = TypeVar("Item")
 
 
 class EpochSampler(Generic[Item]):
-    """Give every item once per epoch, in an order of its own for each epoch.
+    """Draw every item once per epoch, in a different order in each epoch.
 
     A draw that reaches the end of an epoch continues in the next one.
 
     Args:
-        items: What is drawn from, at least one.
-        seed: The order of every epoch follows from it.
+        items: Items to draw from, at least one.
+        seed: Seed of the order of every epoch.
         shuffle: False = the items' own order in every epoch.
     """
 
@@ -209,7 +209,7 @@ class EpochSampler(Generic[Item]):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Epochs behind it, and items drawn in the present one."""
+        """Number of completed epochs, and of items drawn in the current one."""
         return self._epoch, self._position
 
     @property
@@ -218,7 +218,7 @@ class EpochSampler(Generic[Item]):
         return self._epoch * len(self._items) + self._position
 
     def seek(self, epoch: int, position: int) -> None:
-        """Go to a place of a sampler of as many items with the same seed.
+        """Go to a position of a sampler with as many items and the same seed.
 
         Raises:
             ValueError: An epoch has fewer items.

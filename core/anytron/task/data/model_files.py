@@ -37,7 +37,7 @@ MOST_EXPERTS = 2**18
 
 
 def whole(value: Any, *, low: int, high: int) -> str:
-    """Accept whole numbers within bounds; ``True`` and ``2.0`` are none."""
+    """Accept integers within bounds, but not ``True`` or ``2.0``."""
     return "" if type(value) is int and low <= value <= high else f"a whole number from {low} to {high}"
 
 
@@ -129,12 +129,12 @@ def read_object(path: Path, most: int = LARGEST_FILE) -> dict[str, Any]:
 
     Args:
         path: The file.
-        most: Bytes that it may have.
+        most: Most bytes that the file may have.
 
     Raises:
-        ConfigError: It cannot be read, is too large, is not UTF-8 or not JSON, is nested too deeply, or holds
-            something else.
-        ResourceError: No file can be opened any more, or the disk fails.
+        ConfigError: The file cannot be read, is too large, is not UTF-8 or not JSON, is nested too deeply, or is
+            not an object.
+        ResourceError: The process has run out of file descriptors, or the disk fails.
     """
     try:
         return json_files.read_object(path, most)
@@ -145,7 +145,7 @@ def read_object(path: Path, most: int = LARGEST_FILE) -> dict[str, Any]:
 def faults(
     values: Mapping[str, Any], fields: Mapping[str, Kind] = _CONFIG, prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Find fields that are not what they must be; null is as if the field were not there.
+    """Find malformed fields; null counts as a missing field.
 
     Yields:
         The field, dotted from the top, and what is wrong with it.
@@ -166,7 +166,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """Read ``config.json`` of a model directory, its fields checked.
 
     Raises:
-        ConfigError: It is malformed, or a field is.
+        ConfigError: The file or a field is malformed.
     """
     return _checked(directory / CONFIG_FILE)
 
@@ -175,7 +175,7 @@ def end_tokens(directory: Path) -> list[int]:
     """Read which tokens end a response, from ``generation_config.json``; none if there is no such file.
 
     Raises:
-        ConfigError: It is malformed, or they are no token ids.
+        ConfigError: The file is malformed, or the values are not token ids.
     """
     path = directory / GENERATION_FILE
     named = _checked(path).get("eos_token_id", []) if path.is_file() else []

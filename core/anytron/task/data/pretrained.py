@@ -40,7 +40,7 @@ def directory_diagnostics(key: str, directory: Path, without_weights: str) -> It
     Args:
         key: The configuration key that names it.
         directory: The directory.
-        without_weights: What to do if it has no weights.
+        without_weights: Remedy to print if it has no weights.
     """
     if not directory.is_dir():
         yield Diagnostic(
@@ -80,11 +80,11 @@ def load_hf_config(model: ModelSection) -> Any:
 def read_hf_config(directory: Path) -> Any:
     """Build the ``transformers.PretrainedConfig`` of a model directory.
 
-    What the directory says of code is dropped: classes in its own files (``auto_map``), and which implementation
+    Settings of the directory that select code are dropped: classes in its files (``auto_map``), and the implementation
     computes attention or experts, which may name a kernel on the network. Both are for a run to say.
 
     Raises:
-        ConfigError: As :func:`load_hf_config`, or ``config.json`` is malformed.
+        ConfigError: As in :func:`load_hf_config`, or ``config.json`` is malformed.
     """
     from transformers import AutoConfig
 
@@ -116,7 +116,7 @@ def model_class(hf_config: Any) -> Any:
 
 
 def take_latent_epsilon(model: Any) -> None:
-    """Give the latent norms of a ``transformers`` model with multi-latent attention the epsilon of its config.
+    """Set the epsilon of latent norms to that of the config, in a ``transformers`` model with multi-latent attention.
 
     transformers makes ``q_a_layernorm`` and ``kv_a_layernorm`` with an epsilon of 1e-6, whatever ``rms_norm_eps`` says;
     Megatron, vLLM and SGLang take ``rms_norm_eps``, which is 1e-5 in Moonlight and GLM-4.7-Flash
@@ -135,7 +135,7 @@ def load_tokenizer(model: ModelSection) -> Any:
         A ``transformers.PreTrainedTokenizerBase``.
 
     Raises:
-        ConfigError: There is none, or it cannot be loaded.
+        ConfigError: The model has no tokenizer, or it cannot be loaded.
     """
     from transformers import PreTrainedTokenizerBase
 
@@ -149,11 +149,11 @@ def read_tokenizer(directory: Path, key: str) -> Any:
     """Load the tokenizer in a directory, a ``transformers.PreTrainedTokenizerBase``.
 
     Args:
-        directory: Of a model.
+        directory: A model directory.
         key: The configuration key that names it, for the error.
 
     Raises:
-        ConfigError: It cannot be loaded.
+        ConfigError: Loading fails.
     """
     from transformers import AutoTokenizer
 
@@ -168,7 +168,7 @@ def load_image_processor(model: ModelSection) -> Any:
         has none.
 
     Raises:
-        ConfigError: It cannot be loaded.
+        ConfigError: Loading fails.
     """
     from transformers import AutoImageProcessor
     from transformers.image_processing_utils import BaseImageProcessor
@@ -220,12 +220,12 @@ def save_processor(model: ModelSection, directory: Path) -> None:
 
 
 def save_generation_config(model: ModelSection, directory: Path) -> None:
-    """Write what a model's directory says of generation beside its weights; nothing if it says nothing.
+    """Copy a model's ``generation_config.json`` to a directory of weights, if it has one.
 
-    Tokens that end a response often stand there only (:func:`end_token_ids`).
+    Tokens that end a response are often listed only there (:func:`end_token_ids`).
 
     Args:
-        model: Where it comes from; the file is copied as it is.
+        model: The model; its file is copied as it is.
         directory: An existing directory.
     """
     if model.path is not None and (file := Path(model.path) / GENERATION_FILE).is_file():
@@ -253,7 +253,7 @@ def end_token_ids(model: ModelSection, tokenizer: Any, vocab_size: int) -> tuple
     Instruction-tuned checkpoints often name several (end of turn, end of text) there only.
 
     Raises:
-        ConfigError: One is not in the model's vocabulary, or ``generation_config.json`` is malformed.
+        ConfigError: A token is not in the model's vocabulary, or ``generation_config.json`` is malformed.
     """
     ends = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
     if model.path is not None:
@@ -280,7 +280,7 @@ def padding_token_id(model: ModelSection, tokenizer: Any, ends: tuple[int, ...],
         vocab_size: Token ids are below this.
 
     Raises:
-        ConfigError: The tokenizer's is not in the model's vocabulary.
+        ConfigError: The tokenizer's padding token is not in the model's vocabulary.
     """
     if tokenizer.pad_token_id is None:
         return min(ends, default=0)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def processor_time(seconds: float) -> Iterator[None]:
-    """Raise :class:`TimeoutError` in the block when this process has computed so long in it.
+    """Raise :class:`TimeoutError` in the block when this process has used so much processor time in it.
 
     Waiting does not count, so a busy machine changes nothing. In the main thread only: signals reach no other one,
     and there is no limit there. A call into C ends before it is interrupted. Python swallows what is raised in a

@@ -27,20 +27,20 @@ LETTERS_AT_ONCE = 2**24
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a source gives: one of ``text``, ``messages`` and ``tokens``.
+    """A prompt of a source: one of ``text``, ``messages`` and ``tokens``.
 
     Attributes:
         id: Names the prompt in errors and samples.
-        text: The prompt; tokenised as it stands, behind the special tokens with which the tokenizer begins a text. They
-            are not written twice, and those with which it ends a text are left out: here the answer begins.
+        text: The prompt, tokenised as is. Leading special tokens (BOS) are added, and not duplicated if they are there;
+            trailing ones (EOS) are not added, because the response starts here.
         messages: Instead of ``text``: a conversation, each turn with ``role`` and ``content``, which the
             tokenizer's chat template turns into text that ends where the answer begins.
         tokens: Instead of ``text``: token ids.
         images: Pictures for a vision-language model, in memory (Pillow) or as paths, in the order of
             their image tokens: one token for each, whatever its size.
-        data: Whatever rewards need, for example the right answer; for supervised fine-tuning the ``response``, a text
+        data: Data for rewards, for example the right answer; for supervised fine-tuning the ``response``, a text
             or token ids.
-        tools: What the chat template says that the model may call, with ``messages``: for each tool
+        tools: Tools that the chat template offers the model, with ``messages``: for each tool
             ``{"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}``.
     """
 
@@ -79,8 +79,8 @@ class TokenizedPrompt:
         data: As in :class:`Prompt`.
         images: As in :class:`Prompt`; every one could be read.
         patches: The images as the model reads them; None without images, and until the prompt is drawn.
-        response_mask: Of an example of supervised fine-tuning, whose tokens are those of prompt and response: which of
-            them are learnt, never the first; None for a prompt.
+        response_mask: For an example of supervised fine-tuning, whose tokens are prompt and response: which tokens
+            are learnt, never the first; None for a prompt.
     """
 
     id: str
@@ -93,7 +93,7 @@ class TokenizedPrompt:
 
 
 def batched(prompts: Iterable[Prompt], most: int = AT_ONCE, size: int = LETTERS_AT_ONCE) -> Iterator[list[Prompt]]:
-    """Take so many prompts at a time, or fewer that together are about so large."""
+    """Yield prompts in batches that are limited in number and in size."""
     some: list[Prompt] = []
     found = 0
     for prompt in prompts:
@@ -130,12 +130,12 @@ def tokenize(
     chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
     continue_final_message: bool = False,
 ) -> Iterator[TokenizedPrompt]:
-    """Tokenise prompts, and check them against the model. Their number does not matter: some are in memory at a time.
+    """Tokenise prompts and check them against the model. Only some prompts are in memory at a time.
 
     Args:
-        prompts: What the source gives.
+        prompts: Prompts of the source.
         tokenizer: A Hugging Face tokenizer.
-        vision: Prepares images; None for a model that takes none.
+        vision: Image preprocessing; None for a model without image input.
         vocab_size: Token ids are below this.
         chat_template_kwargs: Further arguments of the chat template.
         continue_final_message: Let the response go on with the assistant's message that a conversation ends with.
@@ -182,14 +182,14 @@ def render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], **wanted
     """Apply the chat template to a prompt's messages, and its tools.
 
     Args:
-        prompt: With messages.
+        prompt: A prompt with messages.
         tokenizer: A Hugging Face tokenizer.
         template: Further arguments of the template (``data.chat_template_kwargs``).
-        wanted: Arguments of ``apply_chat_template`` that say what comes back.
+        wanted: Arguments of ``apply_chat_template`` that select what it returns.
 
     Raises:
-        ConfigError: There is no template.
-        DataError: It refuses the messages.
+        ConfigError: The tokenizer has no chat template.
+        DataError: The template refuses the messages.
     """
     if not tokenizer.chat_template:
         raise ConfigError(
@@ -248,11 +248,11 @@ def encode(texts: Sequence[str], tokenizer: Any, where: str, *, special: bool = 
     Args:
         texts: At least one.
         tokenizer: A Hugging Face tokenizer.
-        where: Names them in errors.
+        where: Name of the texts in errors.
         special: Add the special tokens that the tokenizer puts around a text.
 
     Raises:
-        DataError: It fails.
+        DataError: The tokenizer fails.
     """
     try:
         tokens = tokenizer(list(texts), add_special_tokens=special)["input_ids"]
@@ -280,7 +280,7 @@ def _expand(prompt: Prompt, tokens: tuple[int, ...], vision: VisionProcessor | N
 
 
 def check_text(where: str, *written: object) -> None:
-    """Refuse text that cannot be written."""
+    """Refuse text that cannot be encoded as UTF-8."""
     if not all(is_writable(one) for one in written if isinstance(one, str)):
         raise DataError(
             "A prompt has text that is not valid Unicode.",
@@ -291,7 +291,7 @@ def check_text(where: str, *written: object) -> None:
 
 
 def check_tokens(where: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Refuse a sequence that is empty, or has tokens that the model does not know."""
+    """Refuse a sequence that is empty or has tokens outside of the vocabulary."""
     if not tokens:
         raise DataError("A prompt has no tokens.", where=where, fix="remove it from the data")
     if not 0 <= min(tokens) <= max(tokens) < vocab_size:

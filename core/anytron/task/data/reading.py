@@ -44,15 +44,15 @@ def read_prompts(
     """Read and tokenise the prompts, or examples, of a source.
 
     Args:
-        source: Names it.
-        key: Where it stands in the configuration.
-        tokenize: Turns prompts into what is trained on.
+        source: The section that names the source.
+        key: Configuration key of the source.
+        tokenize: Function that tokenises prompts.
         tokenizer: A Hugging Face tokenizer.
-        vision: Prepares images; None for a model that takes none.
+        vision: Image preprocessing; None for a model without image input.
 
     Raises:
-        ConfigError: The source does not exist or refuses its options, or what ``tokenize`` raises.
-        DataError: The source fails, or has a prompt that is not usable; or reading it takes too long, too much memory,
+        ConfigError: The source does not exist or refuses its options; or ``tokenize`` raises one.
+        DataError: The source fails or has an unusable prompt; or reading it takes too long, too much memory,
             or ends the process.
     """
 

@@ -22,10 +22,10 @@ def reasoning_gym(
     Args:
         task: Its name, for example ``spell_backward``.
         count: How many prompts.
-        seed: Of the task's generator.
-        messages: Give each question as a conversation, for the chat template, and not as plain text.
-        instructions: Text that stands after each question.
-        options: The task's own, for example ``max_word_len``.
+        seed: Seed of the task's generator.
+        messages: Make each question a conversation, for the chat template, instead of plain text.
+        instructions: Text to add after each question.
+        options: Options of the task, for example ``max_word_len``.
 
     Yields:
         Prompts whose data have the right ``answer``, also as the ``response`` that supervised fine-tuning imitates, and
@@ -61,5 +61,5 @@ def reasoning_gym(
 
 
 def missing_library(where: str) -> ConfigError:
-    """Say that reasoning-gym is not there."""
+    """Return the error that reasoning-gym is not installed."""
     return ConfigError("reasoning-gym is not installed.", where=where, fix="pip install 'anytron[reasoning-gym]'")

@@ -22,15 +22,15 @@ PARTS = ("prompt", "images", "tools")
 
 
 def prompt_of(row: Row, options: ReadingOptions, prefix: str = "") -> Prompt:
-    """Make the prompt of a row; what is no part of it becomes its data.
+    """Make the prompt of a row; columns that are not part of the prompt become its data.
 
     Args:
-        row: From any file.
-        options: Say which columns are meant.
-        prefix: Stands before the name of a row that has no ``id``.
+        row: A row of any file.
+        options: Options that select columns.
+        prefix: Prefix of the name of a row that has no ``id``.
 
     Raises:
-        DataError: The row has no such columns, or something else in them.
+        DataError: A column is missing, or has a value of the wrong type.
     """
     values = _renamed(row, options.columns)
     if "prompt" not in values:
@@ -65,10 +65,10 @@ def user_message(text: str, images: int) -> dict[str, Any]:
 
 
 def inside(folder: Path, path: str, where: str) -> Path:
-    """Return a path below a folder.
+    """Return the absolute path of a file below a folder.
 
     Raises:
-        DataError: It leads out of the folder, links followed, or is no path.
+        DataError: The path leads out of the folder, after following links, or is not valid.
     """
     file = folder / path
     try:

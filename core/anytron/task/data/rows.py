@@ -44,10 +44,10 @@ class Row:
 
     Attributes:
         where: File and place, for errors.
-        name: The place alone: ``line 7``, ``row 7``; counted from 1.
-        record: Whatever the row holds; a mapping of columns, or it is refused later.
+        name: The place without the file: ``line 7``, ``row 7``; counted from 1.
+        record: The content of the row; anything but a mapping of columns is refused later.
         folder: What paths in the row are relative to.
-        padded: Objects inside of it have the entries of those in all other rows, null where they had none: Arrow's.
+        padded: Whether nested objects have the keys of all rows, with null for missing ones, as in Arrow.
     """
 
     where: str
@@ -61,7 +61,7 @@ def files_of(path: str) -> list[Path]:
     """Find the file of that name, or those that match a pattern, sorted by their names.
 
     Raises:
-        DataError: There is none, or there are more than :data:`MOST_FILES`.
+        DataError: No file, or more than :data:`MOST_FILES`, match.
     """
     if Path(path).is_file():  # a pipe would be waited for
         return [Path(path)]
@@ -83,12 +83,12 @@ def files_of(path: str) -> list[Path]:
 
 
 def jsonl_rows(file: Path) -> Iterator[Row]:
-    """Read a file with one JSON object per line, UTF-8, with or without a mark at its beginning.
+    """Read a file with one JSON object per line, UTF-8, with or without a byte order mark.
 
-    Empty lines are skipped. Nothing but a line feed ends a line: JSON has other separators inside of strings.
+    Empty lines are skipped. Only a line feed ends a line, because JSON strings may contain other separators.
 
     Raises:
-        DataError: The file cannot be read; or a line is not JSON, nested too deeply, too long, or has half a letter.
+        DataError: The file cannot be read; or a line is not JSON, too deeply nested, too long, or not valid Unicode.
     """
     return _in_words(_jsonl_rows(file), file, _LINE)
 
@@ -120,8 +120,8 @@ def csv_rows(file: Path) -> Iterator[Row]:
     Fields with commas, line feeds or quotes stand in double quotes, in which a quote is doubled (RFC 4180).
 
     Raises:
-        DataError: The file cannot be read; a column has no name or that of another one; a line is not CSV or has
-            another number of fields than there are columns.
+        DataError: The file cannot be read; a column has no name or the name of another one; a line is not CSV, or its
+            number of fields differs from the number of columns.
     """
     return _in_words(_csv_rows(file), file, "write it again, with Python's module csv or a spreadsheet program")
 
@@ -210,8 +210,8 @@ def parquet_rows(file: Path) -> Iterator[Row]:
     """Read a Parquet file, a row group at a time.
 
     Raises:
-        DataError: It is no Parquet file, or damaged; a row is too large, or all of them are for a file of its size; or
-            it has columns that are not read.
+        DataError: The file is not Parquet, or is damaged; a row, or the rows for a file of its size, are too large; or
+            it has columns that cannot be read.
     """
     return _in_words(_parquet_rows(file), file, "write it again, with pyarrow, pandas or datasets")
 
@@ -244,14 +244,14 @@ def _rows_of(size: int, metadata: pyarrow.parquet.FileMetaData) -> int:
 
 
 def dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
-    """Read what ``Dataset.save_to_disk`` of the library datasets has written, or an ``.arrow`` file of its.
+    """Read what ``Dataset.save_to_disk`` of the library datasets has written, or one of its ``.arrow`` files.
 
     Args:
         path: The folder, or the file.
-        split: The split to take; needed where there are several.
+        split: The split to read; required if there are several.
 
     Raises:
-        DataError: There is none at that path, or no such split.
+        DataError: There is no dataset at that path, or no such split.
     """
     fix = "name a folder that Dataset.save_to_disk has written; for other files there are the sources parquet and jsonl"
     return _in_words(_dataset_rows(path, split), path, fix)
@@ -310,7 +310,7 @@ def _split(loaded: Any, path: Path, split: str | None) -> Any:
 
 
 def _in_words(rows: Iterator[Row], file: Path, fix: str) -> Iterator[Row]:
-    """Return rows; whatever a library raises becomes an error that names the place."""
+    """Yield rows; whatever a library raises becomes an error that names the place."""
     behind = ""
     try:
         for row in rows:

@@ -39,11 +39,11 @@ def from_files(rows_of: Callable[[Path], Iterator[Row]], **options: Any) -> Iter
     """Read the prompts of one or several files.
 
     Args:
-        rows_of: Reads the rows of one.
+        rows_of: Function that reads the rows of a file.
         options: :class:`anytron.config.data.ReadingOptions`.
 
     Raises:
-        DataError: A file is missing, or a row is no prompt.
+        DataError: A file is missing, or a row is not a prompt.
     """
     given = ReadingOptions(**options)
     files = files_of(given.path)
@@ -61,13 +61,13 @@ def dataset(**options: Any) -> Iterator[Prompt]:
 
 
 def images(**options: Any) -> Iterator[Prompt]:
-    """Ask the same question of every picture in a folder.
+    """Make a prompt of every picture in a folder, with the same question.
 
     Args:
         options: :class:`anytron.config.data.ImagesOptions`.
 
     Raises:
-        DataError: There is no such folder, it has a file that says more about the pictures, or a link leads out of it.
+        DataError: The folder does not exist, has a file that describes its pictures, or a link leads out of it.
     """
     given = ImagesOptions(**options)
     folder = Path(given.path)
@@ -105,15 +105,15 @@ SOURCES: Mapping[str, PromptSource] = MappingProxyType(
 
 
 def load_prompts(section: DataSection | MixedSource, key: str = "data") -> Iterator[Prompt]:
-    """Return the prompts of one source, one after the other.
+    """Yield the prompts of one source.
 
     Args:
-        section: Names the source, and its options.
-        key: Where it stands in the configuration.
+        section: The section with the source and its options.
+        key: Configuration key of the section.
 
     Raises:
         ConfigError: The source does not exist, or refuses its options.
-        DataError: It fails, or gives something else than prompts.
+        DataError: The source fails, or yields something other than prompts.
     """
     assert section.source is not None, "a mix is loaded source by source"
     where, options = f"{key}.source", section.options

@@ -29,9 +29,9 @@ class PromptFilter:
     """Which prompts are left out.
 
     Attributes:
-        longest: Tokens of a prompt that is kept at most; None = any number.
-        seen: Digests of the prompts that are kept, of all sources; None = duplicates are kept as well.
-        unusable: Why rewards cannot read a prompt's data, empty if they can; None = those are kept as well.
+        longest: Most tokens of a prompt; None = no limit.
+        seen: Digests of the kept prompts of all sources; None = duplicates are kept.
+        unusable: Function that returns why rewards cannot read a prompt's data, empty if they can; None = all are kept.
     """
 
     longest: int | None = None
@@ -56,22 +56,22 @@ class PromptTable(Sequence[TokenizedPrompt]):
     and its data, and of an example a byte more for each token; images that are files stay on disk.
 
     Args:
-        name: Of the source, for people.
-        prompts: What it gives.
-        wanted: Which are left out.
-        prefix: Stands before the prompts' ids.
+        name: Name of the source, for messages.
+        prompts: Its prompts.
+        wanted: Which prompts are left out.
+        prefix: Prefix of the prompts' ids.
 
     Attributes:
-        name: As given.
-        read: Prompts that the source gave.
+        name: The argument.
+        read: Number of prompts of the source.
         too_long: How many of them were longer than allowed.
         duplicates: How many were equal to an earlier one.
         bad_answers: How many had a right answer that rewards cannot read.
-        digest: Of the tokens of all that are kept, and of what is learnt of them, hexadecimal: says whether two tables
+        digest: Hexadecimal digest of the kept prompts' tokens and response masks, to tell whether two tables
             hold the same prompts.
 
     Raises:
-        DataError: No prompt is left, or the source has given none.
+        DataError: The source has no prompts, or none is left.
     """
 
     def __init__(

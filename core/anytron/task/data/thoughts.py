@@ -14,7 +14,7 @@ _MARK = re.compile(rf"</?{_NAMES}>")
 
 
 def opened(prompt: str) -> str:
-    r"""Return the mark at the end of a prompt behind which the response begins, for example ``<think>\n``; else ""."""
+    r"""Return the mark of thought with which a prompt ends, for example ``<think>\n``; else ""."""
     found = _OPENED.search(prompt)
     return found[0] if found else ""
 
@@ -24,7 +24,7 @@ def decode_responses(tokenizer: Any, responses: Sequence[Sequence[int]]) -> list
 
     Args:
         tokenizer: A Hugging Face tokenizer.
-        responses: Token ids of each.
+        responses: Token ids of each response.
     """
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     marks = {number for number in special if _MARK.fullmatch(str(tokenizer.added_tokens_decoder[number]))}

@@ -33,7 +33,7 @@ LARGEST_FILE = 2**28
 """Bytes of a picture's file: those of so many pixels without compression."""
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Pillow's decoders that are used; it has others that start programs (EPS) or are hardly ever used."""
+"""Pillow's decoders that are used; its other decoders start programs (EPS) or are hardly ever used."""
 
 _GRID = ("patch_size", "temporal_patch_size", "spatial_merge_size")
 """Fields of a ``vision_config`` that say how images are cut into patches with a grid, and how many make a token."""
@@ -43,7 +43,7 @@ Picture = Union["Image", bytes, "os.PathLike[str]", str]
 
 
 class VisionProcessor:
-    """Turns pictures into patches, and their places in a prompt into as many tokens as the model needs.
+    """Turns pictures into patches, and repeats their tokens in a prompt as often as the model needs.
 
     Args:
         image_processor: A Hugging Face image processor; None refuses prompts with images.
@@ -69,7 +69,7 @@ class VisionProcessor:
         """Refuse a padding token that the model would take for an image.
 
         Raises:
-            ConfigError: It is the image or the video token.
+            ConfigError: The padding token is the image or the video token.
         """
         if pad_token_id in (self._image_token_id, self._video_token_id):
             raise ConfigError(
@@ -85,7 +85,7 @@ class VisionProcessor:
         Args:
             tokens: A prompt with one image token for each image.
             images: In the order of their tokens; each is read and decoded.
-            where: Names the prompt in errors.
+            where: Name of the prompt in errors.
 
         Raises:
             DataError: Images and image tokens are not equally many, a picture cannot be read, or there
@@ -117,7 +117,7 @@ class VisionProcessor:
 
         Args:
             images: At least one.
-            where: Names the prompt in errors.
+            where: Name of the prompt in errors.
 
         Raises:
             DataError: A picture can no longer be read.
@@ -185,11 +185,11 @@ def read_picture(picture: Picture, where: str) -> Image:
     """Decode a picture: upright, RGB.
 
     Args:
-        picture: In memory, encoded or not, or in a file.
-        where: Names the prompt in errors.
+        picture: A picture in memory, encoded or decoded, or its file.
+        where: Name of the prompt in errors.
 
     Raises:
-        DataError: It is no picture of a kind in :data:`FORMATS`, has more than :data:`MOST_PIXELS` pixels, or the
+        DataError: The picture's format is not in :data:`FORMATS`, it has more than :data:`MOST_PIXELS` pixels, or the
             file is missing, damaged, or has more than :data:`LARGEST_FILE` bytes.
     """
     from PIL import Image

@@ -42,16 +42,16 @@ Answer = tuple[int, "Observation | Failure"]
 
 
 def check_environment(section: EnvironmentSection) -> None:
-    """Check that the class is one of environments, and can be made with its options.
+    """Check that the class is an environment and accepts its options.
 
     Raises:
-        ConfigError: It does not exist, lacks a method, or does not take its options.
+        ConfigError: The class does not exist, lacks a method, or does not accept its options.
     """
     resolve(section.path, ENVIRONMENT_PATH, options=section.options)
 
 
 def start_environments(config: RunConfig, logs: Path) -> AbstractContextManager[EnvironmentPool | None]:
-    """Start the processes of a run's environments, without waiting for them; None for a run without."""
+    """Start the processes of a run's environments, without waiting for them; None for a run without environments."""
     if config.environment is None:
         return nullcontext()
     return EnvironmentPool(config.environment, logs, config.executor.start_timeout_s)
@@ -62,11 +62,11 @@ class Host:
     """A process and the conversations whose environments live in it.
 
     Attributes:
-        process: It.
-        log: What it writes to.
+        process: The process.
+        log: Its log file.
         past: For each conversation, the calls that have been answered, with their answers.
-        queue: Calls that wait, each with the answer that it must give if it has been made before.
-        calls: Those that the process has and has not answered, likewise; it is in the first one.
+        queue: Waiting calls, each with the earlier answer that it must repeat, if it was made before.
+        calls: Likewise, the calls that were sent and not yet answered; the process is working on the first.
     """
 
     process: IsolatedProcess
@@ -80,7 +80,7 @@ class EnvironmentPool:
     """Environments in processes of their own. A context manager: leaving ends the processes.
 
     Args:
-        section: Their configuration.
+        section: Section ``environment`` of the configuration.
         logs: Each process writes to ``environment-N.log`` there; made if need be.
         start_timeout_s: Seconds until a process must have found the class. The constructor does not wait for it.
     """
@@ -108,11 +108,11 @@ class EnvironmentPool:
 
     @property
     def busy(self) -> bool:
-        """Whether calls wait for their answers."""
+        """Whether any call is unanswered."""
         return any(host.calls or host.queue for host in self._hosts)
 
     def knows(self, number: int) -> bool:
-        """Whether a conversation has an environment: not after a failure, and not when it is closed."""
+        """Whether a conversation has an environment, which it loses by a failure or when it is closed."""
         return any(number in host.past for host in self._hosts)
 
     def begin(self, task: Task) -> int:
@@ -124,7 +124,7 @@ class EnvironmentPool:
         return number
 
     def step(self, number: int, turn: Turn) -> None:
-        """Give a conversation's environment a turn of the model's; :meth:`poll` gives the answer."""
+        """Send a turn of the model to a conversation's environment; :meth:`poll` returns the answer."""
         self._host_of(number).queue.append((Call(number, "step", turn), None))
 
     def end(self, number: int) -> None:
@@ -134,11 +134,11 @@ class EnvironmentPool:
                 host.queue.append((Call(number, "close"), None))
 
     def poll(self, seconds: float) -> list[Answer]:
-        """Have calls answered, until some are or so much time is over.
+        """Process calls until some are answered or the time is over.
 
         Returns:
-            What environments say to turns, and which conversations cannot go on, whatever their environment was doing;
-            such a conversation's number is not known any more.
+            The observations, and the conversations that cannot go on, whose numbers are
+            not known any more.
 
         Raises:
             DataError: A process could not start, or cannot read a task.
@@ -174,7 +174,7 @@ class EnvironmentPool:
         return next(host for host in self._hosts if number in host.past)
 
     def _call(self, host: Host) -> None:
-        """Give a process the calls that wait for it."""
+        """Send a process its waiting calls."""
         if host.process.ended:
             self._replace(host)
         while host.queue and len(host.calls) < MOST_CALLS:

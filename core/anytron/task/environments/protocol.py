@@ -23,14 +23,14 @@ NOTHING: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Task:
-    """What an environment is set up for.
+    """The task that an environment is set up for.
 
     Attributes:
         prompt_id: The prompt's name in its source.
         prompt_text: As given, or decoded if the source gave token ids; the model has read it.
-        data: What the source said of the prompt, for example the right answer.
-        seed: In ``[0, 2**63)``, another one for each response; the same in a repetition of the run.
-        max_turns: Turns that the model may have; what is said to the last one is not read.
+        data: The prompt's data from the source, for example the right answer.
+        seed: A seed in ``[0, 2**63)``, different for each response, and the same when the run is repeated.
+        max_turns: Most turns of the model; the observation after the last one is not read.
     """
 
     prompt_id: str
@@ -42,7 +42,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the model has written since the environment last spoke.
+    """What the model wrote after the previous observation.
 
     Attributes:
         text: Decoded without special tokens.
@@ -57,22 +57,22 @@ class Turn:
 
 @dataclass(frozen=True)
 class Observation:
-    """What an environment answers to a turn: what the model reads next, or that the conversation is over.
+    """The answer of an environment to a turn: what the model reads next, or the end of the conversation.
 
     What the model reads is one of ``text``, ``messages`` and ``tokens``. It follows the tokens that the model wrote:
     nothing that the model has read or written is tokenised again.
 
     Attributes:
-        text: Tokenised as it stands, by itself.
-        messages: Turned into text by the tokenizer's chat template, up to where the model's next turn begins.
+        text: A text, tokenised as is, by itself.
+        messages: Messages, rendered by the tokenizer's chat template up to where the model's next turn begins.
         tokens: Token ids.
-        done: The conversation is over; there is nothing to read then.
-        reward: Of this turn; those of all turns are added up.
+        done: Whether the conversation is over; then there is nothing to read.
+        reward: Reward of this turn; the rewards of all turns are added up.
         metrics: Numbers that are added up over the turns, for example ``{"tool_calls": 1}``.
 
     Raises:
-        TypeError: Something is of another type.
-        ValueError: There is nothing to read, several things, or something behind the end; a number is not finite.
+        TypeError: A value has the wrong type.
+        ValueError: Not exactly one of the three is given, or one is given with ``done``; or a number is not finite.
     """
 
     text: str | None = None
@@ -100,7 +100,7 @@ class Observation:
                 raise ValueError(f"{name} is {number!r}, not a finite number")
 
     def as_json(self) -> dict[str, Any]:
-        """Return what :meth:`from_json` reads."""
+        """Return the fields as JSON values, for :meth:`from_json`."""
         return {
             "text": self.text,
             "messages": None if self.messages is None else [dict(message) for message in self.messages],
@@ -112,10 +112,10 @@ class Observation:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Observation:
-        """Read what :meth:`as_json` gave.
+        """Make an observation from the value of :meth:`as_json`.
 
         Raises:
-            TypeError, ValueError: It is something else.
+            TypeError, ValueError: The value is malformed.
         """
         return cls(**record)
 
@@ -123,26 +123,26 @@ class Observation:
 class Environment(Protocol):
     """One conversation's environment: made for each response with ``environment.options``, in a process of its own.
 
-    It may also have a method ``close()``, which is called at the end of the conversation, however that came about.
+    It may also have a method ``close()``, which is called at the end of the conversation, for whatever reason it ends.
     Calls are not concurrent; those of other conversations may come in between.
     """
 
     def reset(self, task: Task) -> None:
-        """Set it up for a prompt; the first call. What the model reads first is the prompt."""
+        """Set up the environment for a prompt; the first call. The model has read the prompt."""
 
     def step(self, turn: Turn) -> Observation:
-        """Answer a turn of the model's."""
+        """Answer a turn of the model."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an environment made of a response.
+    """The outcome of a response in an environment.
 
     Attributes:
-        turns: What the model wrote in each turn, decoded without special tokens; at least one.
-        reward: The environment's rewards, added up.
-        metrics: Its numbers, each added up.
-        failure: Why the environment could not be used to the end, and the sample is dropped; None if it could.
+        turns: The model's text in each turn, decoded without special tokens; at least one.
+        reward: Sum of the environment's rewards.
+        metrics: Its metrics, each summed over the turns.
+        failure: Why the environment failed, so that the sample is dropped; None if it did not.
     """
 
     turns: tuple[str, ...]

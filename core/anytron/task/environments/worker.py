@@ -26,8 +26,8 @@ class Call:
     """A call of an environment's method.
 
     Attributes:
-        number: Of the conversation.
-        method: Which; ``reset`` makes the environment, ``close`` forgets it.
+        number: Number of the conversation.
+        method: Name of the method; ``reset`` makes the environment, ``close`` deletes it.
         argument: A :class:`Task` for ``reset``, a :class:`Turn` for ``step``.
     """
 
@@ -38,10 +38,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a call came to.
+    """The result of a call.
 
     Attributes:
-        observation: What the environment says; None except from ``step``.
+        observation: The observation of ``step``; None from other methods.
         failure: Why the conversation is over; None if it is not.
     """
 
@@ -50,10 +50,10 @@ class Reply:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any], call: Call) -> Reply:
-        """Read what :func:`answer` gave, in a process that runs a user's code: it may be anything.
+        """Check and read an answer from a process that runs a user's code and may have written anything.
 
         Raises:
-            ValueError: It is no answer to this call.
+            ValueError: The value is not an answer to this call.
         """
         if "failure" in record:
             return cls(failure=read(Failure, record["failure"]))
@@ -66,12 +66,12 @@ class Reply:
 
 
 def answer(call: Call, environments: dict[int, Environment], make: Callable[[], Environment]) -> dict[str, Any]:
-    """Make a call. Whatever the environment does is an answer, ``exit()`` too.
+    """Make a call. Whatever the environment does, even ``exit()``, results in an answer.
 
     Args:
         call: The call to answer.
-        environments: Those of this process by their conversations' numbers; changed.
-        make: Makes another one.
+        environments: The environments of this process by conversation number; updated.
+        make: Function that makes an environment.
 
     Returns:
         ``observation`` (None except from ``step``), or the ``failure`` that ends the conversation.

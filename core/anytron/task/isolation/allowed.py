@@ -19,9 +19,9 @@ class Where(NamedTuple):
 
     Attributes:
         argument: Its position, from 0.
-        mask: At most 32 bits; the upper half of the argument is not looked at, as the kernel does not for an ``int``.
-        values: What is allowed.
-        high: Look at the upper half instead: of an address both must be 0 to be none.
+        mask: At most 32 bits; the upper half of the argument is ignored, as the kernel does for an ``int``.
+        values: Allowed values.
+        high: Whether to check the upper half instead: both halves of a null address must be 0.
     """
 
     argument: int
@@ -83,7 +83,7 @@ _PRCTL = (3, 15, 16, 21, 23, 27, 30, 39, 0x53564D41)
 
 
 def verifier() -> Rules:
-    """What a library may do that has been imported: it reads files, and changes and tells nothing.
+    """Rules for an imported library: it may read files, but not change files or send anything.
 
     The rules name the process that asks for them, which may signal and limit itself and no other.
     """
@@ -107,11 +107,11 @@ def verifier() -> Rules:
 
 
 def program(*, own_files: bool, report: int) -> Rules:
-    """What a program may do that is yet to be executed.
+    """Rules for a program that is about to be executed.
 
     Args:
-        own_files: It sees no files that it could change but its own.
-        report: Descriptor by which one message may be sent. It is closed as the program is executed, and its number is
+        own_files: Whether all files that it could change are its own.
+        report: Descriptor on which one message may be sent. It is closed as the program is executed, and its number is
             beyond the limit of open files then.
     """
     rules = {**verifier(), "execve": (), "mmap": ()}  # RLIMIT_AS counts all memory

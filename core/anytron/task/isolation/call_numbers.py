@@ -14,9 +14,9 @@ class Machine:
     """A kind of processor.
 
     Attributes:
-        audit: How the kernel names it (``AUDIT_ARCH_*`` of ``linux/audit.h``).
+        audit: Name of it in the kernel (``AUDIT_ARCH_*`` of ``linux/audit.h``).
         calls: Numbers of calls by their names.
-        others: Those of some that are never allowed, so that they can be named.
+        others: Numbers of some calls that are never allowed, so that messages can name them.
     """
 
     audit: int
@@ -114,6 +114,6 @@ MACHINES = {
 
 
 def name_of(number: int) -> str:
-    """Name a call of this machine; one that no list here has is said by its number."""
+    """Return the name of a system call of this machine, or its number if it is in no list here."""
     machine = MACHINES[os.uname().machine]
     return next((name for name, one in [*machine.calls.items(), *machine.others.items()] if one == number), f"{number}")

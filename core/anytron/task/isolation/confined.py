@@ -12,12 +12,12 @@ from anytron.task.isolation.seccomp import allow_calls
 
 
 def confine() -> None:
-    """Take from this process, for good, what computing does not need. All that it imports should be imported by now.
+    """Drop, for good, all rights of this process that computing does not need. Import everything before.
 
     It may still read files, start threads, and use what it has open. It is the process itself that is named in its
     filter: a child that it has started before is not confined.
 
     Raises:
-        OSError: The kernel cannot.
+        OSError: The kernel does not support this.
     """
     allow_calls(verifier())

@@ -16,7 +16,7 @@ Read = TypeVar("Read")
 
 
 def ending(status: int) -> str:
-    """Return how a process ended.
+    """Describe how a process ended.
 
     Args:
         status: Its exit status; minus the number of the signal that ended it.
@@ -29,13 +29,13 @@ def ending(status: int) -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no usable answer.
+    """Why a call has no usable answer.
 
     Attributes:
-        what: As a sentence.
+        what: What failed, as a sentence.
         why: The cause: a traceback, what was returned, how a process ended.
         fix: What would help.
-        ends: The process had better be replaced: its memory is full, or the code wanted to end it.
+        ends: Whether to replace the process: its memory is full, or the code tried to end it.
     """
 
     what: str
@@ -45,13 +45,13 @@ class Failure:
 
     @classmethod
     def raised(cls, error: BaseException, called: Called, function: object, section: str) -> Failure:
-        """Return what a function has raised.
+        """Make the failure of a function that raised.
 
         Args:
             error: What it raised.
             called: How it was called.
             function: The user's function.
-            section: Of the configuration, which has ``memory_gib``.
+            section: Section of the configuration with ``memory_gib``.
         """
         what, why, fix = called.raised(error, function)
         if isinstance(error, MemoryError):
@@ -61,10 +61,10 @@ class Failure:
 
 
 def read(kind: type[Read], record: object) -> Read:
-    """Make a dataclass of plain values that come from a process which runs a user's code, and may be anything.
+    """Make a dataclass from plain values, which may be anything: they come from a process that runs a user's code.
 
     Raises:
-        ValueError: They are not those of the dataclass.
+        ValueError: The values do not match the dataclass.
     """
     from pydantic import ValidationError
 

@@ -29,13 +29,13 @@ def control(option: int, value: int) -> None:
     """Call ``prctl``.
 
     Raises:
-        OSError: It is refused.
+        OSError: The kernel refuses the call.
     """
     _done(_libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
 
 
 def enter() -> None:
-    """Enter namespaces of its own; of processes only children will.
+    """Enter new namespaces; only children enter that of processes.
 
     Root needs no namespace of users for that, and becomes a stranger later (:func:`drop_root`); everybody else has one
     in which they are themselves and nobody else exists. The kernel counts threads for each such namespace and each
@@ -98,7 +98,7 @@ def replace_files(visible: list[str], limit: int) -> None:
 
 
 def stranger() -> tuple[int, int]:
-    """Choose a user and a group that nothing belongs to, while ``/proc`` is to be seen.
+    """Choose a user and a group that own nothing; ``/proc`` must be visible.
 
     No other process that lives as long as this one chooses the same, unless fewer ids are mapped in this container than
     there are processes.
@@ -109,14 +109,14 @@ def stranger() -> tuple[int, int]:
 
 
 def drop_root(user: int, group: int) -> None:
-    """Become somebody else, if this is root.
+    """Become another user, if this process is root.
 
     Args:
-        user: Whom it becomes.
+        user: The user to become.
         group: The only group that it then belongs to.
 
     Raises:
-        OSError: There is no such user here.
+        OSError: The user does not exist in this namespace.
     """
     if os.geteuid() == 0:
         os.setgroups([])
@@ -128,7 +128,7 @@ def _stranger(number: int, known: bytes) -> int:
     """Choose an id by a number.
 
     Args:
-        number: Of a process.
+        number: Number of a process.
         known: ``uid_map`` or ``gid_map``: the first id here, the first outside, how many; by lines. Containers without
             privileges know 65,536 at most.
     """

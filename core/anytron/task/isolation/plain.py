@@ -31,10 +31,10 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def packed(value: Any) -> bytes:
-    """Write a plain value.
+    """Encode a plain value.
 
     Raises:
-        TypeError: Something in it is none.
+        TypeError: A part of it is not plain.
     """
     blobs: list[bytes] = []
     mark = secrets.token_hex(8)
@@ -63,10 +63,10 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """Read what :func:`packed` has written, or anything else.
+    """Decode bytes of :func:`packed`, which may come from an untrusted process.
 
     Raises:
-        ValueError: It is not that.
+        ValueError: The bytes are malformed.
     """
     try:
         header, rest = _cut(memoryview(data))

@@ -50,15 +50,15 @@ class ProcessSettings:
     """What a process runs, and within which limits.
 
     Attributes:
-        title: What it is, for people: ``A reward process``.
-        where: Where it stands in the configuration.
-        worker: Module whose ``main`` it runs.
-        start: What the worker is told first; plain values.
+        title: Its name in messages: ``A reward process``.
+        where: Its key in the configuration.
+        worker: Module whose ``main`` the process runs.
+        start: The first message to the worker; plain values.
         timeout_s: Seconds that a call may take, from when it is sent or, if others were sent before it, from when the
             answer to the last of them is taken; if the worker notes how far it has come, from there on (:meth:`send`).
         memory_gib: Memory that it may allocate; None = no limit.
         start_timeout_s: Seconds until it must be ready.
-        tells: Before it answers, a call may say where it stands, in messages with ``at``.
+        tells: Whether a call may report its position before it answers, in messages with ``at``.
     """
 
     title: str
@@ -73,13 +73,13 @@ class ProcessSettings:
 
 @dataclass(frozen=True)
 class Gone:
-    """How a process came to its end that owed an answer.
+    """How a process ended that still owed an answer.
 
     Attributes:
-        late: It took too long, and was killed.
+        late: Whether it was killed because it took too long.
         why: Where it stood, or how it ended, with the last lines that it wrote.
-        killed: It was ended by SIGKILL, and not by us.
-        nonsense: It was ended by us, because what it wrote was no answer.
+        killed: Whether SIGKILL ended it, and Anytron did not send it.
+        nonsense: Whether Anytron ended it because it wrote something that is not an answer.
         at: How far the call had come; None if the worker noted nothing.
     """
 
@@ -96,12 +96,12 @@ class IsolatedProcess:
     :meth:`send` it some calls, then :meth:`receive` until there is an answer to each, in order; then the next ones.
 
     Args:
-        settings: What it runs.
-        log: Takes all that the process writes; appended to.
+        settings: What the process runs, and its limits.
+        log: File to which the output of the process is appended.
 
     Raises:
-        DataError: It could not be started.
-        ResourceError: Memory, processes or files have run out.
+        DataError: The process could not be started.
+        ResourceError: The machine has run out of memory, processes or files.
 
     Attributes:
         connection: Ready to be read when :meth:`receive` has something to do.
@@ -163,18 +163,18 @@ class IsolatedProcess:
         They are one message. Objects that two of them refer to are two objects there.
 
         Args:
-            calls: What the worker is given.
-            steps: How many positions it may note in each of them; the call as a whole then has the time for each.
+            calls: The calls for the worker.
+            steps: Number of positions that it may note in each call; the time limit then applies to each of them.
 
         Raises:
-            DataError: One cannot be pickled.
+            DataError: A call cannot be pickled.
         """
         self._owed, self._steps = calls, steps
         if self._ready:
             self._call()
 
     def receive(self) -> Mapping[str, Any] | Gone | None:
-        """Take what has come, or find that the time is over; None if there is nothing yet.
+        """Return the next answer or the end of the process, if it is late or gone; None if there is nothing yet.
 
         An answer is a JSON object that came with the token of its call; what stands in it is the caller's to check, who
         calls :meth:`reject` if it is wrong.
@@ -212,13 +212,13 @@ class IsolatedProcess:
         return message
 
     def reject(self, answer: str) -> Gone:
-        """End a process whose message is no answer: nothing that it may write next could be believed.
+        """End a process that sent something other than an answer, because its next messages cannot be trusted.
 
         Args:
             answer: What it wrote.
 
         Raises:
-            DataError: It was not ready yet.
+            DataError: The process was not ready yet.
         """
         why, at = f"it wrote {answer}", self.progress.position(self._steps)
         self.end()
@@ -228,7 +228,7 @@ class IsolatedProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether another process must take its place: it is gone, or has written without being asked."""
+        """Whether the process must be replaced: it is gone, or has written without being asked."""
         return self._process.poll() is not None or (not self._tokens and self.connection.poll())
 
     def end(self) -> None:

@@ -22,7 +22,7 @@ class Progress:
     """Where a call stands, and since when.
 
     Args:
-        descriptor: Of memory that :meth:`made` has made; stays open.
+        descriptor: Descriptor of the memory from :meth:`made`; it stays open.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -48,18 +48,18 @@ class Progress:
     def since(self) -> float:
         """When the last note was made, on the clock of :func:`time.monotonic`, which is one for all processes.
 
-        A time that has not been yet, or is no number, is as long ago as can be: nothing was noted.
+        A time in the future, or one that is not a number, counts as infinitely long ago: nothing was noted.
         """
         noted = float(_RECORD.unpack_from(self._memory)[0])
         return noted if noted <= monotonic() else -math.inf
 
     def position(self, steps: int) -> int | None:
-        """Where the call of so many steps stands; None if it has come to none of them yet."""
+        """The position of a call of so many steps; None if it has not reached the first one."""
         position = int(_RECORD.unpack_from(self._memory)[1])
         return position if 0 <= position < steps else None
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._memory.close()
 
     def _note(self, position: int) -> None:

@@ -57,7 +57,7 @@ MESSAGE_S = 5.0
 LARGEST_FRAME = 1 << 28
 """Bytes of the longest message that the driver reads."""
 SAID = 1 << 20
-"""Bytes that libraries may write to their error output; the last line is shown when the child is gone."""
+"""Most bytes that libraries may write to stderr; the last line is shown when the child is gone."""
 _TICK_S = 0.1
 _ANY_FILE = 1 << 20
 """Above the number of any open file."""
@@ -68,11 +68,11 @@ _KINDS: dict[str, type[AnytronError]] = {kind.__name__: kind for kind in (Config
 
 @dataclass(frozen=True)
 class Errand:
-    """What the child is asked to read, for the error if it cannot.
+    """What the child is asked to read, for the error if that fails.
 
     Attributes:
-        kind: Of the error.
-        what: What then failed, as a sentence.
+        kind: Class of the error.
+        what: What failed, as a sentence.
         where: The file, directory or key.
         fix: What would help.
     """
@@ -88,12 +88,12 @@ class Errand:
 
 
 class ConfinedReader:
-    """Asks the child; starts it when it is first asked, and again where it has come to its end.
+    """Sends calls to a child, which is started for the first call and again after it has ended.
 
     Args:
-        service: Answers calls.
-        memory: Bytes that it may allocate; by default ``MEMORY``.
-        compute_s: Seconds of processor time in which it must come further; by default ``COMPUTE_S``.
+        service: Function that answers calls.
+        memory: Most bytes that the child may allocate; by default ``MEMORY``.
+        compute_s: Seconds of processor time within which it must make progress; by default ``COMPUTE_S``.
     """
 
     def __init__(self, service: Service, memory: int | None = None, compute_s: float | None = None) -> None:
@@ -101,14 +101,14 @@ class ConfinedReader:
         self._child: _Child | None = None
 
     def ask(self, call: Any, errand: Errand) -> Iterator[Any]:
-        """Make a call, and give what comes back, value by value. To stop early ends the child.
+        """Make a call and yield the values of its answer. Stopping early ends the child.
 
         Args:
-            call: Picklable; what the service is given.
+            call: Argument of the service; picklable.
             errand: What is read.
 
         Raises:
-            AnytronError: Of the errand's kind; or what the service raised, if it was one for a person to read.
+            AnytronError: An error of the errand's kind, or the AnytronError that the service raised.
         """
         child = self._child = self._child or _Child(self._service, self._memory, self._compute_s, errand)
         whole = False
@@ -209,7 +209,7 @@ class _Child:
                 raise errand.failed(f"the process that reads it made no progress for {WAIT_S:g} s, and was ended")
 
     def _fate(self) -> str:
-        """Return how the child came to its end."""
+        """Describe how the child ended."""
         end = monotonic() + MESSAGE_S
         # Without reaping: the number stays the child's until _end() has used it.
         while (ended := os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
@@ -279,7 +279,7 @@ def _become(service: Service, memory: int, files: tuple[int, int, int], progress
 
 
 def _alone(channel: int, lifeline: int, said: int) -> tuple[int, int]:
-    """Leave no open file but these: nothing at 0 and 1, error output at 2, the channel at 3, the lifeline at 4.
+    """Leave no open file but these: nothing at 0 and 1, stderr at 2, the channel at 3, the lifeline at 4.
 
     All else is closed first: the driver may have as many files open as its limit allows.
     """

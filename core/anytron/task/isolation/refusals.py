@@ -2,7 +2,7 @@
 
 A filter alone refuses without a trace. Programs that make no such call pay nothing for this, and those that do wait for
 an answer of some microseconds (https://docs.kernel.org/userspace-api/seccomp_filter.html, "Userspace Notification").
-What the call's arguments point to is not looked at, and no call is ever let through.
+The memory behind the call's arguments is not read, and no call is ever allowed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def answer(listener: int, counted: Counter[str]) -> bool:
     """Refuse a call, and count it.
 
     Args:
-        listener: Where the kernel asks; it was found to be readable.
+        listener: Descriptor on which the kernel asks; it must be readable.
         counted: Refused calls by name.
 
     Returns:
-        Whether more are to be answered.
+        Whether more calls are to be answered.
     """
     question = bytearray(_QUESTION_BYTES)
     with contextlib.suppress(FileNotFoundError):  # a signal has ended the call meanwhile

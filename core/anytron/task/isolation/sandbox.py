@@ -48,7 +48,7 @@ _ENDED_WITH_US = 1
 
 
 class Unavailable(OSError):  # noqa: N818 - said of the sandbox
-    """This machine does not allow a sandbox; the text says which step it refused."""
+    """This machine cannot build the sandbox; the text names the step that failed."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Ending:
 
     Attributes:
         status: Its exit status; minus the signal that ended it.
-        output: What it wrote to its standard output, at most as much as it may.
-        late: It took too long, and was killed.
-        refused: System calls that it was refused, by name, as far as they were counted.
+        output: Its standard output, cut at the limit.
+        late: Whether it was killed because it took too long.
+        refused: Number of refused system calls by name, as far as they were counted.
     """
 
     status: int
@@ -70,10 +70,10 @@ class Ending:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What a program may use.
+    """The limits of a program.
 
     Attributes:
-        level: How it is kept in.
+        level: Level of isolation.
         timeout_s: Seconds that it may take, and seconds of processor time.
         memory_gib: Addresses that it may use, in GiB.
         output_mib: MiB that it may write, to its output; on the level ``full`` also to all files together.
@@ -91,7 +91,7 @@ class Sandbox:
 
         Args:
             program: Python source.
-            given: What stands in its standard input.
+            given: Its standard input.
 
         Raises:
             Unavailable: The sandbox could not be built; nothing was run.

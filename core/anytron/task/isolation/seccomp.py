@@ -39,7 +39,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def allow_calls(rules: Rules) -> None:
-    """Have the kernel refuse all other system calls to this process, all its threads, and what it executes.
+    """Allow this process, all its threads and what it executes only these system calls; the kernel refuses others.
 
     Calls of another processor's interface end the process.
 
@@ -84,10 +84,10 @@ def instructions(
     """Translate rules for a processor; calls that it never had are left out.
 
     Args:
-        rules: What is allowed.
+        rules: The allowed calls.
         calls: The processor's numbers.
-        audit: How the kernel names the processor.
-        refusal: What becomes of calls that processors have by numbers of their own, and are not allowed.
+        audit: Name of the processor in the kernel.
+        refusal: Action for native calls of the processor that are not allowed.
     """
     refused = [
         *((_AT_LEAST, 0, 1, _SINCE_2019), (_RETURN, 0, 0, _REFUSE | errno.ENOSYS)),

@@ -36,14 +36,14 @@ GIB = 1 << 30
 
 
 def enter(channel: int, lifeline: int) -> tuple[Connection, dict[str, Any]]:
-    """Make this process one that ends with the driver, shows where it hangs, and keeps to its memory.
+    """Set up this process: it ends with the driver, prints its stacks when it hangs, and has a memory limit.
 
     Args:
         channel: This process's end of a socket pair.
         lifeline: A pipe that nobody writes to; the driver holds its other end.
 
     Returns:
-        The channel, and what the driver says first.
+        The channel, and the first message of the driver.
     """
     for descriptor in (channel, lifeline):
         os.set_inheritable(descriptor, False)
@@ -60,7 +60,7 @@ def enter(channel: int, lifeline: int) -> tuple[Connection, dict[str, Any]]:
 
 
 def calls(connection: Connection, start: dict[str, Any]) -> Iterator[tuple[Any, Answer]]:
-    """Say that this process is ready, and yield the driver's calls until it is gone, each with what answers it.
+    """Report that this process is ready, and yield the driver's calls until it is gone, each with a reply function.
 
     Arguments are what :func:`enter` gives. Answers are plain values.
     """

@@ -56,10 +56,10 @@ LARGEST = 1e15
 
 @dataclass(frozen=True)
 class Failure(IsolationFailure):
-    """Why there is no usable reward.
+    """Why a call has no usable reward.
 
     Attributes:
-        sample: Position, in the call, of the sample concerned; None if that is not known.
+        sample: Position of the failing sample in the call; None if unknown.
     """
 
     sample: int | None = None
@@ -67,10 +67,10 @@ class Failure(IsolationFailure):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a function answered to one call.
+    """The answer of a function to one call.
 
     Attributes:
-        values: One number for each sample, None where ``failures`` say why there is none; empty if the call as a
+        values: One number for each sample, None for the samples in ``failures``; empty if the call as a
             whole failed, for which there is one failure.
         failures: In the samples' order.
     """
@@ -80,23 +80,23 @@ class Answer:
 
     @property
     def whole(self) -> bool:
-        """Whether the function has answered at all."""
+        """Whether the call as a whole succeeded."""
         return bool(self.values)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what :meth:`from_json` reads."""
+        """Return the fields as JSON values, for :meth:`from_json`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: object, samples: int) -> Answer:
-        """Read what :meth:`as_json` gave, in a process that runs a user's code: it may be anything.
+        """Check and read an answer from a process that runs a user's code and may have written anything.
 
         Args:
-            record: It.
-            samples: How many the call had.
+            record: The answer.
+            samples: Number of samples in the call.
 
         Raises:
-            ValueError: It is no answer to such a call.
+            ValueError: The value is not an answer to such a call.
         """
         found = read(cls, record)
         missing = [position for position, value in enumerate(found.values) if value is None]
@@ -111,12 +111,12 @@ class Answer:
 
     @classmethod
     def failed(cls, failure: Failure) -> Answer:
-        """Answer a call that failed as a whole."""
+        """Make the answer to a call that failed as a whole."""
         return cls([], [failure])
 
 
 def answer(function: RewardFunction, samples: Sequence[Sample]) -> Answer:
-    """Call the function with all samples and check what it returns. Whatever it does is an answer, ``exit()`` too."""
+    """Call the function with all samples and check what it returns. Even ``exit()`` results in an answer."""
     try:
         scores = function(samples)
         if isinstance(scores, Iterator):
@@ -165,7 +165,7 @@ def _unusable(value: object, position: int, function: RewardFunction) -> Failure
 
 
 def culprit(error: BaseException, samples: Sequence[Sample]) -> int | None:
-    """Find the position of the sample that a function was looking at when it raised.
+    """Find the position of the sample that a function was scoring when it raised.
 
     It is taken from the local variables of the innermost frame that has one; None if no frame does.
     """

@@ -61,10 +61,10 @@ class Code(Section):
         return Sandbox(self.sandbox, self.test_timeout_s, self.memory_gib, self.output_mib, self.site_packages)
 
     def check_machine(self) -> None:
-        """Run a program that does nothing.
+        """Check that the sandbox works, by running an empty program in it.
 
         Raises:
-            ConfigError: This machine allows no such sandbox.
+            ConfigError: This machine does not allow the sandbox.
         """
         # In an interpreter of its own: a sandbox is made by fork, and this process may have threads.
         trial = "from anytron.task.isolation.sandbox import try_out; try_out()"
@@ -84,10 +84,10 @@ class Code(Section):
         )
 
     def check_prompt(self, data: Mapping[str, Any]) -> None:
-        """Find out before the run whether a prompt has tests.
+        """Check before the run that a prompt has tests.
 
         Raises:
-            DataError: It has none, or none that can be used.
+            DataError: The prompt has no usable tests.
         """
         _tests(data.get(self.key), self.key)
 

@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 
 class Judge(Section):
-    """Return what a judge says, divided by ``maximum``: from 0 to 1.
+    """Return the score of a judge divided by ``maximum``: from 0 to 1.
 
     The judge is shown the prompt, the response, and the right answer if ``key`` is set, each between marks that the
     response cannot know; its verdict is its last line, which must repeat such a mark. A response that tells the judge
@@ -91,10 +91,10 @@ class Judge(Section):
         return url.rstrip("/")
 
     def check_machine(self) -> None:
-        """Check that the key is there. Nothing is asked.
+        """Check that the API key is set, without a request.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: The API key is missing or invalid.
         """
         if self.api_key_env is not None and not self._secret:
             why = f"the environment variable {self.api_key_env} is not set, or is empty"
@@ -106,10 +106,10 @@ class Judge(Section):
             raise ConfigError("The judge's API key is invalid.", why=why)
 
     def check_prompt(self, data: Mapping[str, Any]) -> None:
-        """Find out before the run whether a prompt has the right answer, if the judge is to see it.
+        """Check before the run that a prompt has the right answer, if the judge is shown it.
 
         Raises:
-            DataError: It has not.
+            DataError: The prompt has no right answer.
         """
         if self.key is not None and self.key not in data:
             raise DataError(f"The prompt has no entry {self.key!r}.", fix="set the judge's option key")
@@ -174,7 +174,7 @@ class Judge(Section):
 
 
 class NoAnswer(Exception):  # noqa: N818 - it is what a reward has in place of a number
-    """There is no usable answer; the text says what came instead."""
+    """The server gave no usable answer; the text says what it sent instead."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -188,11 +188,11 @@ class Chat:
     """A server's chat completions. Threads may share it.
 
     Args:
-        url: Without ``/chat/completions``.
-        secret: The key; empty = none. It is sent to this server and told to nobody else.
+        url: URL of the server, without ``/chat/completions``.
+        secret: The API key; empty = none. It is sent only to this server.
         timeout_s: Seconds for one answer.
-        attempts: How often to ask.
-        backoff_s: Seconds to wait before asking for the second time.
+        attempts: Number of attempts.
+        backoff_s: Seconds to wait before the second attempt.
     """
 
     def __init__(self, url: str, secret: str, timeout_s: float, attempts: int, backoff_s: float) -> None:
@@ -205,10 +205,10 @@ class Chat:
 
         Args:
             body: The request.
-            read: Reads the text of the answer; raises ValueError if it is of no use.
+            read: Function that reads the text of the answer; raises ValueError if it is unusable.
 
         Raises:
-            NoAnswer: There is none after all attempts, or there would be none after any number of them.
+            NoAnswer: All attempts failed, or one failed in a way that repeating does not cure.
         """
         data = json.dumps(body).encode()
         for attempt in range(1, self._attempts + 1):

@@ -31,10 +31,10 @@ class ReferenceReward(Section):
     """The entry of the prompt's data that holds the right answer."""
 
     def check_prompt(self, data: Mapping[str, Any]) -> None:
-        """Find out before the run whether a prompt has the entry.
+        """Check before the run that a prompt has the entry.
 
         Raises:
-            DataError: It has not.
+            DataError: The prompt has no such entry.
         """
         if self.key not in data:
             raise DataError(
@@ -70,7 +70,7 @@ class ReferenceReward(Section):
 class ExactMatch(ReferenceReward):
     """Score 1 for a response that is the right answer, else 0. White space around both is ignored.
 
-    Where there is an environment, the response is what the model wrote in its last turn; so in all that follow.
+    With an environment, the response is the model's last turn; likewise in all rewards below.
     """
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
@@ -105,7 +105,7 @@ class PatternReward(Section):
 
     @cached_property
     def compiled(self) -> Any:
-        """The pattern as the library has it."""
+        """The compiled pattern."""
         import regex
 
         return regex.compile(self.pattern, regex.DOTALL)
@@ -114,8 +114,8 @@ class PatternReward(Section):
 class Format(PatternReward):
     """Score 1 for a response that matches the pattern from beginning to end, but for white space around it; else 0.
 
-    Where the chat template opens ``<think>`` in the prompt, the response is looked at with it, so that one pattern does
-    for all templates; so in all rewards with patterns.
+    Where the chat template opens ``<think>`` in the prompt, the response is matched with it, so that one pattern works
+    for all templates; likewise in all rewards with patterns.
     """
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
@@ -147,7 +147,7 @@ class Regex(PatternReward, ReferenceReward):
 
 
 def last_captured(pattern: Any, text: str) -> str | Exception | None:
-    """Find what a pattern of ``regex`` captures where it matches last: its first group, or all if it has none.
+    """Return what a pattern of ``regex`` captures in its last match: its first group, or the match if it has none.
 
     Returns:
         The text; None if there is no match; an error if it takes too long.
@@ -179,10 +179,10 @@ class ReasoningGym(PatternReward):
     space around it is ignored."""
 
     def check_machine(self) -> None:
-        """Check that the library is there.
+        """Check that the library is installed.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: The library is not installed.
         """
         try:
             import reasoning_gym  # noqa: F401
@@ -190,10 +190,10 @@ class ReasoningGym(PatternReward):
             raise missing_library("rewards") from error
 
     def check_prompt(self, data: Mapping[str, Any]) -> None:
-        """Find out before the run whether a prompt is one of reasoning-gym.
+        """Check before the run that a prompt comes from reasoning-gym.
 
         Raises:
-            DataError: It is not.
+            DataError: The prompt does not come from reasoning-gym.
         """
         if data.get(ENTRY) is None:  # of a table that has other prompts, too, the entry is null
             raise DataError(

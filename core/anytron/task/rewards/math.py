@@ -40,10 +40,10 @@ class Math(ReferenceReward):
     """Seconds that reading a response may take, and comparing it with the right answer."""
 
     def examine_answer(self, answer: object) -> str | None:
-        """As elsewhere, but any finite number is mathematics, and the answer itself must be right as a response.
+        """As in the base class, but any finite number is accepted, and the answer itself must score 1 as a response.
 
         What is none of an answer, such as ``$`` or a thought, scores 0 in every form. Nothing is evaluated, so that all
-        rows of a table can be looked at: microseconds each, where math-verify takes milliseconds.
+        rows of a table can be checked: microseconds each, where math-verify takes milliseconds.
         """
         if isinstance(answer, float) and isfinite(answer):
             return None
@@ -53,10 +53,10 @@ class Math(ReferenceReward):
         return f"{str(answer)[:40]!a} is neither a number, a formula nor a word: no response would be right"
 
     def check_machine(self) -> None:
-        """Check that the library is there.
+        """Check that the library is installed.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: The library is not installed.
         """
         try:
             import math_verify  # noqa: F401
@@ -68,7 +68,7 @@ class Math(ReferenceReward):
         return [self._score(sample.last_message, self.reference(sample)) for sample in samples]
 
     def reference(self, sample: Sample) -> str:
-        """The right answer as text; of one with a thought in front, as of a response, what stands behind it."""
+        """The right answer as text; like in a response, a leading thought is removed."""
         return _behind_thought(super().reference(sample))
 
     def _score(self, response: str, reference: str) -> float | Exception:

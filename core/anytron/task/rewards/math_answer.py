@@ -68,11 +68,11 @@ _UNIT = re.compile(
 
 @dataclass(frozen=True)
 class Written:
-    """An answer in one form.
+    """An answer in a normal form.
 
     Attributes:
         elements: Its elements, more than one if it is a set or a list; each LaTeX without text, unit and sign of money.
-        percent: Whether a percent sign stood behind it.
+        percent: Whether a percent sign followed it.
         unit: The unit, where the same number in another unit is another answer; else empty.
     """
 
@@ -82,7 +82,7 @@ class Written:
 
 
 def last_answer(response: str) -> str | None:
-    r"""Find the answer in a response; None if nothing in it is one.
+    r"""Find the answer in a response; None if there is no answer.
 
     Of several boxes the last complete one counts, and of a box in a box the outer one.
     """
@@ -118,7 +118,7 @@ def _last_box(text: str) -> str | None:
 
 
 def written(answer: str) -> Written:
-    r"""Write an answer in one form.
+    r"""Convert an answer to its normal form.
 
     Money (``\$18``, ``18 dollars``), thousands (``1,234``, ``1{,}234``), percent signs, units, ``x =``, spaces, text
     and the braces of a set are taken off; mixed numbers become sums. A list at the top level has several elements.

@@ -35,9 +35,9 @@ class RewardPool:
     """Scores samples with one function, in processes of its own. A context manager: leaving ends them.
 
     Args:
-        name: The reward's.
-        section: Its configuration.
-        key: Where that stands.
+        name: Name of the reward.
+        section: Its section in the configuration.
+        key: Key of that section.
         logs: An existing directory; each process writes to ``reward-NAME-N.log``.
         start_timeout_s: Seconds until a process must have found the function.
     """
@@ -70,21 +70,21 @@ class RewardPool:
     def score(
         self, samples: Sequence[Sample], *, more: bool = False, forgiving: bool = False
     ) -> Generator[None, None, Scored]:
-        """Call the function with all samples; where that fails, one by one, to find those that it fails for.
+        """Call the function with all samples; if that fails, sample by sample, to find the failing ones.
 
         Args:
-            samples: Of a step.
-            more: The step has others, among which some have a number.
-            forgiving: A failure is found and ends nothing, also where ``on_error`` is ``stop``.
+            samples: Samples of a step.
+            more: Whether the step has further samples, some of which have a score.
+            forgiving: Whether a failure is only returned, even if ``on_error`` is ``stop``.
 
         Yields:
             None whenever it has to wait (:attr:`connections`, :attr:`deadline`).
 
         Returns:
-            A number for each sample, None for those that it fails for, and why it does.
+            A score for each sample, None where the function failed, and the failures.
 
         Raises:
-            DataError: It fails for a sample and ``on_error`` is ``stop``; it fails for all of them; or it cannot be
+            DataError: The function fails for a sample and ``on_error`` is ``stop``; fails for all; or cannot be
                 called.
         """
         values: list[float | None] = [None] * len(samples)
@@ -174,10 +174,10 @@ def reward_error(reward: str, failure: Failure, sample: Sample | None, *, every:
     """Make the error that ends a run because a reward fails.
 
     Args:
-        reward: Its name.
-        failure: Why it does.
-        sample: For which sample; None if that is not known.
-        every: It fails for all others of the step as well.
+        reward: Name of the reward.
+        failure: The failure.
+        sample: The failing sample; None if unknown.
+        every: Whether it fails for all samples of the step.
     """
     where = f"reward {reward}"
     if sample is not None:
@@ -211,10 +211,10 @@ class RewardProcess(IsolatedProcess):
     One call at a time: :meth:`give`, then :meth:`take` until there is an answer.
 
     Args:
-        name: The reward's, for people.
-        section: What to call.
-        key: Where it stands in the configuration.
-        log: Takes all that the process writes; appended to.
+        name: Name of the reward, for messages.
+        section: Section that names the function.
+        key: Key of the section.
+        log: File to which the output of the process is appended.
         start_timeout_s: Seconds until it must have found the function.
     """
 
@@ -234,14 +234,14 @@ class RewardProcess(IsolatedProcess):
         super().__init__(settings, log)
 
     def give(self, samples: Sequence[Sample]) -> None:
-        """Let the function be called with these samples, as soon as the process is up."""
+        """Call the function with these samples, as soon as the process has started."""
         self._samples = len(samples)
         self.send([samples], steps=len(samples))
 
     def take(self) -> Answer | None:
-        """Take what has come, or find that the time is over; None if there is no answer yet.
+        """Return the answer, which is a failure if the time is over; None if there is no answer yet.
 
-        An answer that cannot come any more is one, with its reason; the process has ended then.
+        If the process has ended, the answer is a failure with the reason.
 
         Raises:
             DataError: The process could not start, or cannot read the samples.

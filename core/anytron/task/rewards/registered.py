@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def environment(samples: Sequence[Sample]) -> list[float]:
-    """Return what the environment gave, all turns together.
+    """Return the reward of the environment, summed over all turns.
 
     Raises:
-        DataError: There is no environment.
+        DataError: The run has no environment.
     """
     return [_outcome(sample).reward for sample in samples]
 
@@ -41,7 +41,7 @@ def _outcome(sample: Sample) -> Outcome:
 
 
 class OfModel(Section):
-    """Stand for what the reward model says: its ranks are asked (``anytron.task.rewards.scoring``), and no function."""
+    """Placeholder for the reward model: its ranks score samples (``anytron.task.rewards.scoring``), not a function."""
 
 
 REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -62,15 +62,15 @@ REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 def made(reference: str, options: Mapping[str, Any], key: str) -> Any:
-    """Make what is called with samples alone.
+    """Make a function that is called with samples only.
 
     Args:
         reference: ``rewards[].function``.
-        options: Its options.
-        key: Where it stands in the configuration.
+        options: ``rewards[].options``.
+        key: Key of the reference.
 
     Raises:
-        ConfigError: It does not exist, does not take its options, or raises.
+        ConfigError: The function does not exist, does not accept its options, or raises.
     """
     function = resolve(reference, REWARDS_FUNCTION, key=key, registered=REWARDS, options=options)
     make = partial(function, **options)

@@ -31,12 +31,12 @@ class Sample:
             environment wrote.
         finished: True if an end token or a stop string ended it, or the environment did; False if a limit of length
             or of turns did.
-        data: What the source said of the prompt, for example the right answer.
-        images: The prompt's pictures as the source gave them.
-        patches: The same as the model reads them; None without images.
+        data: The prompt's data from the source, for example the right answer.
+        images: The prompt's pictures, as in the source.
+        patches: The pictures as the model reads them; None without images.
         response_mask: For each response token, whether the model wrote it; None = it wrote all of them.
-        environment: What the environment made of the response; None without one.
-        routing: The experts of each token but the last
+        environment: Outcome of the response in the environment; None without an environment.
+        routing: The experts of each token except the last
             (:attr:`anytron.workers.engines.rollout_engine.Response.routing`); reward functions get None.
         opened: The mark of thought behind which the last turn begins, as the chat template has written it into the
             prompt, with its white space: ``<think>`` and a line end; mostly empty.
@@ -59,20 +59,20 @@ class Sample:
 
     @property
     def turns(self) -> tuple[str, ...]:
-        """What the model itself wrote, turn by turn, decoded without special tokens; without an environment, one."""
+        """The model's own text, turn by turn, without special tokens; without an environment, one turn."""
         return (self.response_text,) if self.environment is None else self.environment.turns
 
     @property
     def last_message(self) -> str:
-        """The last turn as a reader of the conversation sees it: with the mark of thought that the prompt opens."""
+        """The last turn, with the opening mark of thought that the chat template wrote into the prompt."""
         return self.opened + self.turns[-1]
 
     @property
     def environment_failure(self) -> Failure | None:
-        """Why the environment could not be used to the end, so that the sample is dropped; None if nothing failed."""
+        """Why the environment failed, so that the sample is dropped; None if it did not."""
         return None if self.environment is None else self.environment.failure
 
     @property
     def own_tokens(self) -> int:
-        """How many of the response's tokens the model wrote."""
+        """Number of the response's tokens that the model wrote."""
         return len(self.response_tokens) if self.response_mask is None else sum(self.response_mask)

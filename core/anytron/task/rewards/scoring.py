@@ -67,10 +67,10 @@ class RewardSum:
 
     @classmethod
     def from_config(cls, sections: Sequence[RewardSection]) -> RewardSum:
-        """Find the functions, and check that they can be called with their options.
+        """Find the functions, and check that they accept their options.
 
         Raises:
-            ConfigError: One does not exist or does not take its options, or two have the same name.
+            ConfigError: A function does not exist or does not accept its options, or two have the same name.
         """
         named: dict[str, RewardSection] = {}
         for index, section in enumerate(sections):
@@ -91,14 +91,14 @@ class RewardSum:
         return cls(named)
 
     def check(self, tables: Sequence[Sequence[TokenizedPrompt]]) -> None:
-        """Let rewards that are classes look at this machine and at the run's prompts, before anything starts.
+        """Let rewards that are classes check this machine and the run's prompts, before anything starts.
 
         Args:
             tables: The prompts of each source of the run.
 
         Raises:
             ConfigError: A reward cannot work here, or cannot be made with its options.
-            DataError: It cannot score the responses to a prompt.
+            DataError: A reward cannot score the responses to a prompt.
         """
         for index, (name, section) in enumerate(self.sections.items()):
             key = f"rewards[{index}] ({name})"
@@ -121,7 +121,7 @@ class RewardSum:
                 raise DataError(first.what, where=where, why=f"{first.why}{more}", fix=first.fix)
 
     def unusable(self) -> Callable[[Mapping[str, Any]], str]:
-        """Make a function that says why some reward refuses a prompt's data; empty if none does.
+        """Make a function that returns why a reward refuses a prompt's data; empty if none does.
 
         Raises:
             ConfigError: A reward cannot be made with its options.
@@ -141,8 +141,8 @@ class RewardSum:
         """Start the processes that call the functions; does not wait for them.
 
         Args:
-            logs: Where each writes its log; made if need be.
-            start_timeout_s: Seconds that a process may take to find its function.
+            logs: Directory of the logs; created if missing.
+            start_timeout_s: Seconds until a process must have found its function.
         """
         logs.mkdir(parents=True, exist_ok=True)
         with ExitStack() as started:
@@ -159,19 +159,19 @@ class RewardModel(Protocol):
     """Ranks that hold a reward model."""
 
     def begin(self, samples: Sequence[Sample]) -> Callable[[], list[float]]:
-        """Let it read prompts and responses, and don't wait; what is returned does, and gives a number for each."""
+        """Start to score prompts and responses; the returned function waits and returns the scores."""
 
 
 class RewardWorkers:
     """Reward functions in their processes, and a reward model. A context manager: leaving ends the processes.
 
     Args:
-        sections: All rewards, by name.
-        pools: The processes of those that are functions.
-        model: What the others ask.
+        sections: Sections of all rewards, by name.
+        pools: Processes of the rewards that are functions.
+        model: The reward model of the others.
 
     Attributes:
-        pools: As given.
+        pools: The argument.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class RewardWorkers:
         self._sections, self.pools, self._model = sections, pools, model
 
     def beside(self, model: RewardModel | None) -> RewardWorkers:
-        """The same processes, and the run's reward model, if it has one."""
+        """Combine these processes with the run's reward model, if it has one."""
         return RewardWorkers(self._sections, self.pools, model)
 
     def __call__(self, samples: Sequence[Sample], *, more: bool = False) -> RewardScores:
@@ -243,16 +243,16 @@ class RewardWorkers:
 def judged(
     sections: Mapping[str, RewardSection], scores: Sequence[float], samples: Sequence[Sample], *, more: bool
 ) -> dict[str, Scored]:
-    """Take what a model says of samples for what functions say.
+    """Convert the scores of a reward model to rewards.
 
     Args:
-        sections: Those of ``rewards`` that ask it, by name.
-        scores: A number for each sample.
-        samples: Of a step.
-        more: The step has others, among which some have a number.
+        sections: Sections of ``rewards`` that use it, by name.
+        scores: A score for each sample.
+        samples: Samples of a step.
+        more: Whether the step has further samples, some of which have a score.
 
     Raises:
-        DataError: It has no finite number for a sample and ``on_error`` is ``stop``, or for none of them.
+        DataError: The score of a sample is not finite and ``on_error`` is ``stop``, or no score is finite.
     """
     failures = {
         index: Failure(
@@ -289,7 +289,7 @@ def _weighted(name: str, weight: float, values: Tensor, samples: Sequence[Sample
 
 
 def joined(found: Sequence[RewardScores]) -> RewardScores:
-    """Join the scores of a step's rounds, in their order."""
+    """Join the scores of a step's rounds, in order."""
     failures: dict[str, dict[int, Failure]] = {name: {} for name in found[0].failures}
     before = 0
     for one in found:
@@ -306,11 +306,11 @@ def side_by_side(
     """Let the processes of several rewards work at the same time.
 
     Args:
-        work: For each of different pools, what yields whenever it has to wait for one of the pool's processes.
-        until: Then give up what is not finished, on the clock of :func:`time.monotonic`.
+        work: A generator for each pool, which yields whenever it must wait for a process of the pool.
+        until: When to stop waiting, on the clock of :func:`time.monotonic`.
 
     Returns:
-        What each returned; None for what was given up: processes that were at work for it have ended.
+        The result of each generator; None for unfinished ones, whose busy processes have been ended.
     """
     found: dict[int, T] = {}
     try:

@@ -45,13 +45,13 @@ def main(channel: int, lifeline: int) -> None:
 
 
 class WatchedSamples(list["Sample"]):
-    """A list that tells which of its samples is taken out: how far a function has come.
+    """A list that reports which of its samples is read: how far a function has come.
 
-    The time-out counts from the last one, and a function that hangs or dies was looking at it.
+    The time-out counts from the last one, and a function that hangs or dies was scoring it.
 
     Args:
-        samples: What the list holds.
-        took: Is told the position of each sample that is taken.
+        samples: The items of the list.
+        took: Function that is called with the position of each sample that is read.
     """
 
     def __init__(self, samples: Iterable[Sample], took: Callable[[int], object]) -> None:
@@ -69,7 +69,7 @@ class WatchedSamples(list["Sample"]):
             self._open = False
 
     def __getattr__(self, name: str) -> Any:
-        """Say to a function that takes the list for one sample, or for another library's argument, what it is given.
+        """Raise an error that says what the list is, for a function that takes it for one sample or another argument.
 
         Raises:
             AttributeError: Always: a list has no such attribute.

@@ -67,7 +67,7 @@ def preload() -> None:
         )
     os.environ.update(_ENVIRONMENT)
     _loaded.extend(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in paths)
-    print("*** Ascend simulator: results are computed on the CPU; speed means nothing ***", file=sys.stderr)
+    print("*** Ascend simulator: no NPU is used; results come from the CPU, speed means nothing ***", file=sys.stderr)
 
 
 def activate() -> None:

@@ -107,7 +107,7 @@ def test_a_directory_without_adapter_is_named(tmp_path, random_adapter):
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
-        ("adapter_config.json", "[]", "holds list"),
+        ("adapter_config.json", "[]", "of type list"),
         ("adapter_config.json", '{"peft_type": "LORA", "r": "8"}', "r: it must be a whole number"),
         ("adapter_config.json", '{"peft_type": "LORA", "lora_alpha": "big"}', "lora_alpha: it must be a finite number"),
         ("adapter_model.safetensors", "", "0 bytes"),

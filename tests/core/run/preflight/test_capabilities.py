@@ -166,7 +166,7 @@ def test_an_engine_that_says_nothing_of_platforms_is_not_asked(testchip):
 
 def test_verification_needs_engines_that_can_be_observed(testchip):
     (found,) = verification_diagnostics(run_of())
-    assert (found.key, "cannot show its logits" in found.message) == ("engine.name", True)
+    assert (found.key, "cannot return its logits" in found.message) == ("engine.name", True)
     assert list(verification_diagnostics(run_of("megatron"))) == []
 
 
