@@ -25,21 +25,21 @@ _TEMPLATE_ARGUMENTS = (
     "tools",
     "truncation",
 )
-"""Arguments of ``apply_chat_template`` that are not the user's: they say what comes back, or are the prompt's."""
+"""Arguments of ``apply_chat_template`` that Anytron sets itself: they select what is returned, or come from the prompt."""
 
 
 class ReadingOptions(Section):
     """How a row becomes a prompt."""
 
     path: str = Field(min_length=1)
-    """The file, or a pattern that several match (``train-*.parquet``), in the order of their names; of ``dataset`` a
-    folder that ``Dataset.save_to_disk`` has written, or an ``.arrow`` file. Relative to the YAML file."""
+    """A file, or a pattern for several files (``train-*.parquet``), which are read in the order of their names; for
+    ``dataset``, a folder written by ``Dataset.save_to_disk`` or an ``.arrow`` file. Relative to the YAML file."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Columns by their use: ``{prompt: question, answer: solution}``. ``prompt`` is a text, a list of messages (with
     ``role`` and ``content``) or of token ids; ``id`` names the prompt; ``images`` are paths or pictures; ``tools`` are
     shown by the chat template. Any other name becomes an entry of the prompt's data, which rewards read. A dot reaches
-    into a column, ``reward_model.ground_truth``. A column that is named here must be in every row; of the others,
-    ``prompt`` must. With ``algorithm.name=sft``, ``response`` is the text to learn: a text or a list of token ids;
+    into a column, ``reward_model.ground_truth``. Columns that are named here must be in every row, and so
+    must ``prompt``. With ``algorithm.name=sft``, ``response`` is the text to learn: a text or a list of token ids;
     without one, the answers in a ``prompt`` that is a conversation."""
     chat: bool = False
     """Turn a prompt that is text into a user's message, with images before the text, so that the chat template is
@@ -76,7 +76,7 @@ class ImagesOptions(Section):
     """Put picture and question into a user's message, for the chat template; otherwise ``prompt`` has the image
     token."""
     system: str | None = None
-    """With ``chat``: a system message before it."""
+    """With ``chat``: a system message before the user's message."""
 
 
 SOURCE_OPTIONS: Mapping[str, type[Section]] = MappingProxyType(

@@ -44,7 +44,7 @@ class RolloutSection(Section):
     """``colocated`` replicas use the devices of the training ranks, in turns with them; each ``separate`` replica has
     its own device; docs/how-to/share-devices.md."""
     sleep: bool = False
-    """Rollout engines give their device's memory back while training works; docs/how-to/share-devices.md."""
+    """Free the device memory of rollout engines during training; docs/how-to/share-devices.md."""
     replicas: int = Field(1, ge=1)
     """Rollout processes, each with the whole model, that share the prompts of a step; docs/how-to/scale-rollouts.md."""
     replay_routing: bool = False
@@ -71,7 +71,7 @@ class RolloutSection(Section):
 
 
 class EnvironmentSection(Section):
-    """What replies to the model during a response: tools, games, users; docs/how-to/use-tools-and-environments.md."""
+    """The environment that replies to the model (a tool, a game, a user); docs/how-to/use-tools-and-environments.md."""
 
     path: str
     """The environment's class: ``module:Class`` or ``file.py:Class``."""

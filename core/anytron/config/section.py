@@ -22,7 +22,7 @@ class Section(BaseModel):
 
 
 def refuse_zero(temperature: Any) -> Any:
-    """Refuse a temperature of 0, which other tools take for greedy sampling, and say how that is written here."""
+    """Refuse a temperature of 0, which other tools take for greedy decoding; the error says what to set instead."""
     if isinstance(temperature, (int, float)) and temperature == 0:
         raise ValueError("must be above 0, because logits are divided by it; for greedy decoding, set top_k=1")
     return temperature

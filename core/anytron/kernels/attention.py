@@ -55,10 +55,10 @@ def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None =
 
 
 def is_causal(call: AttentionCall, kernel: str) -> bool:
-    """Read a neutral mode: whether a query sees no later key. Everything else that is hidden, the tensor hides.
+    """Return whether a neutral mode is causal. All other restrictions are in the mask tensor.
 
     Args:
-        call: What the kernel is called with.
+        call: The call of the kernel.
         kernel: Its name, for the message.
 
     Raises:

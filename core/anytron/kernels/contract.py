@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """One attention layer, as far as a kernel's choice may depend on it.
+    """Properties of an attention layer on which the choice of a kernel may depend.
 
     Attributes:
         num_heads: Query heads on this rank.
@@ -55,7 +55,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What changes from call to call of an attention kernel.
+    """Arguments of an attention kernel that change from call to call.
 
     Attributes:
         format: ``thd`` (cumulative lengths given) or ``bshd``.
@@ -130,13 +130,13 @@ class KernelName(str, Enum):
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """What a fused kernel's choice may depend on.
+    """Properties on which the choice of a fused kernel may depend.
 
     Attributes:
         device_type: ``torch.device`` type of the operands.
         dtype: Element type of the weights or of the operands (``adam``: float32, that of the master weights); None =
             not known.
-        options: What the kernel will be called with each time, as far as it is known. ``rms_norm`` and ``layer_norm``
+        options: Known arguments that are the same in each call of the kernel. ``rms_norm`` and ``layer_norm``
             have ``eps`` (float) and ``zero_centered`` (bool); the others have none.
     """
 
@@ -147,12 +147,12 @@ class KernelSpec:
 
 @dataclass(frozen=True)
 class LogProbSpec:
-    """What the log-prob kernel's choice may depend on.
+    """Properties on which the choice of the log-prob kernel may depend.
 
     Attributes:
         vocab_size: Real entries of the vocabulary; logits of padding entries are excluded.
         tensor_parallel: Ranks that share the vocabulary.
-        chunk_tokens: A tile of the vocabulary has no more logits than this many tokens have.
+        chunk_tokens: A tile of the vocabulary has at most as many logits as this many tokens.
         device_type: ``torch.device`` type of the operands.
         dtype: Element type of the operands; None = not known.
     """
@@ -189,7 +189,7 @@ class LogProbKernel(Protocol):
 
 
 class KernelSource(Protocol):
-    """Where layers ask for their kernels: the facade over all plugins, or anything that answers as it does."""
+    """The source of the layers' kernels: the facade over all plugins, or an object with the same methods."""
 
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
         """Supply the attention kernel of a layer."""
@@ -202,15 +202,15 @@ class KernelSource(Protocol):
 
 
 def zeros_from(shape: Sequence[int], first: Tensor, *others: Tensor | None) -> Tensor:
-    """Zeros that depend on operands: each of them gets a gradient of zeros, where plain zeros would give it none.
+    """Return zeros that depend on operands, so that each operand gets a gradient of zeros instead of none.
 
     A rank whose output depends on nothing leaves the backward pass, and with it the collectives there, in which the
     other ranks wait for it for ever.
 
     Args:
-        shape: Of the answer.
-        first: Has the answer's element type and device.
-        others: The other operands; None is left out.
+        shape: Shape of the result.
+        first: Operand with the element type and device of the result.
+        others: The other operands; None is skipped.
     """
     zeros = first.new_zeros(tuple(shape))
     for operand in (first, *others):

@@ -68,12 +68,12 @@ def make_log_prob(spec: LogProbSpec, arithmetic: TileArithmetic | None = None) -
 
 
 def tile_width(tokens: int, entries: int, chunk_tokens: int) -> int:
-    """Entries of the vocabulary per tile, in tiles as equal as can be.
+    """Return the entries of the vocabulary per tile, for tiles as equal as possible.
 
     Args:
         tokens: Tokens whose logits a tile holds.
-        entries: Of the vocabulary, on this rank.
-        chunk_tokens: The tokens whose logits are as many as a tile may have.
+        entries: Entries of the vocabulary on this rank.
+        chunk_tokens: Number of tokens whose logits are as many as a tile may have.
     """
     if tokens <= chunk_tokens or entries <= NARROWEST_TILE:
         return max(1, entries)
@@ -167,7 +167,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Shard:
-    """What a rank computes with.
+    """The operands of one rank.
 
     Attributes:
         hidden: ``[N, H]``.
@@ -184,20 +184,20 @@ class Shard:
     width: int
 
     def tiles(self) -> Iterator[slice]:
-        """Return the rows of each tile."""
+        """Yield the rows of each tile."""
         return (slice(begin, begin + self.width) for begin in range(0, len(self.weight), self.width))
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """What the gradients of logits depend on besides them: each float32 ``[N]``.
+    """What the gradients depend on besides the logits: each float32 ``[N]``.
 
     Attributes:
         peak: The highest logit m of all ranks, divided by the temperature as all logits.
         log_total: log s.
         mean: e / s, the mean of the logits less ``peak``.
-        grad_log_probs: Of the loss; 0 where the label is ignored.
-        grad_entropy: The same.
+        grad_log_probs: Gradient of the loss by the log-probs; 0 where the label is ignored.
+        grad_entropy: Gradient of the loss by the entropies; 0 where the label is ignored.
     """
 
     peak: Tensor
@@ -208,7 +208,7 @@ class Upstream:
 
 
 class TileArithmetic(Protocol):
-    """Compute what is wanted of logits, tile by tile."""
+    """Arithmetic of logits, tile by tile."""
 
     def statistics(self, shard: Shard) -> Tensor:
         """Sum up tiles, whichever it likes: float32 ``[tiles, 4, N]`` of m, s, e and the label's logit.
@@ -217,7 +217,7 @@ class TileArithmetic(Protocol):
         """
 
     def gradients(self, shard: Shard, upstream: Upstream) -> Iterator[tuple[slice, Tensor]]:
-        """Return the rows of each tile, and the gradient of its undivided logits: ``[N, rows]`` as the weight's dtype.
+        """Yield the rows of each tile, and the gradient of its undivided logits: ``[N, rows]`` as the weight's dtype.
 
         The gradient may be overwritten when the next one is asked for.
         """

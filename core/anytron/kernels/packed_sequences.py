@@ -32,7 +32,7 @@ Made = TypeVar("Made")
 
 
 class MicroBatchCache(Generic[Made]):
-    """One thing per micro-batch, keyed by the identity of its cumulative lengths; it dies with them."""
+    """A cache of one value per micro-batch, keyed by the identity of its cumulative lengths; it dies with them."""
 
     def __init__(self) -> None:
         self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -41,12 +41,12 @@ class MicroBatchCache(Generic[Made]):
         return len(self._made)
 
     def find(self, call: AttentionCall, facts: Hashable, make: Callable[[], Made]) -> Made:
-        """What was made for this micro-batch, or make it.
+        """Return the cached value of this micro-batch, or make it.
 
         Args:
             call: Its four cumulative lengths are the key, and their versions, so that a change in place is noticed.
-            facts: What else decides; the last thing made is kept.
-            make: Makes it.
+            facts: What else the value depends on; only the last value is kept.
+            make: Function that makes the value.
         """
         key = call.cu_seqlens_q
         assert key is not None, "thd needs cu_seqlens_q"
@@ -108,7 +108,7 @@ def rearrange(tensor: Tensor, there: Rows | None, back: Rows | None) -> Tensor:
 
 
 class Side(NamedTuple):
-    """The way of one operand (queries, or keys and values) into the groups and back.
+    """How one operand (queries, or keys and values) is moved into the groups and back.
 
     Attributes:
         grouped: Buffer rows ``[T]`` -> slots of all groups, one after the other.
@@ -136,7 +136,7 @@ class Restriction(NamedTuple):
 
     @classmethod
     def of(cls, forbidden: Tensor, *, sighted: bool = False) -> Restriction:
-        """Make it of the pairs that may not attend, True = MASKED; ``sighted``: every row is known to have a key."""
+        """Make it from the forbidden pairs, True = MASKED; ``sighted``: every row is known to have a key."""
         if sighted:
             return cls(~forbidden, None)
         blind = forbidden.all(dim=-1, keepdim=True)
@@ -148,13 +148,13 @@ class Group:
     """Sequences that share one dense batch.
 
     Attributes:
-        query_lengths: Real queries of each, int64 ``[n]``.
-        key_lengths: Real keys of each, int64 ``[n]``.
+        query_lengths: Real queries of each sequence, int64 ``[n]``.
+        key_lengths: Real keys of each sequence, int64 ``[n]``.
         rows: Queries per sequence, with padding.
         columns: Keys per sequence, with padding.
-        same: Every sequence has as many keys as queries.
-        full: Every sequence has ``columns`` keys.
-        sighted: Every query sees a key, those of padding too, unless a window hides all of them.
+        same: Whether every sequence has as many keys as queries.
+        full: Whether every sequence has ``columns`` keys.
+        sighted: Whether every query, also of padding, sees a key unless a window hides all.
     """
 
     query_lengths: Tensor

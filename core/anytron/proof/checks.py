@@ -34,7 +34,7 @@ class Check:
 
     Attributes:
         name: Unique in its tuple.
-        function: Makes the check and gives its result, or several; its docstring says what is done.
+        function: Makes the check and returns its result, or several; its docstring describes the check.
     """
 
     name: str
@@ -80,8 +80,8 @@ def make(
 
     Args:
         checks: In order.
-        results_of: Makes one.
-        watcher: Is told how it goes on.
+        results_of: Function that makes one check and yields its results.
+        watcher: Receives the progress.
     """
     for check in checks:
         watcher.begins(check.name)

@@ -102,7 +102,7 @@ class Plan:
     Attributes:
         devices: One of each kind.
         parameters: Numbers in the model.
-        silent: Engines that give no estimate, so that what they take is missing here.
+        silent: Engines that give no estimate; their memory is missing in the plan.
     """
 
     devices: tuple[DevicePlan, ...]
@@ -142,7 +142,7 @@ def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None 
 
     Args:
         run: The configuration.
-        device: What each device has.
+        device: Memory of each device.
         prompt_tokens: Mean length of a prompt, or of an example with its response; None = not known, and all
             micro-batches are taken to be full.
 
@@ -157,7 +157,7 @@ def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None 
             "The memory of this run cannot be estimated.",
             where="engine.name",
             why=f"the engine {run.engine.name} gives no estimate",
-            fix="begin with a small engine.max_tokens_per_micro_batch, and watch the device's own tool",
+            fix="start with a small engine.max_tokens_per_micro_batch and monitor device memory (nvidia-smi, npu-smi info)",
         )
     training: TrainingEstimate = estimate(run if prompt_tokens is None else _of_real_size(run, prompt_tokens))
     rank = [*training.parts, *_process(trains, device)]
@@ -223,7 +223,7 @@ def _devices(
 
 
 WORTH = 0.02
-"""Of what a device needs: settings that save less are not named."""
+"""Smallest share of a device's need that a setting must save to be named."""
 SMALLEST_MICRO_BATCH = 1024
 """Tokens, below which a smaller micro-batch is not proposed: it must hold the longest sequence."""
 
@@ -251,7 +251,7 @@ def remedies(
     Args:
         run: The configuration.
         plan: Its plan.
-        replan: Gives the plan with more overrides; None if the configuration refuses them.
+        replan: Returns the plan with more overrides; None if the configuration refuses them.
 
     Returns:
         Those that save something worth it, alone, the most first; and the first ones of :func:`candidates` with which
@@ -267,7 +267,7 @@ def remedies(
 
 
 def candidates(run: RunConfig) -> Iterator[str]:
-    """Give settings to try, as overrides: first what costs nothing but time, then devices, then other training."""
+    """Return settings to try, as overrides: first those that cost only time, then devices, then other training."""
     engine, rollout, parallel = run.engine, run.rollout, run.parallel
     if rollout.placement == "colocated" and rollout.engine != engine.name and not rollout.sleep:
         yield "rollout.sleep=true"

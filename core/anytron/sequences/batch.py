@@ -30,9 +30,9 @@ class RaggedBatch:
         response_mask: bool ``[T]``, True = the model wrote the token. What an environment wrote in the middle of a
             response is not trained: such tokens are read, as a prompt's are.
         temperature: Sampling temperature; log-probs are those of logits divided by it.
-        groups: int64 ``[B]``, the number of the prompt that each sequence answers; those of a prompt stand side by
-            side, and some prompts may have more than others. None where every sequence is alone.
-        rollout_log_probs: float32 ``[T]``, as the rollout engine saw them; 0 outside of responses.
+        groups: int64 ``[B]``, the number of the prompt that each sequence answers; sequences of a prompt are
+            adjacent, and their number may vary. None where every sequence is alone.
+        rollout_log_probs: float32 ``[T]``, as the rollout engine computed them; 0 outside of responses.
         old_log_probs: float32 ``[T]``, the training engine's before this step's updates; None if the
             batch is used for a single update, where they are the current ones.
         reference_log_probs: float32 ``[T]``, the reference model's; None without one.
@@ -40,7 +40,7 @@ class RaggedBatch:
         token_rewards: float32 ``[T]``, what follows each token of a response: the KL penalty if that is part of the
             reward, and after the last token the response's reward. None except while advantages are estimated.
         advantages: float32 ``[T]``; None before they are estimated.
-        values: float32 ``[T]``, the critic's before this step's updates, entry t of the state before token t;
+        values: float32 ``[T]``, the critic's values before this step's updates; entry t is of the state before token t;
             None without one.
         returns: float32 ``[T]``, what those values should have been; None without a critic.
         loss_weights: float32 ``[T]``, each token's weight in the loss; of a mean they add up to 1 over one
@@ -77,12 +77,12 @@ class RaggedBatch:
 
     @property
     def num_sequences(self) -> int:
-        """B."""
+        """Number of sequences, B."""
         return self.lengths.numel()
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Number of tokens, T."""
         return self.tokens.numel()
 
     def select(self, sequences: Tensor) -> RaggedBatch:
@@ -98,7 +98,7 @@ class RaggedBatch:
         return replace(self, lengths=self.lengths[sequences], groups=groups, images=images, **per_token)
 
     def scored(self, outputs: TokenOutputs) -> RaggedBatch:
-        """Add what the policy says of the tokens before this step's updates, and its routing if that was recorded."""
+        """Add the policy's log-probs from before this step's updates, and its routing if that was recorded."""
         routing = self.routing if outputs.routing is None else outputs.routing
         return replace(self, old_log_probs=outputs.log_probs, routing=routing)
 
@@ -115,14 +115,14 @@ class RaggedBatch:
 
 
 def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:
-    """Flat indices of the tokens of some sequences.
+    """Return the flat indices of the tokens of some sequences.
 
     Args:
         lengths: int64 ``[B]``.
         sequences: int64 ``[K]``.
 
     Returns:
-        int64, as long as those sequences together.
+        int64, as long as these sequences together.
     """
     starts = torch.cumsum(lengths, 0) - lengths
     chosen = lengths[sequences]
@@ -143,9 +143,9 @@ class TokenOutputs:
         entropy: float32 ``[T]``, of the distribution that each such token was drawn from; None as ``log_probs``.
         predicted: One float32 ``[T]`` for each depth of multi-token prediction: the log-prob of each token as
             depth d predicted it, 0 for the first 1 + d tokens of a sequence.
-        values: float32 ``[T]``, entry t of the state before token t, 0 for the first token of a sequence; None
+        values: float32 ``[T]``; entry t is of the state before token t, 0 for the first token of a sequence; None
             without a value head.
-        logits: ``[T, V]``, row t after token t, untouched by the temperature; None unless asked for, because
+        logits: ``[T, V]``, row t after token t, not divided by the temperature; None unless requested, because
             training never makes whole logits.
         routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for
             a token; None unless the engine records it.

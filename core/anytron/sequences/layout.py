@@ -57,9 +57,9 @@ class ContextShard:
     ``2 * size - 1 - r`` (zigzag), so that causal attention costs every rank the same.
 
     Attributes:
-        size: Context-parallel ranks.
-        rank: Which of them this is.
-        group: They, over which outputs are gathered; None where a layout is only planned, as in tests that simulate
+        size: Number of context-parallel ranks.
+        rank: Number of this rank among them.
+        group: Their process group, to gather outputs; None where a layout is only planned, as in tests that simulate
             all ranks in one process.
     """
 
@@ -73,13 +73,13 @@ class ContextShard:
 
     @property
     def chunks(self) -> int:
-        """Pieces into which each padded sequence is cut."""
+        """Number of pieces into which each padded sequence is cut."""
         return 2 * self.size if self.size > 1 else 1
 
 
 @dataclass(frozen=True)
 class LayoutConstraints:
-    """What a device asks of a layout. Answers of several plugins are merged with :meth:`merge`.
+    """Requirements of a device on layouts. Those of several plugins are combined with :meth:`merge`.
 
     Attributes:
         align: Every padded length is a multiple of this many tokens.
@@ -95,7 +95,7 @@ class LayoutConstraints:
             raise DataError("Layout constraints must be at least 1.", why=f"align {self.align}, bucket {self.bucket}")
 
     def merge(self, other: LayoutConstraints) -> LayoutConstraints:
-        """Satisfy both: take the least common multiple of each field."""
+        """Combine two constraints: take the least common multiple of each field."""
         return LayoutConstraints(math.lcm(self.align, other.align), math.lcm(self.bucket, other.bucket))
 
 
@@ -136,12 +136,12 @@ class SequenceLayout:
 
     @property
     def num_sequences(self) -> int:
-        """B."""
+        """Number of sequences, B."""
         return self.lengths.numel()
 
     @property
     def num_tokens(self) -> int:
-        """T, real tokens over all shards."""
+        """Number of real tokens over all shards, T."""
         return self.slot_index.numel()
 
     @cached_property
@@ -151,13 +151,13 @@ class SequenceLayout:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(R, C) of the local slots, in which the model's output comes."""
+        """(R, C) of the local slots, the shape of the model's output."""
         rows, columns = self.valid.shape
         return rows, columns
 
     @property
     def taken(self) -> SequenceLayout:
-        """The layout of what the model is called with: ids, positions and images' places go through it.
+        """The layout of the model's arguments: ids, positions and places of images.
 
         This layout itself, unless the model shards or packs inside. Labels and everything else that
         meets the model's *output* go through this layout.
@@ -205,7 +205,7 @@ class SequenceLayout:
         return self.pack(values.t(), fill).permute(2, 0, 1).contiguous()
 
     def unpack(self, values: Tensor, gather: Gather | None = None) -> Tensor:
-        """Undo :meth:`pack`: flat values without padding, in the order of the input sequences.
+        """Undo :meth:`pack`: return flat values without padding, in the order of the input sequences.
 
         Args:
             values: ``[R, C, ...]`` of this rank.
@@ -225,7 +225,7 @@ class SequenceLayout:
         Args:
             tokens: int64 ``[T]``.
             ahead: Distance of that token; 1 = the next one.
-            ignored: bool ``[T]``, True = this token is nobody's label; None = each token is one.
+            ignored: bool ``[T]``, True = this token is not used as a label; None = every token is.
 
         Returns:
             int64 ``[R, C]``; :data:`IGNORED_LABEL` where an ignored token follows, at the last ``ahead`` real tokens of
@@ -291,19 +291,19 @@ def _misfit(what: str, where: str, why: str) -> DataError:
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """One micro-batch as the model will see it on this rank, all padding decided.
+    """The inputs of the model for one micro-batch on this rank, padding included.
 
     ``preprocess_sequences`` receives it and may return a changed copy (``dataclasses.replace``).
 
     Attributes:
-        layout: The plan that all tensors here followed.
+        layout: The layout of all tensors here.
         input_ids: int64 ``[R, C]`` of ``layout.taken`` (whole sequences for models that shard inside);
             padding holds 0.
         position_ids: int64 ``[R, C]`` of ``layout`` (of ``layout.taken`` where the model packs rows itself), or
             ``[3, R, C]`` for a model with mrope: temporal, vertical, horizontal.
         labels: int64 ``[R, C]`` of ``layout``, as the model's output; the next real token, -100
             (``anytron.sequences.layout.IGNORED_LABEL``) elsewhere.
-        scope: Makes a context manager that is entered around this micro-batch's forward pass and around
+        scope: Factory of a context manager that is entered around this micro-batch's forward pass and around
             each recomputation of it; None if no plugin needs one. A plugin adds its own with
             ``scopes.combine(inputs.scope, mine)``.
         extra: Further arguments of the model's forward, by name (images of a VLM, for example).

@@ -46,7 +46,7 @@ class MaskKind(str, Enum):
 
 
 class Polarity(str, Enum):
-    """What True means."""
+    """Meaning of True in a mask."""
 
     KEEP = "keep"
     """True = real token, may attend."""
@@ -67,11 +67,11 @@ MODEL_POLARITY: Mapping[MaskKind, Polarity] = MappingProxyType(
 
 @dataclass(frozen=True)
 class MaskRequest:
-    """Ask for the mask of one micro-batch, or (``layout`` is None) for its kind when the engine is built.
+    """A request for the mask of one micro-batch or, if ``layout`` is None, for its kind when the engine is built.
 
     Attributes:
         format: ``thd`` or ``bshd``.
-        traits: What about the model matters.
+        traits: Properties of the model.
         parallel: The parallel sizes.
         accepted: The kinds that can reach the model's attention, as the engine says (docs/reference/families.md).
         layout: The micro-batch's layout; None at build. The kind and kernel mode of the answer must
@@ -87,19 +87,19 @@ class MaskRequest:
 
 @dataclass(frozen=True)
 class AttnMask:
-    """One answer of ``build_attn_mask``.
+    """The result of ``build_attn_mask``.
 
     Attributes:
-        kind: Which form ``tensor`` has.
+        kind: Form of ``tensor``.
         kernel_mode: How the attention kernel must read it. Any word that the platform's own kernel knows; the
             reference kernel knows Transformer Engine's ``attn_mask_type``
             (:mod:`anytron.kernels.attention`). A mask and its mode always travel together.
         tensor: The mask itself, shaped as ``kind`` says; None for kind ``none`` and at build.
-        polarity: What True means in ``tensor``; None exactly when ``tensor`` is.
+        polarity: Meaning of True in ``tensor``; None if and only if ``tensor`` is None.
         padding_mask: bool ``[R, C]``, True = MASKED, for MoE routing; None if no one reads it.
         linear_attn_mask: bool ``[B, S]`` over all context-parallel shards, True = KEEP, for
             Gated DeltaNet; None if no one reads it.
-        reader: For platforms whose modules are not portable: says which pairs of tokens the vendor's
+        reader: For platforms whose modules are not portable: returns which pairs of tokens the vendor's
             attention lets through, given this mask. A mode that is not Transformer Engine's needs one
             there, because the engine cannot call the vendor's kernel by itself.
         plugin: The plugin that answered, for messages; the facade fills it in.
@@ -128,13 +128,13 @@ class AttnMask:
             raise HookContractError("A mask of kind 'none' must not have a tensor.")
 
     def read_as(self, polarity: Polarity) -> Tensor | None:
-        """The tensor for a reader to whom True means ``polarity``; negated if it was written the other way."""
+        """Return the tensor in the given polarity, negated if it has the other one."""
         if self.tensor is None or self.polarity is polarity:
             return self.tensor
         return ~self.tensor
 
     def for_model(self) -> Tensor | None:
-        """The tensor to call a model with, in the polarity in which models read this kind."""
+        """Return the tensor to pass to a model, in the polarity that models expect for this kind."""
         return None if self.tensor is None else self.read_as(MODEL_POLARITY[self.kind])
 
 
@@ -142,7 +142,7 @@ _current: contextvars.ContextVar[AttnMask | None] = contextvars.ContextVar("anyt
 
 
 def scope_of(mask: AttnMask) -> ScopeFactory:
-    """Make scopes within which :func:`current_mask` answers ``mask``.
+    """Make scopes within which :func:`current_mask` returns ``mask``.
 
     The scope belongs to one micro-batch (:mod:`anytron.sequences.scopes`): a recomputation of one never
     sees the mask of another. A full mask is turned into the polarity that kernels read, once for all layers.
@@ -170,13 +170,13 @@ def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plu
     """Check a plugin's answer against the contract.
 
     Args:
-        mask: The answer.
+        mask: The plugin's answer.
         request: What was asked.
-        built: The answer at engine build, None when this is it.
-        plugin: Who answered, for the message.
+        built: The answer at engine build; None if this is that answer.
+        plugin: Name of the plugin, for the message.
 
     Raises:
-        HookContractError: Naming the plugin and the broken rule.
+        HookContractError: The answer breaks a rule; the error names plugin and rule.
     """
 
     def refuse(rule: str, why: str) -> NoReturn:

@@ -57,7 +57,7 @@ def plan_layout(
         format: ``thd`` or ``bshd``.
         tensor_parallel: Tensor-parallel size (sequence parallelism splits the rows by it).
         shard: The context-parallel shard; default: no context parallelism.
-        constraints: What the platform asks for.
+        constraints: Requirements of the platform.
         fp8: Pad for FP8 kernels.
         context_length: The longest sequence that the model reads; None = no limit. Positions of
             padding stay below it too, for models that look positions up in a table.
@@ -177,7 +177,7 @@ def checked_lengths(lengths: Sequence[int] | Tensor, context_length: int | None 
         int64 ``[B]`` on the host.
 
     Raises:
-        DataError: Another shape, no integers, a length below 1 or above ``context_length``.
+        DataError: The shape is wrong, the dtype is not an integer, or a length is below 1 or above ``context_length``.
     """
     real = lengths.cpu() if isinstance(lengths, Tensor) else torch.tensor(lengths)
     if real.ndim != 1 or real.numel() == 0:
@@ -220,7 +220,7 @@ def padded_rows(real: Tensor, align: int, bucket: int, ranks: int, *, fp8: bool)
     Args:
         real: int64 ``[B]``.
         align: Tokens of which a row is a multiple.
-        bucket: The same, as the platform's bucket.
+        bucket: Further such multiple, from the platform's bucket.
         ranks: Tensor times context parallel ranks, between which FP8 blocks are split.
         fp8: ``B * S`` is a multiple of 128 blocks on every rank.
     """
@@ -231,19 +231,19 @@ def padded_rows(real: Tensor, align: int, bucket: int, ranks: int, *, fp8: bool)
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The next multiple, ``value`` itself included."""
+    """Return the smallest multiple that is not below ``value``."""
     return -(-value // multiple) * multiple
 
 
 def zigzag_order(padded: Tensor, size: int, slots: int) -> Tensor:
-    """Return the place in the whole that each slot has, the ranks' slots one after the other: int64 ``[slots]``.
+    """Return the position in the whole of each slot, with the ranks' slots concatenated: int64 ``[slots]``.
 
     Each sequence is cut into ``2 * size`` chunks; rank ``r`` holds the chunks ``r`` and ``2 * size - 1 - r`` of each
     sequence in turn. Nothing waits for the device.
 
     Args:
         padded: int64 ``[B]``, padded lengths, multiples of ``2 * size``.
-        size: Context-parallel ranks.
+        size: Number of context-parallel ranks.
         slots: Sum of ``padded``: tokens of the whole, padding included.
     """
     rank = torch.arange(size, device=padded.device)

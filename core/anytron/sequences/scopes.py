@@ -1,4 +1,4 @@
-"""Give device side channels a lifetime.
+"""Lifetimes for side channels of devices.
 
 Some devices need process-global state around a micro-batch's forward pass (MindSpeed's
 ``set_actual_seq_len``). A :data:`ScopeFactory` makes a *fresh* context manager each time it is
@@ -51,7 +51,7 @@ def combine(*factories: ScopeFactory | None) -> ScopeFactory | None:
 
 
 def parts(factory: ScopeFactory | None) -> tuple[ScopeFactory, ...]:
-    """Return the scopes that were combined, first to last; of one that was not, itself."""
+    """Return the scopes that were combined, first to last; a single scope is returned itself."""
     if isinstance(factory, _Combined):
         return tuple(part for combined in factory.factories for part in parts(combined))
     return () if factory is None else (factory,)
@@ -61,7 +61,7 @@ def parts(factory: ScopeFactory | None) -> tuple[ScopeFactory, ...]:
 def enter(factory: ScopeFactory | None) -> Iterator[None]:
     """Run a micro-batch's forward pass, or its recomputation, inside a fresh scope.
 
-    Within it :func:`current` answers ``factory``, so that nested checkpoints can capture it.
+    Within it :func:`current` returns ``factory``, so that nested checkpoints can capture it.
     """
     token = _current.set(factory)
     try:
@@ -80,7 +80,7 @@ def current() -> ScopeFactory | None:
 
 
 def rescoped(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Tie a function that will be run again to the scope in which it is handed over now.
+    """Bind a function that will be run again to the current scope.
 
     For checkpointed functions: the first run happens in the micro-batch's own scope and is left
     alone; every later one, in whatever pass and on whatever thread, gets a fresh scope of the same

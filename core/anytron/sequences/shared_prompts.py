@@ -41,14 +41,14 @@ WORTHWHILE = 0.9
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a model computes of ``B`` sequences with common prompts: ``P`` pieces of ``T'`` tokens. All on the host.
+    """``P`` pieces, ``T'`` tokens in all, into which ``B`` sequences with common prompts are split. On the host.
 
     Attributes:
         lengths: int64 ``[P]``, tokens of each piece; shared prefixes first, then one piece of each sequence.
         starts: int64 ``[P]``, position of a piece's first token in its sequence.
-        tokens: int64 ``[T']``, a flat token ``[T]`` that each token of the pieces is.
-        places: int64 ``[T]``, the token of the pieces that each flat token is.
-        prefixes: How many of the pieces are shared prefixes.
+        tokens: int64 ``[T']``, for each token of the pieces, one flat token ``[T]`` that it stands for.
+        places: int64 ``[T]``, for each flat token, the token of the pieces that stands for it.
+        prefixes: Number of pieces that are shared prefixes.
     """
 
     lengths: Tensor
@@ -128,7 +128,7 @@ class SharedPrompts:
     """How a micro-batch's attention and its answers get from pieces to whole sequences.
 
     Attributes:
-        pieces: Those that the layout arranges (host).
+        pieces: The pieces that the layout arranges (host).
         cu_seqlens_keys: int32 ``[P + 1]``, leading 0: cumulative numbers of the keys of each piece (device).
         keys: From the layout's ``N`` slots to the keys of all pieces, which are those of whole sequences.
         answers: From the pieces' ``T'`` tokens to the ``T`` flat tokens of the sequences.
@@ -141,7 +141,7 @@ class SharedPrompts:
 
     @classmethod
     def of(cls, pieces: Pieces, layout: SequenceLayout) -> SharedPrompts:
-        """Find them in a layout of the pieces: packed, whole, and on the host."""
+        """Plan shared prompts for a layout of the pieces, which must be packed, unsharded, and on the host."""
         own = torch.arange(int(pieces.lengths[: pieces.prefixes].sum()))
         ends = torch.cumsum(pieces.starts + pieces.lengths, 0)
         return cls(
@@ -152,7 +152,7 @@ class SharedPrompts:
         )
 
     def to(self, device: torch.device) -> SharedPrompts:
-        """Copy what belongs there to the layout's device."""
+        """Copy the device fields to the layout's device."""
         lengths = self.cu_seqlens_keys.to(device, non_blocking=True)
         return SharedPrompts(self.pieces, lengths, self.keys.to(device), self.answers.to(device))
 
@@ -161,7 +161,7 @@ _current: contextvars.ContextVar[SharedPrompts | None] = contextvars.ContextVar(
 
 
 def scope_of(prompts: SharedPrompts) -> ScopeFactory:
-    """Make scopes within which :func:`current_prompts` answers ``prompts``, which belong to one micro-batch."""
+    """Make scopes within which :func:`current_prompts` returns ``prompts``, which belong to one micro-batch."""
 
     @contextlib.contextmanager
     def scope() -> Iterator[None]:
@@ -181,13 +181,13 @@ def current_prompts() -> SharedPrompts | None:
 
 @dataclass(frozen=True)
 class Repeats:
-    """Which of ``N`` rows ``K`` others are copies of.
+    """For ``K`` copies, which of ``N`` rows each is a copy of.
 
     The way there is a gather, and so is the way back: a scatter-add is slow on processors, and on some devices not
     deterministic.
 
     Attributes:
-        source: int64 ``[K]``, the row that each is a copy of.
+        source: int64 ``[K]``, the original row of each copy.
     """
 
     source: Tensor

@@ -81,7 +81,7 @@ def reference_attention(
 def attend_where(
     query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float, sinks: Tensor | None = None
 ) -> Tensor:
-    """Attend to the pairs that are named, in the type of the operands.
+    """Attend to the given pairs, in the type of the operands.
 
     Args:
         query: ``[B, Sq, H, D]``.
@@ -143,8 +143,8 @@ def largest_difference(
 
     Args:
         attend: The attention, within the scope of its micro-batch; it reads ``sinks`` by itself.
-        operands: Those of :func:`drawn_operands`.
-        layout: Of this rank, on the device.
+        operands: Operands of :func:`drawn_operands`.
+        layout: Layout of this rank, on the device.
         scale: Factor of the scores.
         traits: ``causal`` and ``window`` count.
         sinks: ``[H]`` logits that join the softmax's denominator, a leaf on the device.
@@ -182,7 +182,7 @@ def largest_difference(
 
 
 def described(wrong: set[Pair]) -> str:
-    """Say of pairs that are let through or hidden wrongly how many there are, and which is the first."""
+    """Describe pairs that are wrongly let through or hidden: their number, and the first one."""
     if not wrong:
         return "attends as defined"
     query, key = min(wrong)

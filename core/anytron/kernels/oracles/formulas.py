@@ -73,7 +73,7 @@ def reference_adam(
     decoupled: bool,
     bias_correction: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take one step of Adam per gradient, from moments of zero; give the parameter and both moments, float64."""
+    """Take one step of Adam per gradient, from moments of zero; return the parameter and both moments, float64."""
     value = param.double()
     first, second = torch.zeros_like(value), torch.zeros_like(value)
     for step, given in enumerate(grads, start=1):
@@ -98,7 +98,7 @@ def reference_gated_delta_rule(
         value: ``[T, H, V]``.
         g: ``[T, H]``, logarithm of the decay.
         beta: ``[T, H]``.
-        lengths: Tokens of each sequence; what is left over belongs to none.
+        lengths: Tokens of each sequence; remaining tokens belong to no sequence.
         scale: Factor of the output.
 
     Returns:
@@ -149,13 +149,13 @@ def reference_causal_conv1d(
 def reference_log_probs(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, entries: int, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Make all logits of the vocabulary, and give the label's log-prob and the entropy of each token.
+    """Compute all logits of the vocabulary, and return the label's log-prob and the entropy of each token.
 
     Args:
         hidden: ``[N, H]``.
         weight: ``[V, H]``, V at least ``entries``: what is left over is padding.
         labels: int64 ``[N]``; negative = ignored.
-        entries: Of the vocabulary.
+        entries: Entries of the vocabulary.
         temperature: Logits are divided by it.
 
     Returns:

@@ -67,11 +67,11 @@ def defined_pairs(lengths: Sequence[int], traits: ModelTraits) -> set[Pair]:
 
 
 def wrong_companion(mask: AttnMask, layout: SequenceLayout, traits: ModelTraits) -> str:
-    """Return which map beside a mask is not that of the layout; nothing if all are, or nobody reads one.
+    """Return which further map of a mask does not match the layout; empty if all match or none is read.
 
     Args:
         mask: The answer of ``build_attn_mask`` for the layout.
-        layout: Of this rank.
+        layout: Layout of this rank.
         traits: ``mixture_of_experts`` counts.
     """
     found = mask.padding_mask
@@ -137,12 +137,12 @@ def read_flash_attention(mask: AttnMask, layouts: Sequence[SequenceLayout], trai
     Neither takes a mask or knows padding: sequences are what ``cu_seqlens_padded`` says.
 
     Args:
-        mask: Of kind ``none``; the mode says whether ``causal`` is passed.
+        mask: A mask of kind ``none``; its mode says whether ``causal`` is passed.
         layouts: One shard.
         traits: The window in force.
 
     Raises:
-        ValueError: A mask tensor, or several shards.
+        ValueError: There is a mask tensor, or several shards.
     """
     if mask.tensor is not None or len(layouts) > 1:
         raise ValueError("flash-attn takes neither masks nor context-parallel shards")
@@ -223,7 +223,7 @@ def influence(attend: Attend, operands: Sequence[Tensor], layout: SequenceLayout
     Args:
         attend: The attention, within the scope of its micro-batch.
         operands: Queries, keys and values of all tokens, floating point ``[T, H, D]``, on any device.
-        layout: Of this rank; on ``device``.
+        layout: Layout of this rank, on ``device``.
         device: Where ``attend`` computes.
 
     Returns:

@@ -94,18 +94,18 @@ def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
             name,
             "failed",
             f"the plugins cannot supply it: {error}",
-            "leave the plugin out, or report it to its authors",
+            "disable the plugin (ANYTRON_DISABLE_PLUGINS), or report the error to its authors",
         )
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Some of them.
+    """Numbers that a kernel computes on the device, to be compared with float64.
 
     Attributes:
-        question: For :mod:`anytron.proof.doctor.worker`.
-        kernel: Which computes them.
-        needs: What the platform must have.
+        question: Name of the probe in :mod:`anytron.proof.doctor.worker`.
+        kernel: Kernel that computes the numbers.
+        needs: Features that the platform must have.
     """
 
     question: str
@@ -180,11 +180,11 @@ def _fix(supplier: str) -> str:
         return (
             "torch itself computes wrongly on this device: install a torch that was built for it, or try another device"
         )
-    return f"do not train with it: update or leave out what supplies it ('{supplier}'), and report it to its authors"
+    return f"do not train with this kernel: update or disable its supplier ('{supplier}'), and report it to its authors"
 
 
 def examine_memory(subject: Subject, live: Live) -> Iterator[Result]:
-    """Give the parts of each process, and the verdict on each kind of device."""
+    """Yield the parts of each process, and the verdict on each kind of device."""
     if subject.run is None:
         yield Result(
             "memory.total", "skipped", "no CONFIG was given" if subject.misread is None else "CONFIG is not valid"
@@ -206,7 +206,7 @@ def examine_memory(subject: Subject, live: Live) -> Iterator[Result]:
 
 
 def device_memory(subject: Subject, live: Live) -> tuple[DeviceMemory, str]:
-    """Ask what the smallest device has; and why that is not known, if it is not."""
+    """Return the memory of the smallest device, and why it is not known, if it is not."""
     if subject.session is None:
         return DeviceMemory(None, accelerator=True), "no platform is active"
     accelerator = subject.session.platform.accelerator

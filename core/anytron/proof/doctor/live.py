@@ -43,8 +43,8 @@ class Live:
         """Let a probe of :mod:`anytron.proof.doctor.worker` run; the same question is asked once.
 
         Raises:
-            Inapplicable: There is no session.
-            ProbeError: There is no answer; ``where`` names the kernels' suppliers, as far as they were known.
+            Inapplicable: No session could be opened.
+            ProbeError: The probe failed; ``where`` names the kernels' suppliers, as far as they were known.
         """
         if probe not in self._answers:
             self._answers[probe] = self._asked(probe)
@@ -73,7 +73,7 @@ class Live:
         return dict(message)
 
     def suppliers(self) -> dict[str, str]:
-        """Say which plugin supplies which kernel, as far as that has been answered."""
+        """Return the plugin that supplies each kernel, as far as the probes have answered."""
         kernels = self._answers.get("kernels", {}).get("kernels", {})
         return {name: row["supplier"] for name, row in kernels.items()}
 

@@ -144,7 +144,7 @@ def components(subject: Subject) -> list[Component]:
 
 
 def examine_versions(subject: Subject) -> Iterator[Result]:
-    """Give Python's version and that of each library, with the file that an import loads."""
+    """Yield Python's version and that of each library, with the file that an import loads."""
     yield Result("versions.python", "passed", f"{machine.python_version()}, {sys.executable}, {machine.platform()}")
     for one in components(subject):
         name, found, place = f"versions.{one.distribution}", installed(one.distribution, one.module), origin(one.module)
@@ -154,7 +154,7 @@ def examine_versions(subject: Subject) -> Iterator[Result]:
             yield Result(
                 name,
                 "failed",
-                f"{found and found.version} is installed, and there is no module {one.module} to import",
+                f"{found and found.version} is installed, but the module {one.module} is missing",
                 f"pip install --force-reinstall --no-deps {one.distribution}",
             )
         elif found is None:

@@ -67,7 +67,7 @@ def _copies_of(component: Component) -> Iterator[Result]:
         detail = f"loaded from {first}, and {owner.name} {owner.version} is installed in {owner.place}{others}"
         # What is edited is often tried from another checkout; a wheel's version says nothing of other files.
         status: Status = "warning" if owner.editable else "failed"
-        yield Result(name, status, detail, f"no version check has seen these files: {_REMEDY}")
+        yield Result(name, status, detail, f"version checks do not see these files: {_REMEDY}")
     elif hidden:
         yield Result(name, "warning", f"loaded from {first}{others}", _REMEDY)
 
@@ -122,7 +122,7 @@ class Demand:
 
 
 def examine_compatibility(subject: Subject) -> Iterator[Result]:
-    """Give one entry for each package that is asked for by a range, or is missing."""
+    """Yield one entry for each package that a range names or that is missing."""
     demands, failures = _demands(subject)
     yield from failures
     shown: set[str] = {canonicalize_name(one.distribution) for one in components(subject)}

@@ -114,7 +114,7 @@ def _attend(kernel: AttentionKernel, call: AttentionCall, layout: SequenceLayout
 
 
 TOKENS, HIDDEN, VOCABULARY, FILLED_UP = 37, 64, 1500, 1536
-"""The last rows of the output layer are no tokens."""
+"""Number of last rows of the output layer that belong to no token."""
 TEMPERATURE = 0.7
 IGNORED_EVERY = 5
 LOG_PROB_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
@@ -170,7 +170,7 @@ MOST_DEVICES = 16
 
 
 def devices(bench: Bench) -> dict[str, Any]:
-    """Count the devices that a process sees, and give name and memory of each."""
+    """Count the devices that a process sees, and return name and memory of each."""
     runtime = bench.runtime
     count, found = runtime.device_count(), []
     for index in range(min(count, MOST_DEVICES)):
@@ -294,7 +294,7 @@ class Bench:
         return ParallelSizes()
 
     def attention(self, *, windowed: bool = False) -> AttentionSpec:
-        """Give the model's attention on one rank, with as many groups of heads as a probe needs.
+        """Return the model's attention on one rank, with as many groups of heads as a probe needs.
 
         Args:
             windowed: In a layer with a sliding window, if the model has such layers.

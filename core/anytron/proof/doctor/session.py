@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def examine_configuration(subject: Subject) -> Iterator[Result]:
-    """Give what ``anytron train`` would say of the configuration on this machine."""
+    """Yield the diagnostics that ``anytron train`` would report for the configuration on this machine."""
     if subject.path is None:
         yield Result("configuration.file", "skipped", "no CONFIG was given: the default engines are examined")
     elif subject.misread is not None and str(subject.misread) == str(subject.broken):
@@ -41,11 +41,11 @@ def examine_configuration(subject: Subject) -> Iterator[Result]:
 PREFIXES = ("ANYTRON_", "GLOO_", "HF_", "MKL_", "OMP_", "PYTHONPATH", "PYTORCH_", "RAY_", "TORCH_", "TRANSFORMERS_")
 """Beginnings of names, besides those of the platform."""
 SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
-"""Parts of names whose values are shown to nobody: the output goes into reports."""
+"""Parts of names whose values are never shown, because the output goes into reports."""
 
 
 def examine_environment(subject: Subject) -> Iterator[Result]:
-    """Give those that are set, and those that plugins will set for a training rank."""
+    """Yield the variables that are set, and those that plugins will set for a training rank."""
     prefixes: tuple[str, ...] = PREFIXES
     wanted: Mapping[str, str] = {}
     if subject.session is not None:
@@ -64,7 +64,7 @@ def examine_environment(subject: Subject) -> Iterator[Result]:
 
 
 def examine_patches(subject: Subject) -> Iterator[Result]:
-    """Give the verdict on each patch."""
+    """Yield the verdict on each patch."""
     rows = planned_patches(subject.opened, engine=subject.engine, rollout_engine=subject.rollout)
     for identifier in dict.fromkeys(row["id"] for row in rows):
         yield _patch(identifier, [row for row in rows if row["id"] == identifier])
@@ -82,7 +82,7 @@ def _patch(identifier: str, targets: list[dict[str, Any]]) -> Result:
 
 
 def examine_plugins(subject: Subject) -> Iterator[Result]:
-    """Give the state of each plugin."""
+    """Yield the state of each plugin."""
     configured = None if subject.run is None else subject.run.platform.name
     for report in survey_plugins(configured).reports:
         detail = f"{report.state.value}: {report.reason} ({report.distribution} {report.version})"
@@ -91,7 +91,7 @@ def examine_plugins(subject: Subject) -> Iterator[Result]:
 
 
 def examine_platform(subject: Subject) -> Iterator[Result]:
-    """Give the active platform with the reason, its decisions, and what is hidden."""
+    """Yield the active platform with the reason, its decisions, and the hidden plugins."""
     if subject.session is None:
         assert subject.broken is not None
         yield of_error("platform.choice", subject.broken)

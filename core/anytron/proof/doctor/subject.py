@@ -30,10 +30,10 @@ class Subject:
         path: The YAML file; None = no run in particular, and the default engines.
         overrides: Keys set on the command line.
         run: The configuration: with the edits of plugins if the run could be opened, as it was read if not; None
-            without a file, or if it is no configuration.
+            without a file, or if the file is not a valid configuration.
         session: The plugins and the active platform; None if there is none.
-        broken: Why there is no session.
-        misread: Why the file is no configuration, or the run could not be opened.
+        broken: The error that prevented a session.
+        misread: The error that made the file unreadable, or prevented the run from being opened.
         diagnostics: What a run would find wrong; None if it could not be opened.
     """
 
@@ -50,7 +50,7 @@ class Subject:
         """The session.
 
         Raises:
-            Inapplicable: There is none.
+            Inapplicable: No session could be opened.
         """
         if self.session is None:
             raise Inapplicable("no platform is active")

@@ -69,12 +69,12 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
         config: The run, complete and checked; the checks write into its ``trainer.output_dir``.
         session: The driver's plugins.
         make_executor: The executor's class: a layout of another size needs other processes.
-        watcher: Is told what is being done, and each result.
+        watcher: Receives the progress and each result.
 
     Returns:
-        One result for each of :data:`CHECKS`, in that order, and the suppliers of the kernels. If an engine refuses
-        something, or a process dies, the check that met it fails. Those that need what it was to compute are skipped,
-        all others are made, if need be in new processes.
+        One result for each of :data:`CHECKS`, in that order, and the suppliers of the kernels. If an engine raises an
+        error or a process dies during a check, that check fails. Checks that need its values are skipped; all others
+        are made, in new processes if necessary.
 
     Raises:
         AnytronError: The prompts are not usable, or the engines do not start.
@@ -324,7 +324,7 @@ class _Run:
         return compare_observations(name, config.model.dtype, own, found, f"{ranks} ranks and one")
 
     def _after(self, checks: tuple[str, ...], result: Result) -> Result:
-        """Say of gradients that are wrong which values are wrong already."""
+        """Add to a result of wrong gradients which values are already wrong."""
         cause = next((one for one in checks if one in self._failed), None)
         if result.status != "failed" or cause is None:
             return result
@@ -384,7 +384,7 @@ class _Run:
     def _once(self, what: str, compute: Callable[[], Value]) -> Value:
         """Compute what several checks need when the first asks; if that fails, the others are not made."""
         if what in self._lost:
-            raise Inapplicable(f"not made, because {self._lost[what]} ended the process, and it needs {what}")
+            raise Inapplicable(f"needs {what}, which are missing because {self._lost[what]} ended the process")
         if what not in self._shared:
             try:
                 self._shared[what] = compute()

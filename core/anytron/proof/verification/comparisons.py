@@ -40,7 +40,7 @@ def joined(results: Sequence[Result]) -> Result:
 
 
 def used(difference: float | None, tolerance: float | None) -> float:
-    """Say which part of its tolerance a difference takes; NaN is more than any number."""
+    """Return a difference as a part of its tolerance; NaN counts as larger than any number."""
     part = (difference or 0.0) / (tolerance or 1.0)
     return math.inf if math.isnan(part) else part
 
@@ -84,8 +84,8 @@ def compare_token_outputs(
         dtype: Element type that the engine computes in.
         logits: float32 ``[T, V]`` after each token.
         sequences: Their tokens, T of them.
-        found: What the engine computed, by temperature, of these sequences and maybe more after them.
-        entropies: It has computed them; False = log-probs alone.
+        found: Results of the engine, by temperature, for these sequences and possibly more after them.
+        entropies: Whether the engine computed entropies; False = log-probs alone.
     """
     places = sequences.response_mask.nonzero()[:, 0]
     rows = logits[places - 1]
@@ -116,7 +116,7 @@ def compare_observations(check: str, dtype: str, own: Observation, found: Observ
             return Result(
                 check,
                 "failed",
-                f"the {name} is 0, although every token contributes to the loss: it is cut off somewhere",
+                f"the {name} is 0, although every token contributes to the loss: the backward pass is interrupted somewhere",
             )
     differences = {
         name: (largest(found.outputs[name] - values), tolerance(dtype, values)) for name, values in own.outputs.items()
@@ -132,5 +132,5 @@ def compare_observations(check: str, dtype: str, own: Observation, found: Observ
 
 
 def largest(values: Tensor) -> float:
-    """Give the largest absolute value; 0 of none."""
+    """Return the largest absolute value; 0 for an empty tensor."""
     return float(values.abs().max()) if values.numel() else 0.0

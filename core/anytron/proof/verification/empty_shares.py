@@ -38,7 +38,7 @@ class Share:
     """A batch, and how it is divided.
 
     Attributes:
-        name: For people.
+        name: Name of the share, for messages.
         batch: Its sequences.
         max_tokens: Tokens of a micro-batch at most.
     """
@@ -132,8 +132,8 @@ def compute_share(share: Share, trainer: TrainingWorkers, config: RunConfig, dir
     Args:
         share: The share.
         trainer: Ranks whose engine declares ``gradients``.
-        config: Theirs.
-        directory: Holds gradients on their way.
+        config: Configuration of the ranks.
+        directory: Directory for the files of the gradients.
     """
     batch, log_probs, plan = mini_batch_of(share, trainer, config)
     return Computed(log_probs, computed_gradients(trainer, plan, batch, directory, LOSS)[0])
@@ -145,7 +145,7 @@ def check_empty_shares(check: str, config: RunConfig, trainer: TrainingWorkers, 
     Args:
         check: Its name.
         config: The run.
-        trainer: Its training ranks; their weights are others afterwards.
+        trainer: Training ranks of the run; the check changes their weights.
         batch: Sampled responses.
     """
     dtype, directory = config.model.dtype, Path(config.trainer.output_dir)

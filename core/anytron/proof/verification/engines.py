@@ -52,7 +52,7 @@ class Engines:
     _trainer: TrainingWorkers
     _rollout: RolloutPool
     _reward_model: RewardModelRanks | None
-    _built: RunConfig | None  # what the training engine was built with; None once its weights are others
+    _built: RunConfig | None  # what the training engine was built with; None once its weights have changed
     _has_weights: bool  # the rollout engine
 
     def __init__(self, config: RunConfig, executor: Executor) -> None:
@@ -78,7 +78,7 @@ class Engines:
         return self._trainer
 
     def trainer_to_update(self, config: RunConfig | None = None) -> TrainingWorkers:
-        """The same for a check that changes the weights: whoever comes next gets others."""
+        """The training ranks, for a check that changes the weights: the next check gets new ranks."""
         trainer = self.trainer(config)
         self._built = None
         return trainer
@@ -97,10 +97,10 @@ class Engines:
         return self._reward_model
 
     def give_weights(self) -> None:
-        """Give the rollout engine the weights, and compare those that it holds then, if it can say which they are.
+        """Load the weights into the rollout engine, and compare those that it then holds, if it can return them.
 
         Raises:
-            TransferError: They are others.
+            TransferError: The rollout engine holds different weights.
         """
         trainer = self.trainer()
         with PrivateDirectory(WEIGHTS) as exchange:
@@ -132,7 +132,7 @@ class Engines:
 WHOLE_LOGITS = 4
 """Number of sequences whose whole logits, and whose gradients, are compared: they fill the memory."""
 OTHER_TEMPERATURE = 0.7
-"""Log-probs and entropies are compared at it too: at 1 nobody sees if the temperature is left out."""
+"""Log-probs and entropies are also compared at this temperature: at 1 a missing division would not show."""
 
 VALUE_LOSS = ValueLoss()
 """The critic's loss."""
@@ -176,7 +176,7 @@ def temperatures(config: RunConfig) -> tuple[float, ...]:
 
 
 def gradient_temperature(config: RunConfig) -> float:
-    """The run's temperature, unless it is 1: then nobody sees if a gradient is not divided by it."""
+    """The run's temperature, unless it is 1: at 1 a gradient that is not divided by it would not show."""
     own = config.rollout.temperature
     return OTHER_TEMPERATURE if own == 1.0 else own
 
@@ -200,7 +200,7 @@ def observe_forward(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBa
 
 
 def observe(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> Observation:
-    """Compute log-probs and values, and do one update of each model; the weights are others afterwards."""
+    """Compute log-probs and values, and do one update of each model, which changes the weights."""
     plan = plan_of(trainer, config)
     scored = trainer.token_outputs(batch, plan, "policy")
     assert scored.log_probs is not None, "every engine computes log-probs"
@@ -229,7 +229,7 @@ def _require_update(metrics: Mapping[str, float], where: str, prefix: str, loss:
         raise EngineError(
             "The loss or a gradient is not finite.",
             where=where,
-            why=f"the loss is {metrics[loss]:.4g}, the norm of the gradient {metrics[f'{prefix}grad_norm']:.4g}",
+            why=f"the loss is {metrics[loss]:.4g}, the gradient norm is {metrics[f'{prefix}grad_norm']:.4g}",
         )
 
 

@@ -52,11 +52,11 @@ class Difference:
     """How far a gradient is from the expected one.
 
     Attributes:
-        name: The parameter's.
+        name: Name of the parameter.
         relative: The largest difference of entries, in relation to the largest entry that is expected; 1 if there is
             no gradient.
         words: What is wrong with it, if it is wrong.
-        absent: There is no gradient.
+        absent: Whether the gradient is missing.
     """
 
     name: str
@@ -109,7 +109,7 @@ def compare_recomputed(check: str, dtype: str, found: Mapping[str, Tensor], expe
     if result.status == "passed":
         return result
     why = (
-        "a kernel gives another result at the second call, or the runtime's get_rng_state and set_rng_state do "
+        "a kernel returns a different result at the second call, or the runtime's get_rng_state and set_rng_state do "
         "not restore dropout"
     )
     return replace(result, detail=f"{why}; {result.detail}")
@@ -249,7 +249,7 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
         batch: Sampled responses with advantages; the first of them are computed, as the run's micro-batches.
 
     Raises:
-        EngineError: One of the two cannot compute them.
+        EngineError: The engine or transformers cannot compute the gradients.
     """
     from safetensors.torch import load_file
 
@@ -296,7 +296,7 @@ def own_batch(config: RunConfig, trainer: TrainingWorkers, plan: UpdatePlan, bat
     Args:
         config: The run.
         trainer: The training ranks.
-        plan: How they divide a batch.
+        plan: Division of the batch over the ranks.
         batch: Sampled responses with advantages.
     """
     batch = first_mini_batch(config, trainer, batch)
@@ -326,16 +326,16 @@ def computed_gradients(
     """Let the training engine compute gradients.
 
     Args:
-        trainer: Its ranks.
-        plan: How they divide the batch.
-        batch: With everything that the loss reads.
-        directory: Holds the gradients on their way.
+        trainer: Ranks of the training engine.
+        plan: Division of the batch over the ranks.
+        batch: Batch with everything that the loss reads.
+        directory: Directory for the files of the gradients.
         loss: The loss.
-        model: Whose gradients.
+        model: Model whose gradients are computed.
         additions: What the engine adds to the loss.
 
     Returns:
-        float32, by the weights' names in files; and what the engine says of them.
+        float32, by the weights' names in files; and the engine's manifest of them.
     """
     from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""Let transformers compute logits, and the gradients of the policy's loss: float32, on the host, in the driver.
+"""Compute logits, and the gradients of the policy's loss, with transformers: float32, on the host, in the driver.
 
 Nothing of a training engine, of a platform or of its patches is in this process.
 """
@@ -45,7 +45,7 @@ def forced_routing(model: Any, routing: Tensor | None) -> Iterator[None]:
         return
     routers = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
     if len(routers) != routing.shape[1]:
-        raise ValueError(f"the routing is of {routing.shape[1]} layers, and {len(routers)} have a router")
+        raise ValueError(f"the routing has {routing.shape[1]} layers, and the model has {len(routers)} routers")
     columns = routing.long().unbind(1)
     hooks = [router.register_forward_hook(partial(_force, own)) for router, own in zip(routers, columns, strict=True)]
     try:
@@ -83,7 +83,7 @@ _BYTES_PER_PARAMETER = 12
 
 @dataclass(frozen=True)
 class ExpectedGradients:
-    """What transformers computes.
+    """Log-probs and gradients that transformers computes.
 
     Attributes:
         batch: As given, with the log-probs of an old policy and of a reference that are a little off.
@@ -102,7 +102,7 @@ def expected_gradients(
     """Compute the gradients of the policy's loss, sequence by sequence.
 
     Args:
-        directory: The model's.
+        directory: Directory of the model.
         weights: safetensors file of the weights; None = those in the directory.
         dtype: What the weights are rounded to before anything is computed with them, in float32.
         batch: B sequences, with ``advantages``, ``loss_weights`` and ``token_shares``; routers choose the experts of
@@ -110,7 +110,7 @@ def expected_gradients(
 
     Raises:
         ResourceError: The host has not enough memory.
-        EngineError: transformers cannot compute it.
+        EngineError: transformers cannot run the model.
     """
     with computed_by_transformers(directory):
         return _computed(load_model(directory, weights, dtype), batch)
@@ -151,7 +151,7 @@ def load_model(
     """Load a model for comparisons, in float32 on the host.
 
     Args:
-        directory: The model's.
+        directory: Directory of the model.
         weights: safetensors file of the weights; None = those in the directory.
         dtype: What the weights are rounded to.
         layers_more: Layers behind its last one to load as well.
@@ -174,7 +174,7 @@ def load_model(
         raise ResourceError(
             "The host's memory is too small for the model and its gradients in float32.",
             where=str(directory),
-            why=f"{count / 1e9:.3g} billion parameters take {needed / 1e9:.3g} GB, and {available / 1e9:.3g} are free",
+            why=f"{count / 1e9:.3g} billion parameters need {needed / 1e9:.3g} GB, and {available / 1e9:.3g} GB are free",
         )
     given = {} if weights is None else {"state_dict": load_file(weights)}
     origin = directory if weights is None else None
@@ -185,17 +185,17 @@ def load_model(
 
 @contextlib.contextmanager
 def computed_by_transformers(directory: Path) -> Iterator[None]:
-    """Let transformers compute a model, quietly; what it raises becomes an error that names the model.
+    """Run a model with transformers, without its log; exceptions become errors that name the model.
 
     Raises:
-        EngineError: transformers cannot compute it.
+        EngineError: transformers cannot run the model.
     """
     try:
         with quiet():
             yield
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
         raise EngineError(
-            "Hugging Face's model cannot be computed here.",
+            "transformers cannot run this model.",
             where=str(directory),
             why=f"{type(error).__name__}: {error}",
         ) from error
@@ -274,7 +274,7 @@ def _with_recorded(batch: RaggedBatch, log_probs: Tensor, old: Tensor, reference
 
 
 def published(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give tensors the names that they have in files, and take those apart that files have in parts."""
+    """Rename tensors as in the model's files, and split those that files hold in parts."""
     from transformers.core_model_loading import revert_weight_conversion
 
     converted: dict[str, Tensor] = revert_weight_conversion(model, tensors)

@@ -1,7 +1,7 @@
 """Compare multi-token prediction modules with their definition: the loss that they add, and its gradients.
 
 The definition is section 2.2 of DeepSeek-V3's paper (https://arxiv.org/abs/2412.19437), computed with the layers of
-transformers, which has no such modules itself: it reads the layer of each as one more of the model's.
+transformers, which has no such modules: the layer of each module is loaded as one more layer of the model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_prediction(check: str, config: RunConfig, trainer: TrainingWorkers, ba
     Args:
         check: Name of the check.
         config: The run, which trains modules.
-        trainer: Its training ranks, whose engine declares ``gradients``; their weights are others afterwards.
+        trainer: Training ranks, whose engine declares ``gradients``; the check changes their weights.
         batch: Sampled responses with advantages; the first of them are computed.
     """
     dtype, coefficient = config.model.dtype, _coefficient(config)
@@ -85,7 +85,7 @@ def check_prediction(check: str, config: RunConfig, trainer: TrainingWorkers, ba
 
 
 def allowed_difference(dtype: str, loss: float) -> float:
-    """Say how far a loss of modules may be from the expected one, computed in a dtype."""
+    """Return how far a loss of modules, computed in a dtype, may be from the expected one."""
     return 10 * FACTORS[dtype] * max(1.0, loss)
 
 
@@ -109,14 +109,14 @@ def expected_modules(
     """Compute the modules of a DeepSeek-V3, sequence by sequence.
 
     Args:
-        directory: The model's.
+        directory: Directory of the model.
         dtype: What the weights are rounded to.
         batch: T tokens, with ``loss_weights``.
         detached: What the modules share with the model, and its hidden states, are constants to them.
 
     Raises:
         ResourceError: The host has not enough memory.
-        EngineError: transformers cannot compute it.
+        EngineError: transformers cannot run the model.
     """
     with computed_by_transformers(directory):
         return _computed(directory, dtype, batch, detached=detached)

@@ -52,7 +52,7 @@ def with_drawn_head(config: RunConfig) -> RunConfig:
 
 
 def write_critic(model: Path, directory: Path) -> None:
-    """Make a critic's directory of a model's, or of another critic's: the same files, and a value head that is drawn.
+    """Make a critic's directory from a model's or another critic's: the same files, and a randomly drawn value head.
 
     Args:
         model: A model directory.
@@ -72,7 +72,7 @@ def write_critic(model: Path, directory: Path) -> None:
 
 @dataclass(frozen=True)
 class ExpectedCritic:
-    """What transformers computes, float32 on the host.
+    """Values and gradients that transformers computes, float32 on the host.
 
     Attributes:
         batch: As given, with what the critic's loss reads.
@@ -90,13 +90,13 @@ def expected_critic(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
     """Compute hidden states times the value head, sequence by sequence, and the gradients of the clipped loss.
 
     Args:
-        directory: The critic's.
+        directory: Model directory of the critic.
         dtype: What the trunk's weights are rounded to; the head's are not.
         batch: B sequences, with ``loss_weights`` and ``token_shares``.
 
     Raises:
         ResourceError: The host has not enough memory.
-        EngineError: transformers cannot compute it.
+        EngineError: transformers cannot run the model.
     """
     with computed_by_transformers(directory):
         return _computed(directory, dtype, batch)
@@ -153,7 +153,7 @@ def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch:
 def check_value_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
     """Compare the gradient of each parameter of the critic with transformers'. Arguments as :func:`check_values`.
 
-    The model is computed a second time: its gradients are as large as the model, and nobody wants to keep them.
+    The model is run a second time, because keeping its gradients would take as much memory as the model.
     """
     assert config.critic is not None
     assert config.critic.path is not None
@@ -180,7 +180,7 @@ def check_teacher(check: str, config: RunConfig, trainer: TrainingWorkers, batch
         batch: Sampled responses, of the policy's: those that a run asks its teacher about.
 
     Raises:
-        EngineError: transformers cannot compute the teacher.
+        EngineError: transformers cannot run the teacher.
     """
     assert config.teacher is not None
     directory, first = Path(config.teacher.path), first_sequences(batch)
@@ -201,13 +201,13 @@ def expected_scores(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
     """Compute scores with ``AutoModelForSequenceClassification``, sequence by sequence: float32 ``[B]``.
 
     Args:
-        directory: The reward model's.
+        directory: Model directory of the reward model.
         dtype: What the weights are rounded to before anything is computed with them, in float32.
         batch: B sequences.
 
     Raises:
         ResourceError: The host has not enough memory.
-        EngineError: transformers cannot compute it.
+        EngineError: transformers cannot run the model.
     """
     with computed_by_transformers(directory), torch.no_grad():
         model = load_model(directory, None, dtype, scores=True)
@@ -221,11 +221,11 @@ def check_scores(check: str, config: RunConfig, ranks: RewardModelRanks, batch: 
     Args:
         check: Name of the check.
         config: The run, with its ``reward_model``.
-        ranks: The reward model's.
+        ranks: Ranks of the reward model.
         batch: Sampled responses, of the policy's: those that a run has scored.
 
     Raises:
-        EngineError: transformers cannot compute the reward model.
+        EngineError: transformers cannot run the reward model.
     """
     assert config.reward_model is not None
     try:

@@ -58,7 +58,7 @@ def transformers_logits(model_dir: Path, batch: RaggedBatch, dtype: str = "float
         dtype: What the weights are rounded to; everything is computed in float32.
 
     Raises:
-        EngineError: transformers cannot compute the model.
+        EngineError: transformers cannot run the model.
         ResourceError: The host has not enough memory.
     """
     with computed_by_transformers(model_dir):
@@ -78,14 +78,14 @@ def verify_scores(
 
     Args:
         score: The function, on packed sequences if it has both.
-        model_dir: The Hugging Face directory of the model that it computes.
+        model_dir: Hugging Face directory of the model that the function runs.
         dtype: Name of the element type that it computes in.
-        padded: The same on padded rows.
-        single: The same on one rank.
-        gradients: Computes gradients.
+        padded: The same function on padded rows.
+        single: The same function on one rank.
+        gradients: Function that computes gradients.
 
     Raises:
-        EngineError: transformers cannot compute the model.
+        EngineError: transformers cannot run the model.
         ResourceError: The host has not enough memory.
     """
     batch = random_sequences(read_hf_config(model_dir).get_text_config().vocab_size)
@@ -116,7 +116,7 @@ def check_scores(
         dtype: Name of the element type that it computes in; tolerances follow from it.
         padded: The same function on padded rows.
         single: The same function on one rank.
-        gradients: Computes gradients.
+        gradients: Function that computes gradients.
     """
     own = _observed(score, batch)
     outputs = {1.0: TokenOutputs(log_probs=own.outputs["log-probs"])}
@@ -127,8 +127,8 @@ def check_scores(
         ),
     ]
     for check, other, what, absent in (
-        ("packed-equals-padded", padded, "thd and bshd", "there is one format only"),
-        ("parallel-equals-single", single, "this layout and one rank", "there is one layout only"),
+        ("packed-equals-padded", padded, "thd and bshd", "no function for the other format was given"),
+        ("parallel-equals-single", single, "this layout and one rank", "no function for one rank was given"),
     ):
         if other is None:
             results.append(Result(check, "skipped", absent))
@@ -161,12 +161,16 @@ def _scored(values: Tensor, batch: RaggedBatch) -> Tensor:
 def _check_gradients(gradients: Gradients | None, batch: RaggedBatch) -> Result:
     check = "finite-gradients"
     if gradients is None:
-        return Result(check, "skipped", "there is no function that computes them")
+        return Result(check, "skipped", "no function that computes gradients was given")
     found = gradients(batch.lengths, batch.tokens)
     wrong = [name for name, gradient in found.items() if not bool(gradient.isfinite().all())]
     if wrong:
-        return Result(check, "failed", f"{len(wrong)} of {len(found)} are not finite, the first is {wrong[0]}")
+        return Result(
+            check, "failed", f"{len(wrong)} of {len(found)} gradients are not finite; the first is {wrong[0]}"
+        )
     size = max((largest(gradient) for gradient in found.values()), default=0.0)
     if size == 0.0:
-        return Result(check, "failed", f"all of {len(found)} are 0: they are cut off from the loss")
+        return Result(
+            check, "failed", f"all of {len(found)} gradients are 0: the loss does not depend on the parameters"
+        )
     return measured(check, 0.0, 0.0, f"{len(found)} parameters, the largest entry is {size:.3g}")

@@ -59,11 +59,11 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
     Args:
         check: Its name.
         config: What the trainer was built with: :func:`with_visible_update`.
-        trainer: The training ranks, whose engine declares ``gradients``; their weights are others afterwards.
+        trainer: The training ranks, whose engine declares ``gradients``; the check changes their weights.
         batch: Sampled responses with advantages, T tokens.
 
     Raises:
-        EngineError: The engine cannot compute them.
+        EngineError: The engine cannot compute the gradients.
     """
     directory = Path(config.trainer.output_dir)
     plan = plan_of(trainer, config)
@@ -108,7 +108,7 @@ def compare_moves(
     Args:
         check: Name of the check.
         before: Weights by name.
-        after: The same after one update.
+        after: The weights after one update.
         gradients: float32, clipped, of every weight that is trained.
         section: The optimizer.
         dtype: Element type of the weights.
@@ -184,11 +184,11 @@ def check_adapters(check: str, config: RunConfig, trainer: TrainingWorkers, batc
     Args:
         check: Its name.
         config: What the trainer was built with, :func:`with_visible_update`.
-        trainer: The training ranks; their weights are others afterwards.
+        trainer: The training ranks; the check changes their weights.
         batch: Sampled responses with advantages.
 
     Raises:
-        EngineError: transformers cannot compute the model.
+        EngineError: transformers cannot run the model.
     """
     from safetensors.torch import load_file
 
@@ -214,7 +214,7 @@ def check_adapters(check: str, config: RunConfig, trainer: TrainingWorkers, batc
     found, right = trainer.score(batch, plan, "policy")[drawn], expected.log_probs[drawn]
     limit, moved = tolerance(dtype, right), largest(right - before[drawn])
     if moved <= limit:
-        return Result(check, "skipped", f"an update moves log-probs by {moved:.2g} only, which proves nothing")
+        return Result(check, "skipped", f"the update moved log-probs by only {moved:.2g}, too little for a comparison")
     detail = f"log-probs of {len(right)} tokens, which an update of adapters has moved by up to {moved:.2g}"
     values = measured(check, largest(found - right), limit, detail)
     if values.status == "failed" or not shows_gradients(config):

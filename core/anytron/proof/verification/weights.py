@@ -39,8 +39,8 @@ def compare_weights(check: str, stored: Mapping[str, Tensor], exported: Mapping[
     Args:
         check: Name of the check.
         stored: The checkpoint.
-        exported: The engine's, in its own dtype.
-        detail: What else there is to say if they are equal.
+        exported: Tensors that the engine exports, in its own dtype.
+        detail: Text of the result if the tensors are equal.
     """
     missing = sorted(stored.keys() - exported.keys() - tied_copies(stored, exported))
     unknown = sorted(exported.keys() - stored.keys())
@@ -48,7 +48,7 @@ def compare_weights(check: str, stored: Mapping[str, Tensor], exported: Mapping[
         where = "the checkpoint only" if missing else "the export only"
         first = (missing or unknown)[0]
         count = len(missing) + len(unknown)
-        return Result(check, "failed", f"{count} tensors are in one of the two; the first, {first}, is in {where}")
+        return Result(check, "failed", f"{count} tensors are missing on one side; the first, {first}, is in {where}")
     worst, unequal = 0.0, []
     for name, tensor in exported.items():
         original = stored[name].to(tensor.dtype)

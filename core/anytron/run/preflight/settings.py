@@ -184,7 +184,9 @@ def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         key = f"validation.sets.{index}"
         yield from _changed(key, one, OF_A_SET, "validation measures the loss of the set's responses")
     if config.algorithm.aggregation == "length-constant" and config.algorithm.length_constant is None:
-        message = "aggregation=length-constant needs it: supervised fine-tuning has no rollout.max_new_tokens as its default"
+        message = (
+            "aggregation=length-constant needs it: supervised fine-tuning has no rollout.max_new_tokens as its default"
+        )
         yield Diagnostic("error", "algorithm.length_constant", message, "set it to the longest response, in tokens")
 
 

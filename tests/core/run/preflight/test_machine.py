@@ -79,7 +79,7 @@ def test_a_sound_configuration_passes_without_a_word(check):
         ({"executor": {"kind": "locale"}}, "executor.kind", "did you mean local?"),
         ({"engine": {"name": "megatorn"}}, "engine.name", "did you mean megatron?"),
         ({"rollout": {"engine": "transformer"}}, "rollout.engine", "did you mean transformers?"),
-        ({"algorithm": {"mini_batches": 40}}, "algorithm.mini_batches", "40 mini-batches of only 32 prompts"),
+        ({"algorithm": {"mini_batches": 40}}, "algorithm.mini_batches", "40 mini-batches but only 32 prompts"),
         (
             {
                 "data": {"prompts_per_step": 1},
@@ -89,7 +89,7 @@ def test_a_sound_configuration_passes_without_a_word(check):
             "parallel.data_parallel_size",
             "2 sequences for 3 data-parallel replicas",
         ),
-        ({"parallel": {"sequence_parallel": True}}, "parallel.sequence_parallel", "no ranks to split"),
+        ({"parallel": {"sequence_parallel": True}}, "parallel.sequence_parallel", "cannot be split over ranks"),
         ({"rollout": {"min_new_tokens": 9, "max_new_tokens": 8}}, "rollout.min_new_tokens", "9 is more than"),
         ({"rollout": {"samples_per_prompt": 1}}, "rollout.samples_per_prompt", "a single response teaches nothing"),
         (
@@ -165,7 +165,7 @@ def test_a_reward_model_has_no_more_ranks_than_training_whose_devices_it_shares(
     ("algorithm", "says"),
     [
         ({"kl_estimator": "k1"}, "a gradient that is 0 in expectation"),
-        ({"kl_placement": "reward"}, "k3 has a policy gradient that is not the divergence's"),
+        ({"kl_placement": "reward"}, "k3 does not have the policy gradient of the KL divergence"),
     ],
 )
 def test_an_estimator_of_another_gradient_is_warned_of(check, algorithm, says):
