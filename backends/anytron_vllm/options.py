@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BUFFER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of adapters that vLLM's buffers may have room for (vllm/config/lora.py, ``MaxLoRARanks``, 0.32)."""
 CPU_CACHE_GIB = 1.0
-"""Memory for keys and values on a processor, unless the options say: vLLM would take half of the machine's."""
+"""Default memory for keys and values on the CPU, where vLLM would take half of the machine's memory."""
 
 
 class VllmOptions(Section):

@@ -25,7 +25,7 @@ class AlgorithmSection(Section):
     responses, ``cispo`` clips weights, not gradients, ``sapo`` fades smoothly. Or ``module:function`` /
     ``file.py:function``."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Settings of an estimator or a loss of your own, which finds them here; built-in ones have none."""
+    """Settings of your own estimator or loss, which reads them here; built-in ones have none."""
     gamma: float = Field(1.0, ge=0.0, le=1.0)
     """``gae``, ``reinforce_plus_plus``: discount for each later token (default as in verl)."""
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
@@ -68,7 +68,7 @@ class AlgorithmSection(Section):
     right expected gradient; in the loss, its expected gradient is zero."""
     kl_target: float | None = Field(None, gt=0.0)
     """Change ``kl_coefficient`` from step to step so that the divergence approaches this, in nats per token
-    (https://arxiv.org/abs/1909.08593, section 2.2); null = leave it."""
+    (https://arxiv.org/abs/1909.08593, section 2.2); null = a constant coefficient."""
     kl_horizon: float = Field(10000.0, gt=0.0)
     """Samples after which a divergence that differs from ``kl_target`` by 20 % has changed the coefficient by about 20
     % (default as in verl)."""
@@ -88,11 +88,11 @@ class AlgorithmSection(Section):
     missing after the last one, the step has fewer groups, and a warning says so; if all are, the step has no signal."""
     max_steps_without_signal: int = Field(20, ge=1)
     """A step that has no token to train on is skipped: no group with signal for ``dynamic_sampling``, every response
-    masked, failed for or empty. So many such steps in a row end the run."""
+    masked, failed or empty. The run ends after so many such steps in a row."""
     overlong_buffer: int | None = Field(None, ge=1)
     """Subtract a penalty from the reward of a response that ends in this many last tokens before
     ``rollout.max_new_tokens``: it grows from 0 to ``overlong_penalty`` at the limit (soft overlong punishment of DAPO).
-    Not in validation. null = nothing."""
+    Not in validation. null = no penalty."""
     overlong_penalty: float = Field(1.0, gt=0.0)
     """Penalty of a response that reaches the limit (default of the paper)."""
     overlong_masking: bool = False

@@ -51,7 +51,7 @@ class Places:
     by_key: Mapping[str, str]
 
     def of(self, key: str) -> str:
-        """Where a key was set; if it was not, where the nearest section around it stands."""
+        """Return where a key was set, or where the nearest section around it starts."""
         while key:
             if key in self.by_key:
                 return self.by_key[key]
@@ -79,13 +79,13 @@ def read_config(path: Path, overrides: Sequence[str] = (), relative_to: Path | N
 
     Returns:
         The configuration, valid in itself, its paths absolute (:func:`anytron.config.anchor.anchor`), and
-        the places of its keys. :mod:`anytron.run.preflight` checks whether the run can work. Of a file with stages it
-        is the one that the key ``stage`` names.
+        the places of its keys. :mod:`anytron.run.preflight` checks whether the run can work. For a file with stages, it
+        is the stage that the key ``stage`` names.
 
     Raises:
         ConfigError: The file is missing or is not YAML, an override has no ``=``, a key is unknown
-            (with the nearest known one), or a value is not what the schema, or the engine that it is an
-            option of, wants. All these mistakes are in one error, each with file and line, or the override it
+            (with the nearest known one), or a value is refused by the schema or by the engine whose
+            option it is. All these mistakes are in one error, each with file and line, or the override it
             came from.
     """
     try:
@@ -105,7 +105,7 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
     """Read all stages of a configuration, as :func:`read_config` reads one.
 
     Returns:
-        By their names, in the order in which they are trained; of a file without stages the run itself, by "".
+        The stages by name, in the order of training; for a file without stages, the run itself under "".
     """
     try:
         values, places = _read_values(path, overrides)

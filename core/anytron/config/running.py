@@ -73,7 +73,7 @@ class EngineSection(Section):
     """Share the optimizer's state between data-parallel ranks."""
     offload: list[Offloadable] = Field(default_factory=list)
     """What is moved off the device while responses are generated: the ``optimizer``'s state and the models of the
-    ``reference`` and the ``teacher`` go to the host, memory of ``gradients`` is given back;
+    ``reference`` and the ``teacher`` go to the host, the memory of ``gradients`` is freed;
     docs/how-to/share-devices.md."""
     deterministic: bool = False
     """Refuse or avoid operations whose results vary from run to run."""
@@ -82,7 +82,7 @@ class EngineSection(Section):
 
 
 class ExecutorSection(Section):
-    """What runs the processes."""
+    """How and where processes run."""
 
     kind: str = "local"
     """Name of the executor (entry-point group ``anytron.executors``): ``local`` = processes on this machine,
@@ -129,9 +129,9 @@ class ProfileSection(Section):
     ranks: list[int] = Field(default_factory=lambda: [0], min_length=1)
     """Training ranks that are recorded."""
     stacks: bool = False
-    """With the lines of Python that called each operation; traces become several times as large."""
+    """Also record the Python lines that called each operation; traces become several times as large."""
     memory: bool = False
-    """With what each operation allocates."""
+    """Also record the memory that each operation allocates."""
     max_mib: float = Field(512.0, gt=0.0)
     """A trace that is larger is deleted, and a warning says so."""
 
@@ -151,7 +151,7 @@ class ProfileSection(Section):
 
 
 class TrainerSection(Section):
-    """The loop."""
+    """The training loop."""
 
     total_steps: int = Field(100, ge=1)
     """Training steps; one step = one batch of rollouts, or of examples, and its updates."""
@@ -257,9 +257,9 @@ class CriticSection(Section):
     optimizer: OptimizerSection = OptimizerSection()
     """Its optimizer. A critic often needs a higher rate than the policy (verl: 1e-5)."""
     clip_value: float = Field(0.5, ge=0.0)
-    """How far a value may move in a step (default as in verl); 0 = no limit."""
+    """Largest change of a value in a step (default as in verl); 0 = no limit."""
     warmup_steps: int = Field(0, ge=0)
-    """First training steps, in which the critic is trained and the policy stays."""
+    """Number of first training steps in which only the critic is trained."""
 
 
 class TeacherSection(Section):
@@ -282,7 +282,7 @@ class RewardModelSection(Section):
     every token of the policy has the same id. Relative paths are relative to the YAML file. It computes in
     ``model.dtype``."""
     parallel: ParallelSection = ParallelSection()
-    """How it is split, whatever the policy's split is: rank i shares the device of training rank i, so that it has no
+    """How it is split, independently of the policy: rank i shares the device of training rank i, so that it has no
     more ranks than training; the keys are the same as in section ``parallel``."""
     max_tokens_per_micro_batch: int = Field(16384, ge=1)
     """Most tokens that it reads at one time, as ``engine.max_tokens_per_micro_batch``."""

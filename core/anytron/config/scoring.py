@@ -13,13 +13,13 @@ from anytron.config.section import Section, refuse_zero
 Direction = Literal["max", "min"]
 
 REWARD_MODEL = "reward_model"
-"""``rewards[].function`` of what the model of section ``reward_model`` says: no function, and no process of its own."""
+"""``rewards[].function`` for the model of section ``reward_model``, which is not a function in its own process."""
 
 
 class RewardSection(Section):
     """One reward function; the rewards of several are added with their weights.
 
-    At least one is required, and none is with ``algorithm.name=sft`` or ``algorithm.advantage=none``.
+    At least one is required, except with ``algorithm.name=sft`` or ``algorithm.advantage=none``.
     """
 
     function: str
@@ -42,7 +42,7 @@ class RewardSection(Section):
     memory_gib: float | None = Field(None, gt=0.0)
     """Memory that a process may allocate, in GiB; null = no limit."""
     on_error: Literal["drop", "zero", "stop"] = "drop"
-    """What happens to a sample for which the function raises, hangs, ends its process or gives no finite number:
+    """What happens to a sample for which the function raises, hangs, ends its process or returns no finite number:
     ``drop`` leaves it out of the update and out of its group's mean and deviation, ``zero`` gives it the reward 0
     (which may be more than others get), ``stop`` ends the run. A function that fails for every sample of a step ends
     the run always."""
@@ -64,7 +64,7 @@ class ValidationSetSection(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """Its metrics are called ``validation/NAME/...``."""
     data: DataSection
-    """As section ``data``; every prompt is taken once, in the source's order: leave out ``prompts_per_step`` and
+    """As section ``data``; every prompt is taken once, in the source's order, without ``prompts_per_step`` and
     ``shuffle``."""
     rewards: list[RewardSection] = Field(default_factory=list)
     """As section ``rewards``; empty = the rewards of training. The functions run in separate processes. With
@@ -74,7 +74,7 @@ class ValidationSetSection(Section):
     pass_at: list[int] = Field(default_factory=lambda: [1])
     """For each k in it, the probability that at least one of k responses passes: ``pass@k``."""
     pass_threshold: float = 1.0
-    """A response passes whose reward is at least this."""
+    """A response passes if its reward is at least this."""
     max_new_tokens: int | None = Field(None, ge=1)
     """Longest response, in tokens; with an ``environment``, longest turn. Default: the value in ``rollout``, as for the
     keys below."""
@@ -125,9 +125,9 @@ class ValidationSection(Section):
     sets: list[ValidationSetSection] = Field(min_length=1)
     """The sets of prompts; keys below."""
     every_steps: int | None = Field(None, ge=1)
-    """Examine after every so many steps."""
+    """Validate after every so many steps."""
     before_training: bool = False
-    """Examine before the first step."""
+    """Validate before the first step."""
     metric: str | None = None
     """The number that says which policy is best: ``validation/NAME/mean@n``, or ``pass@k`` of a set; with
     ``algorithm.name=sft`` its ``loss``. Default: the mean, or the loss, of the first set."""

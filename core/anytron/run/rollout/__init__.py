@@ -1,1 +1,1 @@
-"""Rollouts as the loop sees them: prompts go in, responses come out, whatever number of engines makes them."""
+"""Rollouts for the loop: prompts go in, responses come out, from any number of engines."""

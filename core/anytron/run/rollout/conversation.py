@@ -35,18 +35,18 @@ class Conversation:
     """What model and environment have said so far. Tokens are only ever added at the end.
 
     Attributes:
-        prompt: Where it begins.
-        seed: Everything random in it follows from this.
-        max_turns: Turns that the model may have.
-        number: Of its environment.
-        speaking: The model has been asked for its next turn.
-        tokens: What follows the prompt.
+        prompt: The prompt of the conversation.
+        seed: Seed of everything random in the conversation.
+        max_turns: Largest number of turns of the model.
+        number: Number of the conversation's environment.
+        speaking: Whether the model has been asked for its next turn.
+        tokens: The tokens after the prompt.
         log_probs, response_mask: As in :class:`Response`, for these tokens.
-        turns: What the model wrote, decoded.
+        turns: The model's turns, decoded.
         versions, routing: As in :class:`Response`.
-        reward, metrics: The environment's, added up.
-        over: Nothing will be added.
-        finished: It came to its end, and to no limit.
+        reward, metrics: Sums of the environment's rewards and metrics.
+        over: Whether the conversation has ended.
+        finished: Whether it ended by itself, not at a limit.
         failure: Why the environment could not go on.
     """
 
@@ -69,7 +69,7 @@ class Conversation:
 
     @property
     def task(self) -> Task:
-        """What its environment is set up for."""
+        """The task for which the environment is set up."""
         prompt = self.prompt
         seed = derive_seed(self.seed, "environment", 0)
         return Task(prompt.id, prompt.text, dict(prompt.data), seed, self.max_turns)
@@ -101,13 +101,13 @@ class Conversation:
         self._add(tokens, (0.0,) * len(tokens), own=False)
 
     def count(self, observation: Observation) -> None:
-        """Add up what the environment gives."""
+        """Add an observation's reward and metrics to the sums."""
         self.reward += observation.reward
         for name, number in observation.metrics.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + number
 
     def end(self, *, finished: bool, failure: Failure | None = None) -> None:
-        """Add nothing more."""
+        """End the conversation."""
         self.over, self.finished, self.failure = True, finished, failure
 
     def response(self) -> Response:
@@ -152,15 +152,15 @@ def observation_tokens(
             tokens = _encoded(observation.text, tokenizer)
         else:
             tokens = tuple(observation.tokens or ())
-    except Exception as error:  # noqa: BLE001 - the template is a program of the model's, and reads what it is given
+    except Exception as error:  # noqa: BLE001 - the model's template is a program, and may fail
         fix = "give each message a role and a content that the template knows"
         return Failure("An observation cannot be tokenised.", f"{type(error).__name__}: {error}", fix)
     if not tokens:
         why = "the model would continue as if it had not stopped"
-        return Failure("An observation has no tokens.", why, "let the environment say something, or end")
+        return Failure("An observation has no tokens.", why, "make the environment return a non-empty observation, or end the episode")
     if not 0 <= min(tokens) <= max(tokens) < vocab_size:
         why = f"its ids are from {min(tokens)} to {max(tokens)}, but the vocabulary has {vocab_size} tokens"
-        return Failure("An observation has a token that the model does not know.", why, "give text, or the model's ids")
+        return Failure("An observation has a token that the model does not know.", why, "return text, or the model's ids")
     return tokens
 
 
@@ -171,7 +171,7 @@ def _encoded(text: str, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _rendered(messages: Sequence[Message], tokenizer: Any, template: Mapping[str, Any]) -> str:
-    """Render what follows a turn of the model's, up to where its next turn begins."""
+    """Render what follows a turn of the model, up to the beginning of its next turn."""
     before = [{"role": "user", "content": TURN}, {"role": "assistant", "content": TURN}]
     with processor_time(TEMPLATE_SECONDS):
         text: str = tokenizer.apply_chat_template(

@@ -1,4 +1,4 @@
-"""Responses of one turn, or of several between which an environment speaks.
+"""Responses of one turn, or of several turns with observations of an environment between them.
 
 A turn is a request to the rollout engines like any other, whose prompt is all that the model has read and written so
 far, token by token::
@@ -48,8 +48,8 @@ class SingleTurns:
     """Responses of one turn.
 
     Args:
-        pool: Makes them.
-        sampling: How they are sampled.
+        pool: The rollout engines that generate them.
+        sampling: Sampling parameters.
     """
 
     def __init__(self, pool: RolloutPool, sampling: SamplingParams) -> None:
@@ -61,7 +61,7 @@ class SingleTurns:
         return self._pool.begin(inputs, self._sampling, samples_per_prompt, seed)
 
     def finish(self, begun: Generation, *, more: bool = False) -> list[list[Response]]:
-        """Wait for responses; give those to each prompt, in order. They may be ``more`` of a step's."""
+        """Wait for responses; return the responses to each prompt, in order. They may be ``more`` of a step's."""
         del more
         return self._pool.finish(begun)
 
@@ -78,9 +78,9 @@ class Conversations:
     """Responses of several turns.
 
     Args:
-        pool: Makes the turns.
-        prepared: The tokenizer, the sampling, the model's limits.
-        environments: What answers the turns.
+        pool: The rollout engines that generate the turns.
+        prepared: Tokenizer, sampling parameters and limits of the model.
+        environments: The environments that answer the turns.
         section: The limits of conversations.
     """
 
@@ -109,11 +109,11 @@ class Conversations:
         return [conversations[start : start + samples_per_prompt] for start in starts]
 
     def finish(self, begun: Sequence[Sequence[Conversation]], *, more: bool = False) -> list[list[Response]]:
-        """Go on until conversations are over; give those about each prompt, in order.
+        """Wait until conversations are over; return the responses to each prompt, in order.
 
         Args:
-            begun: What :meth:`begin` gave.
-            more: The step has others, among which not all have failed.
+            begun: The conversations that :meth:`begin` returned.
+            more: The step has further conversations, not all of which have failed.
 
         Raises:
             DataError: The environment fails for every response, or for all of the first ones.
@@ -228,13 +228,13 @@ def turns_of(
 
 
 class AttendedGroup:
-    """A :class:`~anytron.workers.executor.protocol.WorkerGroup` whose calls leave replicas and environments no pause.
+    """A :class:`~anytron.workers.executor.protocol.WorkerGroup` whose calls keep replicas and environments busy.
 
     A replica generates while it is polled, and the driver polls it whenever it waits: here, for the training ranks.
 
     Args:
         group: The training ranks.
-        turns: The responses that are made meanwhile.
+        turns: The responses that are generated meanwhile.
     """
 
     def __init__(self, group: WorkerGroup, turns: SingleTurns | Conversations) -> None:
@@ -242,7 +242,7 @@ class AttendedGroup:
 
     @property
     def size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return self._group.size
 
     @property
@@ -276,7 +276,7 @@ class AttendedGroup:
         self._group.rebuild(config)
 
     def end(self) -> None:
-        """End the processes without a word to their engines."""
+        """End the processes without notifying their engines."""
         self._group.end()
 
     def _wait(self, call: Pending) -> list[Any]:

@@ -50,11 +50,11 @@ POLL_S = 1.0
 
 @dataclass(frozen=True)
 class Generation:
-    """Responses that are being made.
+    """Responses that are being generated.
 
     Attributes:
-        ids: Their numbers, in order.
-        samples_per_prompt: How many of them follow each other for each prompt.
+        ids: Request numbers of the responses, in order.
+        samples_per_prompt: Number of consecutive responses for each prompt.
     """
 
     ids: tuple[int, ...]
@@ -62,19 +62,20 @@ class Generation:
 
 
 class RolloutPool:
-    """The rollout engines. One that is lost or answers wrongly is replaced, and others make its responses.
+    """The rollout engines. An engine that is lost or answers wrongly is replaced; others generate its responses.
 
     Responses follow from their seeds and from the weights, so that none is lost with a process. Its successor gets
     weights as long as they can be had (:meth:`load_weights`).
 
     Args:
-        executor: Starts the processes; the constructor does not wait for the engines.
+        executor: Executor that starts the processes; the constructor does not wait for the engines.
         settings: Section ``rollout``.
-        lost: Called with each loss and what the pool does about it; raises at one too many; None = the first is.
-        within: The training ranks, if these generate: the only replica, and none is started.
+        lost: Called with each loss and what the pool does about it; raises if there are too many losses. None = the
+            first loss is an error.
+        within: The training ranks, if they generate: they are the only replica, and no process is started.
 
     Attributes:
-        routing: Of the model, if every response must carry it; None = none does.
+        routing: Shape of the model's routing, if every response must carry it; None = responses carry no routing.
     """
 
     def __init__(
@@ -101,10 +102,10 @@ class RolloutPool:
         Which replica makes a response, and beside which others, changes nothing in it.
 
         Args:
-            prompts: What responses are made for.
-            sampling: How to sample.
-            samples_per_prompt: Responses for each prompt.
-            seed: The seed of each response follows from it and from the response's place.
+            prompts: The prompts.
+            sampling: Sampling parameters.
+            samples_per_prompt: Number of responses for each prompt.
+            seed: Seed from which, with the response's place, the seed of each response is derived.
         """
         asked = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
         numbers = self.ask([(prompt, sampling, response_seed(seed, place)) for place, prompt in enumerate(asked)])
@@ -112,7 +113,7 @@ class RolloutPool:
         return Generation(tuple(numbers), samples_per_prompt)
 
     def finish(self, generation: Generation) -> list[list[Response]]:
-        """Wait for responses; give those to each prompt, in order."""
+        """Wait for responses; return the responses to each prompt, in order."""
         wanted = frozenset(generation.ids)
         self._work_until(lambda: self._finished.keys() >= wanted)
         responses = [self._finished.pop(number) for number in generation.ids]
@@ -152,7 +153,7 @@ class RolloutPool:
         """Keep all replicas at work for about so long at most, or until one or another call has something to say.
 
         Returns:
-            Number and response of what has finished since the last poll; each is given once.
+            Number and response of each request that has finished since the last poll; each is returned once.
         """
         if not self._finished:
             self._begin_calls()
@@ -161,10 +162,10 @@ class RolloutPool:
         return finished
 
     def load_weights(self, give: GiveWeights) -> int:
-        """Give all replicas new weights at the same time; return their version. What is under way goes on with them.
+        """Send new weights to all replicas at the same time; return their version. Responses under way continue with them.
 
-        A replica that gets only a part of them never generates: it is replaced, and its successor is given all. So are
-        successors of replicas that are lost later, until :meth:`withdraw_weights`.
+        A replica that receives only a part of them never generates: it is replaced, and its successor receives all
+        weights, as do successors of replicas that are lost later, until :meth:`withdraw_weights`.
         """
         self._give = give
         for replica in self._replicas:
@@ -176,11 +177,11 @@ class RolloutPool:
 
     @property
     def failed(self) -> bool:
-        """Whether a call failed, so that the replicas are of no more use."""
+        """Whether a call failed, so that the replicas can no longer be used."""
         return self._failure is not None or any(replica.group.ended for replica in self._replicas)
 
     def withdraw_weights(self) -> None:
-        """Say that training goes on, so that these weights cannot be had again; return when all replicas are at work.
+        """Note that training goes on, so that these weights cannot be sent again; return when all replicas are at work.
 
         Successors of replicas that are lost from now on wait for the next ones; others make their responses.
         """
@@ -189,7 +190,7 @@ class RolloutPool:
         self._give = None
 
     def sleep(self) -> dict[str, float]:
-        """Let all replicas give their devices' memory back until they get weights; return it as metrics."""
+        """Make all replicas free their devices' memory until they receive weights; return it as metrics."""
         self._give = None  # those who sleep wait for the next weights, and so do their successors
         found = [self._ask(index, SleepingRollout.sleep) for index in range(len(self._replicas))]
         for replica in self._replicas:
@@ -296,7 +297,7 @@ class RolloutPool:
             elif isinstance(answer, Exception):
                 raise answer
             elif answer != given.version:
-                mistake = f"it has weights of version {answer} and was given version {given.version}"
+                mistake = f"it has weights of version {answer}, but version {given.version} was sent"
                 self._replace(replica, replica.mistrusted(mistake))
             else:
                 replica.take_weights(answer)

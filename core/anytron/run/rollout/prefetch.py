@@ -1,7 +1,7 @@
 """The responses of a step and of the steps after it: begun as early as ``rollout.max_staleness`` allows.
 
-With 0, generation and training take turns. With 1 the responses of a step are made while the step before is trained,
-by the weights from before that step::
+With 0, generation and training take turns. With 1 the responses of a step are generated while the previous step is
+trained, with the weights from before that step::
 
     0:  generate 1 | train 1 | generate 2 | train 2 | generate 3 | train 3
     1:  generate 1 | train 1              | train 2              | train 3
@@ -45,8 +45,8 @@ class Prefetched:
     """A step, or a round of one, whose responses are being made.
 
     Attributes:
-        places: Where the sampler was before its prompts were drawn.
-        prompts: Its prompts.
+        places: Places of the sampler before the step's prompts were drawn.
+        prompts: The step's prompts.
         responses: Handle of the generation that was started for these prompts.
     """
 
@@ -60,13 +60,13 @@ class RolloutPrefetch:
 
     Args:
         config: The run.
-        prepared: Draws the prompts.
+        prepared: Source of the prompts.
         pool: The rollout engines.
-        turns: Makes the responses with them.
+        turns: Generator of the responses, with the pool.
 
     Attributes:
-        age: Of the weights that the last step's tokens come from, in optimizer updates, as metrics; empty where all are
-            new (``rollout.max_staleness=0``).
+        age: Metrics of the age, in optimizer updates, of the weights that generated the last step's tokens; empty if
+            all are new (``rollout.max_staleness=0``).
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RolloutPrefetch:
 
     @property
     def sampler(self) -> Mixture:
-        """What prompts are drawn from. To be moved before anything is begun."""
+        """The source of prompts. Its place must be set before anything is begun."""
         return self._prepared.sampler
 
     @property
@@ -92,22 +92,22 @@ class RolloutPrefetch:
         return self._begun[0].places if self._begun else self.sampler.places
 
     def finish_in_flight(self) -> None:
-        """Finish what must not see the next weights."""
+        """Finish the responses that must not use the next weights."""
         if not self._config.rollout.continue_over_updates:
             self._turns.finish_in_flight()
 
     def load_weights(self, give: GiveWeights) -> int:
-        """Give the replicas the weights that the next step begins with; return their version."""
+        """Send the replicas the weights that the next step begins with; return their version."""
         self._version = self._pool.load_weights(give)
         return self._version
 
     def take(self, step: int, number: int, count: int) -> tuple[list[TokenizedPrompt], list[list[Response]]]:
-        """Give the responses of a round of a step. Those of the first are begun already, if they could be.
+        """Return the responses of a round of a step. The first round has been begun already if possible.
 
         Args:
             step: Counted from 1.
             number: The round, counted from 1.
-            count: Prompts; in the first round, as many as a step has.
+            count: Number of prompts; in the first round, all prompts of a step.
         """
         if number == 1:
             self._begin_up_to(self._last_from(step) if self._config.rollout.continue_over_updates else step, step)
@@ -122,7 +122,7 @@ class RolloutPrefetch:
         """Begin the responses of later steps that may come from the same weights, or let replicas sleep.
 
         Args:
-            step: All of its responses are there.
+            step: The step, whose responses are all complete.
 
         Returns:
             The memory of replicas that sleep, as metrics.

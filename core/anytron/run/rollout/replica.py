@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anytron.workers.executor.protocol import Pending, WorkerGroup
 
     GiveWeights = Callable[[Sequence[WorkerGroup]], "WeightAnswers"]
-    """Gives engines all weights of one version, and waits for it. What goes wrong in training ranks is raised."""
+    """Sends engines all weights of one version, and waits. Errors of training ranks are raised."""
 
 Answer = TypeVar("Answer")
 Arguments = TypeVarTuple("Arguments")
@@ -31,16 +31,16 @@ class Replica:
     """One rollout engine, and the call that it is in.
 
     Args:
-        index: Which of the replicas.
-        group: Its process; the training ranks if these generate.
+        index: Index of the replica.
+        group: Process of the replica; the training ranks if they generate.
 
     Attributes:
-        index, group: As given.
-        ready: Whether its engine is built.
-        version: Of the weights that it has; None if they are not the current ones.
-        versions: Of all weights that it has had.
-        held: The requests that it has and has not answered, by number, and how many versions were before them.
-        call: The call that is under way; None between two.
+        index, group: The arguments.
+        ready: Whether the engine is built.
+        version: Version of the engine's weights; None if they are not the current ones.
+        versions: Versions of all weights that the engine has had.
+        held: Unanswered requests by number, each with the number of weight versions that preceded it.
+        call: The call that is under way; None between calls.
         polled: Whether that call is a poll.
     """
 
@@ -82,7 +82,7 @@ class Replica:
             self._then(answers)
 
     def mistrusted(self, mistake: str) -> ProcessLost:
-        """Make the error of an engine that answered wrongly; it cannot be trusted any more."""
+        """Make the error of an engine that answered wrongly and can no longer be trusted."""
         return ProcessLost(
             f"Rollout replica {self.index} gave a wrong answer.",
             where=f"rollout replica {self.index}",
@@ -94,13 +94,13 @@ class Replica:
 def mistake_in(
     response: Response, request: GenerationRequest | None, versions: Sequence[int], routing: RoutingShape | None = None
 ) -> str | None:
-    """Say what is wrong with a response; None if nothing is.
+    """Return what is wrong with a response; None if nothing is.
 
     Args:
         response: The response.
-        request: What it answers; None if the engine was not asked for it, or has answered already.
-        versions: Of the weights that the engine has had since it was asked, oldest first.
-        routing: Of the model, if responses are to carry it.
+        request: The request of the response; None if the engine did not receive it, or has answered it already.
+        versions: Versions of the engine's weights since the request, oldest first.
+        routing: Shape of the model's routing, if responses must carry it.
     """
     if request is None:
         return "it was not requested"
@@ -108,13 +108,13 @@ def mistake_in(
     if tokens != len(response.log_probs) or tokens != len(response.versions):
         return f"{tokens} tokens have {len(response.log_probs)} log-probs and {len(response.versions)} versions"
     if tokens > longest:
-        return f"it has {tokens} tokens, and {longest} were allowed"
+        return f"it has {tokens} tokens, but only {longest} were allowed"
     if response.stop_reason == "abort":
         return "it was aborted"
     if other := sorted(set(response.versions) - set(versions)):
-        return f"it comes from weights of version {', '.join(map(str, other))}, and version {versions[-1]} is current"
+        return f"it comes from weights of version {', '.join(map(str, other))}, but version {versions[-1]} is current"
     if list(response.versions) != sorted(response.versions):
-        return "weights of older versions follow newer ones"
+        return "its weight versions are not in ascending order"
     if routing is not None:
         return routing.mistake_in(response.routing, len(request.prompt.tokens) + tokens)
     return None
@@ -122,12 +122,12 @@ def mistake_in(
 
 @dataclass(frozen=True)
 class WeightAnswers:
-    """What became of giving weights to engines.
+    """The outcome of loading weights into the engines.
 
     Attributes:
-        version: Optimizer updates behind the weights.
-        answers: By place: the version that the engine says it has, or the error of one that did not get them all. Such
-            an engine holds a mixture of two versions: it has ended, and the one that takes its place needs all weights.
+        version: Number of completed optimizer updates.
+        answers: For each engine, in order: the version that it reports, or the error if it did not receive all weights.
+            Such an engine has a mixture of two versions: it has ended, and its replacement needs all weights.
     """
 
     version: int

@@ -1,1 +1,1 @@
-"""The RL loop, and the protocols of what it is composed of."""
+"""The training loops and their parts."""

@@ -1,7 +1,7 @@
-"""Warn when a run learns nothing, or the wrong thing, although nothing fails; and count the steps that it skips.
+"""Warn when a run learns nothing, or the wrong thing, although nothing fails; and count skipped steps.
 
-Looked at are how far rollout and training disagree about tokens, the norm of each model's gradient, and how many groups
-of a step have signal. That an update gives NaN is another matter (:mod:`anytron.run.trainer.non_finite`).
+The checks read the disagreement of rollout and training about tokens, the norm of each model's gradient, and the number
+of groups with signal. Non-finite updates are handled in :mod:`anytron.run.trainer.non_finite`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Alarms:
 
     Args:
         config: The run.
-        run: Its directory, whose log has every warning.
-        progress: Shows them: each kind when it is first seen, and again after ``STEPS_BETWEEN`` steps.
+        run: The run directory, whose log has every warning.
+        progress: Display of the warnings: each kind when it first occurs, and again after ``STEPS_BETWEEN`` steps.
     """
 
     def __init__(self, config: RunConfig, run: RunDirectory, progress: Progress) -> None:
@@ -51,27 +51,27 @@ class Alarms:
         self._steps = 0
 
     def updated(self, mini_batch: RaggedBatch, metrics: Mapping[str, float]) -> None:
-        """Look at an update: a gradient of exactly 0 where there was something to learn.
+        """Check an update for a gradient of exactly 0 although there was something to learn.
 
         Args:
-            mini_batch: What was learnt from.
-            metrics: The update's, of critic and policy, or of one of them.
+            mini_batch: The mini-batch of the update.
+            metrics: Metrics of the update, of critic and policy or of one of them.
         """
         if metrics.get("critic/grad_norm") == 0.0 and critic_has_to_learn(metrics):
             self._find(
                 "critic/grad_norm was 0",
                 "critic/grad_norm is 0, although values differ from returns: the critic learns nothing; "
-                "some kernel or hook gives no gradient",
+                "some kernel or hook returns no gradient",
             )
         if metrics.get("grad_norm") == 0.0 and policy_has_to_learn(mini_batch, metrics, self._config):
             self._find(
                 "grad_norm was 0",
                 "grad_norm is 0, although there are tokens to learn from: the policy learns nothing; "
-                "some kernel or hook gives no gradient",
+                "some kernel or hook returns no gradient",
             )
 
     def stepped(self, metrics: Mapping[str, float]) -> None:
-        """Look at a finished step, and warn of what was found in it.
+        """Check a finished step, and print its warnings.
 
         With ``rollout.max_staleness`` log-probs are compared only in steps whose tokens all come from the newest
         weights. Those of older weights differ because the policy has changed. Every run has such a step: its first.
@@ -150,7 +150,7 @@ class _Sightings:
 
 
 def policy_has_to_learn(batch: RaggedBatch, metrics: Mapping[str, float], config: RunConfig) -> bool:
-    """Say whether the policy's loss has a gradient, as far as its parts show.
+    """Return whether the policy's loss has a gradient, as far as its parts show.
 
     It has none if no token has an advantage (every group's rewards are equal), or if the ratio of each that has one
     is clipped or its importance factor masked; and without an entropy bonus and a KL penalty. The penalty has no
@@ -169,7 +169,7 @@ def policy_has_to_learn(batch: RaggedBatch, metrics: Mapping[str, float], config
 
 
 def critic_has_to_learn(metrics: Mapping[str, float]) -> bool:
-    """Say whether the critic's loss has a gradient: some value is neither its return nor at its limit."""
+    """Return whether the critic's loss has a gradient: some value is neither its return nor at its limit."""
     return metrics["critic/loss"] != 0.0 and metrics["critic/clip_fraction"] < 1.0 - _ROUNDING
 
 
@@ -178,7 +178,7 @@ class SkippedSteps:
 
     Args:
         config: The run.
-        metrics: Of the step before the first one, from which a resumed run goes on counting; empty without one.
+        metrics: Metrics of the last step before a resume, from which counting continues; empty in a new run.
     """
 
     def __init__(self, config: RunConfig, metrics: Mapping[str, float]) -> None:
@@ -189,10 +189,10 @@ class SkippedSteps:
 
         Args:
             step: Counted from 1.
-            experience: The step's.
+            experience: Experience of the step.
 
         Raises:
-            DataError: It has no token to train on, and neither had those before it, as many as there may be.
+            DataError: ``algorithm.max_steps_without_signal`` steps in a row had no token to train on.
         """
         self._in_a_row = 0 if experience.teaches else self._in_a_row + 1
         limit = self._config.algorithm.max_steps_without_signal
@@ -201,17 +201,17 @@ class SkippedSteps:
                 "There is nothing to train on." if limit == 1 else f"{limit} steps in a row had nothing to train on.",
                 where=f"step {step}",
                 why=f"algorithm.max_steps_without_signal is {limit}; {_why(experience, self._config)}",
-                fix=f"{_remedies(experience, self._config)}, and continue with resume=auto; or skip more such steps: "
-                f"algorithm.max_steps_without_signal={10 * limit}",
+                fix=f"{_remedies(experience, self._config)}, and continue with resume=auto; or allow more such steps: "
+                f"set algorithm.max_steps_without_signal={10 * limit}",
             )
         return {IN_A_ROW: self._in_a_row}
 
     def outcome(self, *, policy: bool, critic: bool) -> dict[str, float]:
-        """Give what the updates of a skipped step report: that all of them were left out.
+        """Return the metrics of a skipped step: the number of updates that were skipped.
 
         Args:
-            policy: The policy would have been updated.
-            critic: The critic would have been.
+            policy: Whether the step would have updated the policy.
+            critic: Whether the step would have updated the critic.
         """
         left_out = float(self._config.algorithm.epochs * self._config.algorithm.mini_batches)
         models = {"update/skipped": policy, "critic/update/skipped": critic}

@@ -1,4 +1,4 @@
-"""When checkpoints are saved: every so often, at a signal, before an error ends the run, and after the last step."""
+"""Save checkpoints: at intervals, at a signal, before an error ends the run, and after the last step."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 class PlaceInData(Protocol):
-    """What knows where in the data a run is."""
+    """The place of a run in its data."""
 
     @property
     def sampler(self) -> Mixture:
-        """What prompts are drawn from."""
+        """The source of prompts."""
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -59,13 +59,13 @@ class Checkpointing:
     Args:
         config: The run.
         trainer: The training engine.
-        data: Knows the place in the data.
+        data: The place in the data.
         run: The run's directory.
         tell: Called with a message about every checkpoint.
 
     Attributes:
         stopped_by: Name of the signal that ended the steps; None as long as none has.
-        last: Steps behind the last complete checkpoint of the run; 0 without one.
+        last: Number of completed steps at the last complete checkpoint of the run; 0 without one.
     """
 
     stopped_by: str | None = None
@@ -110,9 +110,9 @@ class Checkpointing:
         """Save if it is time to.
 
         Args:
-            step: Steps that are done; their metrics are written.
-            weights_version: Optimizer updates behind the weights that the last responses came from.
-            metrics: The last step's.
+            step: Number of completed steps, whose metrics are written.
+            weights_version: Number of completed optimizer updates of the weights that generated the last responses.
+            metrics: Metrics of the last step.
 
         Raises:
             StopRequested: A signal has asked the run to end.
@@ -135,7 +135,7 @@ class Checkpointing:
         the same finding changes nothing: a resumed run does.
 
         Args:
-            found: What validation has found there.
+            found: Result of the validation.
         """
         if self._best is not None:
             self._complete(wait=True)  # it may be the one to beat
@@ -214,8 +214,8 @@ class Checkpointing:
                 "The prompts have changed since the checkpoint.",
                 where="data",
                 why=why,
-                fix="restore the data, or let the source give the same prompts each time; or change a key of section "
-                "data and start a new run: resume=PATH",
+                fix="restore the data, or make the source return the same prompts each time; or change a key of section "
+                "data and start a new run with resume=PATH",
             )
 
     def _note_boundary(self, step: int, weights_version: int, metrics: Mapping[str, float]) -> None:
@@ -336,17 +336,17 @@ class Checkpointing:
         self._no_room = None
         if free < needed:
             self._no_room = ResourceError(
-                f"There is no room for the checkpoint of step {step}.",
+                f"The disk is too full for the checkpoint of step {step}.",
                 where=str(self._directory.path),
-                why=f"the last one takes {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free",
-                fix="make room, or lower checkpoint.keep; then continue with resume=auto",
+                why=f"the last checkpoint takes {needed / 1e9:.3g} GB, but only {free / 1e9:.3g} GB are free",
+                fix="free disk space, or lower checkpoint.keep; then continue with resume=auto",
             )
             self._tell(f"warning: {self._no_room.what} {self._no_room.why}")
         return self._no_room is None
 
 
 def _beats(found: Best, before: Best) -> bool:
-    """Whether a validation is better than the best before, or of another metric, so that they cannot be compared."""
+    """Whether a validation is better than the previous best, or has another metric and cannot be compared."""
     if (found.metric, found.direction) != (before.metric, before.direction):
         return True
     return is_better(found.value, before.value, found.direction)
