@@ -91,7 +91,7 @@ class TransformersEngine:
             return differing_weights(self._model, weights)
 
     def sleep(self) -> MemoryUse:
-        """Free the device memory of the model; buffers that are no weights, such as frequencies, move to the host."""
+        """Free the device memory of the model; buffers that are not weights, such as frequencies, move to the host."""
         self._version = None
         peak = self._runtime.memory_stats().peak_allocated
         if self._parked is None:

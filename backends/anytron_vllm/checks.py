@@ -190,7 +190,7 @@ def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accele
     """Check whether vLLM can run adapters that are sent alone; merged ones are ordinary weights."""
     if lora.rank > BUFFER_RANKS[-1]:
         message = f"vLLM supports adapters up to rank {BUFFER_RANKS[-1]}"
-        yield Diagnostic("error", "model.lora.rank", message, "lower model.lora.rank, or set rollout.lora=merged")
+        yield Diagnostic("error", "model.lora.rank", message, "lower the rank, or set rollout.lora=merged")
     if family in PROVED_WITH_ADAPTERS:
         return
     message = f"no test compares vLLM's {family} with adapters and with merged weights"

@@ -169,7 +169,7 @@ class VllmEngine:
 
         if self._under_way:
             raise EngineError(
-                "Logits cannot be computed while requests are being generated.", fix="poll or abort them first"
+                "Cannot compute logits while requests are being generated.", fix="poll or abort the requests first"
             )
         self._set_temperature(1.0)
         params = SamplingParams(

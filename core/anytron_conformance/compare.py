@@ -17,14 +17,14 @@ def assert_close(found: Tensor | None, expected: Tensor, what: str, *, dtype: to
     """Hold a result against its definition.
 
     Args:
-        found: The platform's; None is a missing gradient.
-        expected: The definition's, best in float64.
+        found: Result of the platform; None = a missing gradient.
+        expected: Result of the definition, preferably in float64.
         what: Names the numbers, at the beginning of a sentence: ``The gradient of the keys``.
-        dtype: That of the operands; it says what rounding may do.
-        factor: Times the usual tolerance, for long sums.
+        dtype: Element type of the operands; it determines the tolerance.
+        factor: Factor of the usual tolerance, for long sums.
 
     Raises:
-        Broken: They differ: shape, NaN or infinity, or by more than the tolerance.
+        Broken: The results differ in shape, in NaN or infinity, or by more than the tolerance.
     """
     if found is None:
         raise Broken(f"{what} is missing: nothing was computed that depends on it.")

@@ -40,7 +40,7 @@ class Scene:
     Attributes:
         format: ``thd`` or ``bshd``.
         lengths: Real lengths.
-        traits: What about the model decides masks and layouts.
+        traits: Properties of the model that determine masks and layouts.
         tensor, context: Parallel sizes.
     """
 
@@ -98,8 +98,8 @@ class MicroBatch:
     """One rank's micro-batch, after the hooks.
 
     Attributes:
-        given: What ``preprocess_sequences`` was given.
-        inputs: What came back.
+        given: Argument of ``preprocess_sequences``.
+        inputs: Result of ``preprocess_sequences``.
         tokens: int64 ``[T]``, all different.
         mask: The platform's answer.
     """
@@ -163,9 +163,9 @@ def micro_batch(
     Args:
         subject: The platform.
         scene: What it is made of.
-        rank: Of the context-parallel shard.
-        group: Over which it gathers; None where nothing is gathered.
-        padding: What stands in padding slots of the ids; engines put 0 there.
+        rank: Rank of the context-parallel shard.
+        group: Process group over which values are gathered; None = nothing is gathered.
+        padding: Value of the padding slots of the ids; engines use 0.
     """
     planned = planned_layout(subject, scene, ContextShard(scene.context, rank, group))
     tokens = torch.arange(100, 100 + scene.total)

@@ -16,16 +16,16 @@ def conformance(
     """Make a platform's test function.
 
     With ``test_conformance = conformance("acme", level="device")`` pytest makes one test per rule of that level, such
-    as ``test_conformance[device.rng-round-trip]``. What the platform declares not to do is skipped with its reason; of
-    a rule of which only some cases are, the test's properties say it.
+    as ``test_conformance[device.rng-round-trip]``. Features that the platform lacks are skipped with its reason; if
+    only some cases of a rule are skipped, the test's properties name them.
 
     Args:
-        platform: Its name, as in ``platform.name``; it must be installed.
+        platform: Name of the platform, as in ``platform.name``; it must be installed.
         level: Levels to check; by default all.
         options: ``platform.options``.
 
     Raises:
-        ConfigError: There is no such level.
+        ConfigError: A level does not exist.
     """
     import pytest
 

@@ -37,7 +37,7 @@ def on_ranks(subject: Subject, count: int, function: Callable[..., None], *argum
         subject: The platform.
         count: Number of ranks.
         function: Importable by name; called with a :class:`Member` and the arguments.
-        arguments: Are pickled.
+        arguments: Arguments of the function, which are pickled.
 
     Raises:
         Broken: A rank raised it.
@@ -71,8 +71,8 @@ class Member:
     """What a function that is called on every rank knows.
 
     Attributes:
-        rank: Of this process in the default process group.
-        size: Ranks of it.
+        rank: Rank of this process in the default process group.
+        size: Number of ranks of that group.
         subject: The platform, in this process; its current device is this rank's.
     """
 
@@ -90,7 +90,7 @@ class Ranks:
 
     Args:
         subject: The platform.
-        count: How many.
+        count: Number of ranks.
 
     Raises:
         Inapplicable: There are fewer devices.

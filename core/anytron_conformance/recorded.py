@@ -19,8 +19,8 @@ LENGTHS = (5, 9, 7, 12, 3, 8, 16, 4)
 PROMPT = 2
 """Tokens of each prompt."""
 VOCABULARY = 97
-"""Tokens are below: not divisible by 2, so that one who makes a model of so many has its vocabulary padded on two
-tensor-parallel ranks."""
+"""All tokens are below this number. It is odd, so that a model of this vocabulary is padded on two tensor-parallel
+ranks."""
 GRIDS: tuple[tuple[tuple[int, int], ...], ...] = (
     (),
     ((4, 4),),
@@ -37,7 +37,7 @@ PATCH_VALUES = 96
 
 
 def recorded() -> RaggedBatch:
-    """Give 8 sequences of random tokens."""
+    """Return 8 sequences of random tokens."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.tensor(LENGTHS)
     return _batch(
@@ -50,7 +50,7 @@ def recorded() -> RaggedBatch:
 
 
 def recorded_images() -> RaggedBatch:
-    """Give 8 sequences with no, one or two images each, for the tiny vision-language models."""
+    """Return 8 sequences with no, one or two images each, for the tiny vision-language models."""
     generator = torch.Generator().manual_seed(2)
 
     def text(count: int) -> list[int]:
@@ -103,7 +103,7 @@ def _batch(
         prompts: int64 ``[B]``, tokens of each prompt.
         tokens: int64 ``[T]``.
         generator: Draws the rest.
-        center: Of the log-probs.
+        center: Mean of the log-probs.
         images: As in the batch.
     """
     positions = torch.cat([torch.arange(length) for length in lengths.tolist()])

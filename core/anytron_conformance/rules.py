@@ -34,9 +34,9 @@ class Case:
 
     Attributes:
         name: Tells it from the rule's other cases, in words for people: ``thd, lengths 1 2, aligned to 8``.
-        values: What the check needs to know of it; the rule's own business.
+        values: Parameters of the case, in a form that the rule chooses.
         size: Cases are made in order of it, so that the one that is shown is the smallest that fails.
-        needs: What a platform may declare not to do and this case asks for.
+        needs: Features that this case requires and a platform may lack.
     """
 
     name: str = ""
@@ -65,13 +65,13 @@ class Rule(Check):
 
     Attributes:
         name: Its level, a dot, and lower-case words with hyphens, the :attr:`title`.
-        function: Is called with the subject and a case. Returns if the platform keeps the rule, and raises
+        function: Function of the subject and a case. It returns if the platform keeps the rule, and raises
             :class:`Broken` if not, or :class:`~anytron.proof.checks.Inapplicable` if this machine cannot make the case,
             such as two ranks on one device; whatever else it raises is a failure as well. Its docstring says what is
             done to find out, and what usually breaks it.
         contract: What a platform must do, in one sentence.
         cases: The cases, or a function of the subject that makes them.
-        needs: What a platform may declare not to do and the whole rule asks for.
+        needs: Features that the whole rule requires and a platform may lack.
         limit_s: Seconds after which the check is taken for hanging, and its process is killed.
     """
 
@@ -135,26 +135,26 @@ def rule(
 
 
 def rules_of(level: Level) -> tuple[Rule, ...]:
-    """Import a level and give its rules, in order. Imports torch."""
+    """Import a level and return its rules, in order. Imports torch."""
     rules: tuple[Rule, ...] = importlib.import_module(f"anytron_conformance.{level}").RULES
     return rules
 
 
 def find_rule(level: Level, name: str) -> Rule:
-    """Give one rule of a level."""
+    """Return one rule of a level."""
     return next(rule for rule in rules_of(level) if rule.title == name)
 
 
 def checked_levels(asked: Sequence[str]) -> tuple[Level, ...]:
-    """Give the levels that were asked for in their order; all of them if none was.
+    """Return the given levels in the kit's order; all levels if none is given.
 
     Raises:
-        ConfigError: There is no such level.
+        ConfigError: A level does not exist.
     """
     for name in asked:
         if name not in LEVELS:
             raise ConfigError(
-                f"There is no level '{name}'.",
+                f"Level '{name}' does not exist.",
                 where="--level",
                 why=f"the levels are {', '.join(LEVELS)}",
                 fix=did_you_mean(name, LEVELS),

@@ -35,7 +35,7 @@ START_S = 300.0
 
 
 class Checker:
-    """Checks rules in a process of its own; whatever becomes of that, the next rule is checked in a whole one.
+    """Checks rules in a separate process; if the process ends, the next rule is checked in a new one.
 
     A context manager: leaving ends the process.
 
@@ -52,7 +52,7 @@ class Checker:
         self._process: IsolatedProcess | None = None
 
     def check(self, rule: Rule) -> Result:
-        """Check a rule; never raises for what the platform does."""
+        """Check a rule; errors of the platform become results."""
         case = ""
         try:
             if self._process is None:
@@ -107,13 +107,13 @@ class Checker:
 
 
 def run(source: Source, levels: Sequence[Level], scratch: Path, watcher: Watcher, threads: int = 1) -> list[Result]:
-    """Check all rules of some levels; whatever goes wrong in one, the others are checked.
+    """Check all rules of some levels; a failure in one rule does not stop the others.
 
     Args:
         source: The platform.
         levels: In order.
         scratch: A directory for logs and for what checks write.
-        watcher: Is told how it goes on.
+        watcher: Receives the progress.
         threads: Processor threads of the checking processes.
     """
     found: list[Result] = []
@@ -126,13 +126,13 @@ def run(source: Source, levels: Sequence[Level], scratch: Path, watcher: Watcher
 def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str], *, as_json: bool) -> bool:
     """Check all rules of some levels, and print the results.
 
-    The standard output has the table and the failures, or the JSON object; progress goes to the error output.
+    The standard output has the table and the failures, or the JSON object; progress goes to stderr.
 
     Returns:
         Whether no rule is broken.
 
     Raises:
-        AnytronError: The platform is not installed or its device not there; there is no such level or option.
+        AnytronError: The platform is not installed, its device is absent, or a level or option does not exist.
         KeyboardInterrupt: Ctrl-C. The rules that had been checked are printed; all processes have ended.
     """
     from anytron_conformance.rules import checked_levels, rules_of

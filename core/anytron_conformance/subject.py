@@ -29,7 +29,7 @@ class Closing(Protocol):
     """Holds something until it is closed."""
 
     def close(self) -> None:
-        """Give it back."""
+        """Release it."""
 
 
 Kept = TypeVar("Kept", bound=Closing)
@@ -48,7 +48,7 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def config(self) -> RunConfig:
-        """A run on this platform that nothing else is known of."""
+        """A run on this platform, with defaults otherwise."""
         return default_run({"platform": {"name": self.platform, "options": self.options}})
 
     def open(self, engine: str | None = None) -> Session:
@@ -108,14 +108,14 @@ class Subject:
         return found
 
     def declined(self, features: Iterable[Feature]) -> str | None:
-        """Give the platform's reason if it declares not to do one of these; None if it does all of them."""
+        """Return the platform's reason for a feature that it lacks; None if it has all of these."""
         for feature in features:
             if feature in self._limits:
                 return f"{self.platform.name} declares no {feature.value}: {self._limits[feature]}"
         return None
 
     def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
-        """Give what was made under this name before, or make it; it is closed with the subject.
+        """Return the object of this name, which is made at the first call and closed with the subject.
 
         For what is dear to make and serves several rules, such as processes.
         """

@@ -146,8 +146,8 @@ def write_tiny_model(family: str, directory: Path, *, seed: int = 0, **changes: 
 
     Args:
         family: A key of :data:`CONFIGS`.
-        directory: Made if it is not there.
-        seed: Of the weights.
+        directory: Output directory; created if it does not exist.
+        seed: Seed of the weights.
         changes: Fields of the (top-level) config to replace.
 
     Returns:
@@ -183,7 +183,7 @@ def turn_last_layers_into_prediction_modules(directory: Path, count: int) -> Non
     Hugging Face's model has none: it reads the layers before them.
 
     Args:
-        directory: Of a model with one file of weights; changed in place.
+        directory: Directory of a model with one file of weights; changed in place.
         count: Layers that become modules.
     """
     import torch

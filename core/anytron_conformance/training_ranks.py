@@ -60,7 +60,7 @@ class TrainingRanks:
         The platform may set another dtype.
 
         Raises:
-            Inapplicable: The plugins refuse it, or it needs more devices than there are.
+            Inapplicable: The plugins refuse the configuration, or the machine has too few devices.
         """
         known: dict[str, dict[str, Any]] = {
             "model": {"path": str(model), "dtype": "float32"},
@@ -81,10 +81,10 @@ class TrainingRanks:
             raise Inapplicable(f"refused: {reason}") from reason
 
     def build(self, config: RunConfig) -> TrainingWorkers:
-        """Build an engine; the one before, of as many ranks, is closed.
+        """Build an engine; the previous engine on the same number of ranks is closed.
 
         Raises:
-            Broken: It cannot be built.
+            Broken: The engine cannot be built.
         """
         size = config.parallel.world_size
         if size in self._started and self._started[size].group.ended:
@@ -108,7 +108,7 @@ def said() -> Iterator[None]:
     """Take an error of the engines' processes for a broken rule; their tracebacks are in their logs.
 
     Raises:
-        Broken: There was one.
+        Broken: The engines' processes raised an error.
     """
     try:
         yield
@@ -117,7 +117,7 @@ def said() -> Iterator[None]:
 
 
 def usual_format(subject: Subject) -> str:
-    """Give the format of sequences in which a platform is checked where a rule names none: packed, if it can."""
+    """Return the sequence format of rules that name none: packed, if the platform supports it."""
     return "bshd" if subject.declined((Feature.THD,)) else "thd"
 
 
@@ -130,7 +130,7 @@ def hold(result: Result, what: str) -> None:
 
     Raises:
         Broken: The check failed.
-        Inapplicable: It was not made.
+        Inapplicable: The check was skipped.
     """
     if result.status == "skipped":
         raise Inapplicable(result.detail)
@@ -141,11 +141,11 @@ def hold(result: Result, what: str) -> None:
 
 
 def _asked(config: RunConfig, options: Mapping[str, Any]) -> object:
-    """What of a configuration a platform cannot change and still be checked in it.
+    """The part of a configuration that a platform must not change when it is checked.
 
     Args:
         config: The configuration.
-        options: The engine's that are asked for; others may be added.
+        options: Requested options of the engine; a platform may add others.
     """
     return (
         config.engine.sequence_format,

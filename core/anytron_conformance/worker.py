@@ -46,7 +46,7 @@ def open_subject(start: Mapping[str, Any], process: ProcessInfo) -> Subject:
 
     Args:
         start: ``platform``, ``options`` and ``scratch``.
-        process: What the plugins are told of this process.
+        process: Description of this process for the plugins.
     """
     source = Source(start["platform"], start["options"])
     try:
@@ -66,7 +66,7 @@ def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = la
     Args:
         rule: The rule.
         subject: The platform.
-        begins: Is told each case before it is made.
+        begins: Called with each case before it is checked.
 
     Returns:
         The result. Whatever a platform's code raises is a failure with its traceback's end.

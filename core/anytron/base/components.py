@@ -87,7 +87,7 @@ class EngineInfo:
             weights.
         metrics: The metrics of a step that it reports besides those of every training engine
             (:mod:`anytron.record.tracking.metric_table`).
-        place_of: Finds where, below the options, an unknown name belongs; for error messages.
+        place_of: Function that finds where below the options an unknown name belongs; for error messages.
         components: The libraries that it uses.
         memory: Function that estimates the device memory of a rank, ``module:function`` that imports no engine; empty =
             the engine gives no estimate. For a training engine

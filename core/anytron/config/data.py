@@ -25,7 +25,7 @@ _TEMPLATE_ARGUMENTS = (
     "tools",
     "truncation",
 )
-"""Arguments of ``apply_chat_template`` that Anytron sets itself: they select what is returned, or come from the prompt."""
+"""Arguments of ``apply_chat_template`` that Anytron sets itself: they select the result or come from the prompt."""
 
 
 class ReadingOptions(Section):

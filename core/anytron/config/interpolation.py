@@ -1,7 +1,7 @@
 """Bound what OmegaConf's interpolations become, before any is resolved: ``${a}${a}`` thirty times is a gigabyte.
 
 OmegaConf resolves each reference anew, so that the work grows like the text. Both are counted here from what stands in
-the file; each value is looked at once.
+the file; each value is visited once.
 """
 
 from __future__ import annotations

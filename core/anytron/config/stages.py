@@ -147,7 +147,7 @@ def _placed(diagnostic: Diagnostic, by_key: Mapping[str, str]) -> Diagnostic:
 
 
 def _merged(shared: Any, own: Any) -> Any:
-    """Set what a stage sets; what is no mapping is replaced."""
+    """Merge the values of a stage into the shared ones; anything but a mapping is replaced."""
     if not isinstance(shared, dict) or not isinstance(own, dict):
         return own
     return {**shared, **{name: _merged(shared.get(name), value) for name, value in own.items()}}

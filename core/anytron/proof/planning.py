@@ -157,7 +157,8 @@ def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None 
             "The memory of this run cannot be estimated.",
             where="engine.name",
             why=f"the engine {run.engine.name} gives no estimate",
-            fix="start with a small engine.max_tokens_per_micro_batch and monitor device memory (nvidia-smi, npu-smi info)",
+            fix="start with a small engine.max_tokens_per_micro_batch "
+            "and monitor device memory (nvidia-smi, npu-smi info)",
         )
     training: TrainingEstimate = estimate(run if prompt_tokens is None else _of_real_size(run, prompt_tokens))
     rank = [*training.parts, *_process(trains, device)]

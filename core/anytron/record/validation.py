@@ -44,7 +44,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def interval(values: Tensor) -> tuple[float, float] | None:
-    """Give the confidence interval of the mean of prompts' numbers: percentiles of the bootstrap over prompts.
+    """Return the confidence interval of the mean of prompts' numbers: percentiles of the bootstrap over prompts.
 
     Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3. It is the same whenever it is computed
     from the same numbers: draws come from a generator of their own. Prompts that are all alike say nothing of their
@@ -82,8 +82,8 @@ def set_metrics(section: ValidationSetSection, samples: Sequence[Sample], reward
     Args:
         section: The set.
         samples: ``section.samples_per_prompt`` responses to each prompt, side by side.
-        rewards: Theirs. A response that was dropped counts neither as passed nor as failed, and a prompt that has
-            fewer than k others is in no ``pass@k``.
+        rewards: Rewards of the samples. A response that was dropped counts neither as passed nor as failed, and a
+            prompt with fewer than k other responses is not counted in ``pass@k``.
 
     Returns:
         A number for each metric; NaN where no prompt is left that has one.

@@ -156,7 +156,7 @@ def streams_order_work(subject: Subject, case: Case) -> None:
         twos = ones + 1
         event = stream.record_event()
     if subject.runtime.current_stream() != current:
-        raise Broken("Leaving a with block does not make the stream before it current.")
+        raise Broken("Leaving a with block does not make the previous stream current again.")
     current.wait_event(event)
     if not bool((twos + 1 == 3).all()):
         raise Broken("A stream did not wait for another.")

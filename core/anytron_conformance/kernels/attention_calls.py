@@ -33,10 +33,10 @@ class Layer:
     """One attention layer.
 
     Attributes:
-        heads: Of queries.
-        groups: Heads of keys and values.
-        size: Of a head of queries and keys.
-        v_size: Of a head of values.
+        heads: Number of query heads.
+        groups: Number of heads of keys and values.
+        size: Size of a head of queries and keys.
+        v_size: Size of a head of values.
         causal: A query sees no later key.
         window: (left, right) neighbours that a query sees; -1 = all.
         sinks: A logit per head joins the denominator.

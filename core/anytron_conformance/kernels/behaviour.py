@@ -36,8 +36,8 @@ class Sample:
     """One kernel.
 
     Attributes:
-        calls: Makes two calls of it that differ in shapes, in a dtype.
-        needs: What a platform may decline.
+        calls: Function that makes two calls of different shapes in a dtype.
+        needs: Features that the kernel requires and a platform may lack.
     """
 
     calls: Callable[[Subject, torch.dtype], Comparisons]
@@ -172,11 +172,11 @@ class Watch(TorchDispatchMode):
     """Note the operations whose results are floating-point numbers on another device.
 
     Args:
-        device_type: Where they belong.
-        least: Smaller results are no fallback.
+        device_type: Device type on which results belong.
+        least: Results with fewer numbers are not counted as a fallback.
 
     Attributes:
-        elsewhere: What was seen.
+        elsewhere: Operations whose results are on another device.
     """
 
     def __init__(self, device_type: str, least: int) -> None:

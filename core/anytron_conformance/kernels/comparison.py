@@ -26,18 +26,18 @@ class Comparison:
         kernel: Called with the operands on the device, in ``dtype``.
         definition: Called with the same numbers in float64, on the host.
         operands: float, on the host; by their names in messages: ``keys``.
-        dtype: Of the operands that the kernel gets.
+        dtype: Element type of the operands that the kernel gets.
         outputs: Names of the results, in messages: ``output``.
-        result_dtype: Of the results; None = as ``dtype``.
+        result_dtype: Element type of the results; None = as ``dtype``.
         in_float32: Operands that are float32 whatever the dtype of the others.
         frozen: Operands for which no gradient is asked.
         meaningless: For operands, rows whose numbers mean nothing: bool, over their first dimensions. They have no
             gradient.
         garbage: What stands in those rows.
         empty: Rows of the results that are 0: bool, over their first dimensions; they also have a gradient coming in.
-        because: Why they are, for the message.
+        because: Why these rows are 0, for the message.
         lay: Lays operands, and the gradients that come in, in memory as a kernel's callers may.
-        factor: Times the usual tolerance.
+        factor: Factor of the usual tolerance.
     """
 
     kernel: Callable[..., Tensor | tuple[Tensor, ...]]
@@ -59,8 +59,8 @@ class Comparison:
         """Call the kernel, differentiate, and compare.
 
         Raises:
-            Broken: Of the kernel: a result's dtype, device or number, a gradient that is missing, zero or wrong, an
-                operand that was overwritten.
+            Broken: A result has the wrong dtype, device or value, a gradient is missing, zero or wrong, or an operand
+                was overwritten.
         """
         self.call(subject).differentiate()
 

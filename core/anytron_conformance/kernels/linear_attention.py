@@ -43,12 +43,12 @@ def convolution_of(
 
     Args:
         subject: The platform.
-        dtype: Of the operands.
-        lengths: Of the sequences.
-        rows: 1 = they are packed; otherwise they are as many rows.
+        dtype: Element type of the operands.
+        lengths: Lengths of the sequences.
+        rows: 1 = the sequences are packed; otherwise the number of rows.
         rest: Tokens after the last sequence.
-        bias: There is one.
-        silu: Applied to the results.
+        bias: Whether there is a bias.
+        silu: Whether SiLU is applied to the results.
         others: Fields of :class:`Comparison`.
     """
     kernel = fused(subject, KernelName.CAUSAL_CONV1D, dtype)

@@ -32,12 +32,12 @@ class Problem:
     """Tokens to score.
 
     Attributes:
-        labels: Of each token; negative = ignored.
-        entries: Of the vocabulary.
-        padding: Rows that fill the output layer up.
+        labels: Label of each token; negative = ignored.
+        entries: Size of the vocabulary.
+        padding: Number of padding rows of the output layer.
         temperature: Logits are divided by it.
         chunk_tokens: As in the spec.
-        ranks: That share the vocabulary.
+        ranks: Number of ranks that share the vocabulary.
     """
 
     labels: tuple[int, ...]

@@ -29,9 +29,9 @@ class Nothing:
     """A call of a kernel that has nothing to compute.
 
     Attributes:
-        call: Makes it, in a dtype.
-        shape: Of each result, which is 0 wherever it has entries.
-        results: How many there are.
+        call: Function that makes the call in a dtype.
+        shape: Shape of each result, whose entries are all 0.
+        results: Number of results.
     """
 
     call: Callable[[Subject, torch.dtype], Comparison]

@@ -52,9 +52,9 @@ class Trained:
     """What of a model is trained.
 
     Attributes:
-        words: For people.
-        sections: Of the configuration.
-        needs: What a platform may declare not to do.
+        words: Description, part of the case's name.
+        sections: Sections of the configuration.
+        needs: Features that the case requires and a platform may lack.
         modules: The model has multi-token prediction modules.
     """
 
@@ -169,7 +169,7 @@ def _computed(
 
 
 def _moved(share: Share, trainer: TrainingWorkers, config: RunConfig, directory: Path) -> dict[str, Tensor]:
-    """Do an update, and give what it shows; the weights are others afterwards."""
+    """Do an update, which changes the weights, and return the gradients that it shows."""
     batch, _, plan = mini_batch_of(share, trainer, config)
     before, after = directory / "before.safetensors", directory / "after.safetensors"
     trainer.export_weights(str(before))

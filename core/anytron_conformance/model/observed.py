@@ -34,7 +34,7 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True)
 class Truth:
-    """What transformers computes, float32 on the host, with weights rounded to the dtype of the run.
+    """Results of transformers, float32 on the host, with weights rounded to the dtype of the run.
 
     Attributes:
         batch: Recorded trajectories.
@@ -55,11 +55,11 @@ class Truth:
 
 @dataclass(frozen=True)
 class Seen:
-    """What an engine computes of a model in a layout. What it could not is a :class:`Broken`.
+    """Results of an engine for a model in a layout. A result that failed is a :class:`Broken`.
 
     Attributes:
-        config: The engine's.
-        truth: What it should be.
+        config: Configuration of the engine.
+        truth: The expected results.
     """
 
     config: RunConfig
@@ -97,7 +97,7 @@ class Built(NamedTuple):
 
     Attributes:
         config: Its configuration.
-        trainer: Its ranks.
+        trainer: Ranks of the engine.
     """
 
     config: RunConfig
@@ -154,11 +154,11 @@ class Observer:
             family: The model.
             layout: Its layout.
             more: Sections of the configuration, merged into the layout's.
-            model: Directory of the model if it is not the family's as it is.
+            model: Directory of the model; None = the family's tiny model.
 
         Raises:
             Inapplicable: The plugins refuse it, or there are not enough devices.
-            Broken: It cannot be built.
+            Broken: The engine cannot be built.
         """
         config = self._configured(family, layout, more or {}, model or self.model(family))
         return Built(config, self._ranks.build(config))
@@ -223,9 +223,9 @@ class Family:
 
     Attributes:
         name: Key of :data:`anytron_conformance.tiny_models.CONFIGS`.
-        title: For people.
-        needs: What a platform may declare not to do and the model asks for.
-        changes: Fields of its config that are others.
+        title: Name of the model for users.
+        needs: Features that the model requires and a platform may lack.
+        changes: Fields of the config that differ from the named one.
     """
 
     name: str
@@ -244,9 +244,9 @@ class Layout:
     """One way to arrange a model and its sequences.
 
     Attributes:
-        name: For people.
-        needs: What a platform may declare not to do and the layout asks for.
-        sections: Of the configuration; sequences are packed, unless this or the platform says otherwise.
+        name: Name of the layout for users.
+        needs: Features that the layout requires and a platform may lack.
+        sections: Sections of the configuration; sequences are packed unless a section or the platform says otherwise.
     """
 
     name: str

@@ -68,7 +68,7 @@ def weights_of(model: Path) -> dict[str, Tensor]:
 
 
 def gradients_shown(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give the gradients of an update with :data:`SHOWN`, float32, by the weights' names in files."""
+    """Return the gradients of an update with :data:`SHOWN`, float32, by the weights' names in files."""
     return {name: (before[name] - tensor) / RATE for name, tensor in after.items() if name in before}
 
 
@@ -98,7 +98,7 @@ def hold_gradients(
         found: The platform's.
         expected: Those of transformers; each must be there.
         dtype: ``model.dtype``.
-        of: What they belong to.
+        of: Name of the tensors to which the gradients belong.
 
     Raises:
         Broken: They differ.
@@ -164,7 +164,7 @@ def _hold_merged(
     """Hold exported weights against the model's and the product of the factors, which are computed in float32.
 
     Raises:
-        Broken: They differ, or a factor is 0.
+        Broken: The weights differ, or a factor is 0.
     """
     expected = adapted_weights(model, factors, ALPHA / RANK)
     if found.keys() != expected.keys():
@@ -281,7 +281,7 @@ def prediction(subject: Subject, case: Case) -> None:
 
 
 def model_with_modules(observer: Observer, family: Family) -> Path:
-    """Write a family's tiny model whose last layers are prediction modules, once; give its directory."""
+    """Write, once, a family's tiny model whose last layers are prediction modules; return its directory."""
     model = observer.output / "model-with-modules"
     if not model.exists():
         write_tiny_model(family.name, model)

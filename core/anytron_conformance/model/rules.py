@@ -199,8 +199,8 @@ def _compare_with_one_rank(subject: Subject, case: Case, what: str) -> None:
     """Compare a layout with one rank.
 
     Raises:
-        Broken: They differ.
-        Inapplicable: One rank cannot compute, which other rules say.
+        Broken: The layouts give different values.
+        Inapplicable: One rank cannot run the model; other rules report that.
     """
     one, seen = Observer.of(subject).see(case.values[0], ONE), _see(subject, case)
     if not one.is_whole:

@@ -48,10 +48,10 @@ class Course:
     """What updates leave.
 
     Attributes:
-        metrics: Of each update.
+        metrics: Metrics of each update.
         start: Weights before the first, by their names in files.
-        moved: How far each has moved in all of them, float32.
-        log_probs: float32 ``[T]`` after them.
+        moved: How far each weight has moved after all updates, float32.
+        log_probs: Log-probs after all updates, float32 ``[T]``.
     """
 
     metrics: list[dict[str, float]]
@@ -82,7 +82,7 @@ def record(output: Path) -> Recording:
         output: A directory for its files.
 
     Raises:
-        AnytronError: The platform ``cpu`` cannot do it.
+        AnytronError: The platform ``cpu`` cannot run the updates.
     """
     rollout = {"samples_per_prompt": SAMPLES, "max_new_tokens": 12, "min_new_tokens": 4, "temperature": TEMPERATURE}
     tree = {**sections(REFERENCE, output), "rollout": rollout, "rewards": [{"function": f"{TASK}:reward"}]}
@@ -121,9 +121,9 @@ def follow(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch, dire
 
     Args:
         trainer: Newly built.
-        config: Its.
+        config: Configuration of the trainer.
         batch: The recorded one.
-        directory: Holds weights on their way.
+        directory: Directory for the files of the weights.
     """
     plan = plan_of(trainer, config)
     start = exported(trainer, directory)

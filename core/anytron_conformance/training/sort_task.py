@@ -52,7 +52,7 @@ def prompts() -> Iterator[Prompt]:
 
 
 def reward(samples: Sequence[Sample]) -> list[float]:
-    """Give the fraction of positions that hold the right digit."""
+    """Return the fraction of positions that hold the right digit."""
     return [
         sum(given == wanted for given, wanted in zip(sample.response_text, sample.data["answer"], strict=False))
         / DIGITS

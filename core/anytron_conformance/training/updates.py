@@ -66,7 +66,7 @@ class Repetition:
         """Configure the platform's ranks.
 
         Raises:
-            Inapplicable: The plugins refuse it, or there are not enough devices.
+            Inapplicable: The plugins refuse the configuration, or the machine has too few devices.
         """
         sections = with_micro_batches(changes)
         sections["engine"].setdefault("sequence_format", self._format)
@@ -185,7 +185,9 @@ def restored_checkpoint(subject: Subject, case: Case) -> None:
         loaded = moves(before, exported(trainer, repetition.output))
         changed = [name for name, tensor in loaded.items() if tensor.any()]
         if changed:
-            raise Broken("A checkpoint restores other weights than were saved.", f"{len(changed)}, first {changed[0]}")
+            raise Broken(
+                "A checkpoint does not restore the weights that were saved.", f"{len(changed)}, first {changed[0]}"
+            )
         metrics_then = [trainer.update(mini_batch, plan, LOSS) for mini_batch in rest]
         moved_then = moves(before, exported(trainer, repetition.output))
     limit = 10 * FACTORS[config.model.dtype]
@@ -199,7 +201,7 @@ def _compare_metrics(
     """Compare losses and gradient norms of several updates.
 
     Raises:
-        Broken: They differ, or a gradient is 0.
+        Broken: The metrics differ, or a gradient is 0.
     """
     for number, (got, wanted) in enumerate(zip(found, expected, strict=True), start=1):
         if not got["grad_norm"] > 0.0:
@@ -219,15 +221,15 @@ def _compare_moves(
     """Compare how far weights have moved.
 
     Args:
-        found: float32, by name.
-        expected: The same.
+        found: Moves of the platform's weights, float32, by name.
+        expected: Moves of the reference's weights, float32, by name.
         limit: Largest difference of a weight's entries, as a part of the largest that is expected. The rounding of the
             weights themselves comes on top: it is most of the difference where a weight near 1 moves by 1e-3.
         start: Weights before they moved.
-        where: Where they moved as expected.
+        where: Description of the reference, for the message.
 
     Raises:
-        Broken: One has not moved as expected.
+        Broken: A weight has not moved as expected.
     """
     size = max(largest(tensor) for tensor in expected.values())
     off: dict[str, float] = {}

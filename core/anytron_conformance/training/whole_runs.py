@@ -64,7 +64,7 @@ class _Warnings(Progress):
 
 
 def sections(source: Source, output: Path) -> dict[str, dict[str, Any]]:
-    """Give the sections of a run's file: three steps of GRPO on the sort task, in float32."""
+    """Return the configuration of three steps of GRPO on the sort task, in float32."""
     return {
         "model": {"config": MODEL, "tokenizer": f"{TASK}:tokenizer", "dtype": "float32"},
         "data": {"source": f"{TASK}:prompts", "prompts_per_step": 4},
@@ -90,7 +90,7 @@ def run(source: Source, output: Path, **changes: Any) -> Run:
 
     Raises:
         Broken: The run fails.
-        Inapplicable: It is refused.
+        Inapplicable: The run is refused.
     """
     tree: dict[str, Any] = {**sections(source, output), "rewards": [{"function": f"{TASK}:reward"}]}
     for name, value in changes.items():
@@ -137,7 +137,7 @@ class Runs:
         return subject.keep("runs", lambda: cls(subject))
 
     def make(self, name: str, **changes: object) -> Run:
-        """Make a run, or give the one that was made under this name."""
+        """Do the run of this name, or return its result if it was done before."""
         if name not in self._made:
             changes = {"engine__sequence_format": usual_format(self._subject), **changes}
             self._made[name] = run(self._subject.source, self._subject.scratch / "runs" / name, **changes)
@@ -199,11 +199,13 @@ def resumed_run(subject: Subject, case: Case) -> None:
     wanted, found = whole.steps[-1], resumed.steps[-1]
     if len(resumed.steps) != 1 or found["step"] != wanted["step"]:
         steps = ", ".join(f"{metrics['step']:g}" for metrics in resumed.steps)
-        raise Broken("A continued run does other steps than are left.", f"it does {steps}, expected {wanted['step']:g}")
+        raise Broken(
+            "A continued run does not do the steps that are left.", f"it does {steps}, expected {wanted['step']:g}"
+        )
     for name in (key for key in wanted if key.startswith(COMPARED)):
         allowed = whole.tolerance * max(1.0, abs(wanted[name]))
         if not abs(found[name] - wanted[name]) <= allowed:
             raise Broken(
-                "A continued run does another step than the run that was not interrupted.",
+                "A step of a continued run differs from that of the uninterrupted run.",
                 f"{name} is {found[name]:.6g}, expected {wanted[name]:.6g} (allowed {allowed:.1g})",
             )

@@ -233,7 +233,7 @@ def test_an_agent_that_is_gone_is_reported(ray, make_executor):
         group.call("echo")
 
     assert wait_until_gone([facts["pid"]])
-    with pytest.raises(ProcessLost, match="could not open a store"):
+    with pytest.raises(ProcessLost, match="could not open the store"):
         group.rebuild(executor._config)
 
 

@@ -132,7 +132,7 @@ def test_what_cannot_be_followed_is_an_error_of_its_sample_and_cleaned_up(text, 
 
 
 def test_an_environment_that_begins_elsewhere_is_refused():
-    with pytest.raises(ValueError, match="does not begin with the prompt"):
+    with pytest.raises(ValueError, match="did not start with the prompt"):
         begun("moves_the_prompt", 0)
 
 

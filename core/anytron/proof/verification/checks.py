@@ -384,7 +384,7 @@ class _Run:
     def _once(self, what: str, compute: Callable[[], Value]) -> Value:
         """Compute what several checks need when the first asks; if that fails, the others are not made."""
         if what in self._lost:
-            raise Inapplicable(f"needs {what}, which are missing because {self._lost[what]} ended the process")
+            raise Inapplicable(f"not made, because {self._lost[what]} ended the process and the check needs {what}")
         if what not in self._shared:
             try:
                 self._shared[what] = compute()

@@ -174,7 +174,7 @@ def load_model(
         raise ResourceError(
             "The host's memory is too small for the model and its gradients in float32.",
             where=str(directory),
-            why=f"{count / 1e9:.3g} billion parameters need {needed / 1e9:.3g} GB, and {available / 1e9:.3g} GB are free",
+            why=f"{count / 1e9:.3g} billion parameters need {needed / 1e9:.3g} GB; {available / 1e9:.3g} GB are free",
         )
     given = {} if weights is None else {"state_dict": load_file(weights)}
     origin = directory if weights is None else None

@@ -29,7 +29,7 @@ class Best(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int = Field(ge=1)
-    """Training steps behind it."""
+    """Number of completed training steps."""
     metric: str
     """What was compared."""
     direction: Literal["max", "min"]
@@ -46,7 +46,7 @@ class Best(BaseModel):
         """Read the file; None if there is none.
 
         Raises:
-            CheckpointError: It is damaged.
+            CheckpointError: The file is damaged.
         """
         path = directory / BEST
         try:
@@ -75,7 +75,7 @@ class Checkpoint:
 
     Attributes:
         path: Its directory.
-        step: Training steps behind it.
+        step: Number of completed training steps.
     """
 
     path: Path
@@ -106,7 +106,7 @@ class Checkpoint:
                 "The checkpoint is damaged.",
                 where=str(self.path),
                 why="; ".join(problems),
-                fix="use another checkpoint: anytron checkpoint list",
+                fix="use another checkpoint: `anytron checkpoint list` shows them",
             )
 
 
@@ -149,7 +149,7 @@ class CheckpointDirectory:
     def newest_good(self, tell: Callable[[str], None]) -> Checkpoint | None:
         """Find the newest checkpoint whose files are all as they were written.
 
-        Newer ones that cannot be used are renamed, so that they are in nobody's way and can be looked at.
+        Newer ones that cannot be used are renamed, so that they are no longer found and can be inspected.
 
         Returns:
             The checkpoint; None if no checkpoint was ever completed.
@@ -177,7 +177,7 @@ class CheckpointDirectory:
             "No checkpoint of the run can be used.",
             where=str(self.path),
             why="\n".join(f"{checkpoint.path.name}: {error.why}" for checkpoint, error in damaged),
-            fix="restore one from a backup, or start over: resume=never trainer.overwrite=true",
+            fix="restore one from a backup, or start over with resume=never and trainer.overwrite=true",
         )
 
     def begin(self, step: int) -> Path:
@@ -193,7 +193,7 @@ class CheckpointDirectory:
         """Declare a checkpoint complete.
 
         Args:
-            state: The driver's.
+            state: The driver's state.
             files: What the training engine has written, by path below what :meth:`begin` returned; on disk.
 
         Raises:
@@ -206,7 +206,7 @@ class CheckpointDirectory:
         return Checkpoint(path, state.step)
 
     def best(self) -> tuple[Best, Checkpoint] | None:
-        """Give the best checkpoint, and why it is; None if none was marked, or it is not there any more.
+        """Return the best checkpoint and its validation; None if none was marked, or it no longer exists.
 
         Raises:
             CheckpointError: The mark is damaged.
@@ -240,7 +240,7 @@ def locate(path: Path) -> Checkpoint:
             one is taken.
 
     Raises:
-        CheckpointError: There is no complete one.
+        CheckpointError: ``path`` has no complete checkpoint.
     """
     if path.name == BEST and path.is_file():
         best = CheckpointDirectory(path.parent.absolute()).best()
@@ -254,7 +254,7 @@ def locate(path: Path) -> Checkpoint:
     state = DriverState.read(path) if (path / MANIFEST).is_file() else None
     if state is None:
         raise CheckpointError(
-            "There is no complete checkpoint.",
+            "No complete checkpoint was found.",
             where=str(path),
             why=f"neither {path} nor a step-* directory in it has a {MANIFEST}"
             if path.is_dir()

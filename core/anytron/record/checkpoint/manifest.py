@@ -39,7 +39,7 @@ class FileRecord:
 
     Attributes:
         size: Bytes.
-        sha256: Of its content, in hexadecimal.
+        sha256: SHA-256 of the content, in hexadecimal.
     """
 
     size: int
@@ -87,8 +87,8 @@ class Manifest:
         """Read the manifest of a checkpoint.
 
         Raises:
-            CheckpointError: There is none, it is damaged, or another version of Anytron wrote it.
-            ResourceError: It cannot be opened, which says nothing about what is in it.
+            CheckpointError: The manifest is missing or damaged, or another version of Anytron wrote it.
+            ResourceError: The manifest cannot be opened; it may be intact.
         """
         path = directory / MANIFEST
         try:
@@ -146,7 +146,7 @@ def _problems(directory: Path, name: str, record: FileRecord) -> Iterator[str]:
 
 
 def _unreadable(path: Path, error: OSError) -> ResourceError:
-    """Say that a file cannot be opened. A checkpoint that is set aside for that would be lost for nothing."""
+    """Return the error of a file that cannot be opened, so that an intact checkpoint is not set aside for that."""
     return exhausted(error, str(path)) or ResourceError(
         "A file of the checkpoint cannot be read.",
         where=str(path),
@@ -178,13 +178,13 @@ class SourceState(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     epoch: int = Field(ge=0)
-    """Epochs behind it."""
+    """Number of completed epochs."""
     position: int = Field(ge=0)
     """Prompts drawn in this epoch."""
     prompts: int = Field(ge=1)
     """Prompts of an epoch: with another number of them, the place means nothing."""
     digest: str = ""
-    """Of their tokens; with another one they are others. Empty in checkpoints from before there was one."""
+    """Fingerprint of the tokens; a different one means different prompts. Empty in older checkpoints."""
 
 
 class DriverState(BaseModel):
@@ -193,11 +193,11 @@ class DriverState(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     step: int = Field(ge=1)
-    """Training steps behind it."""
+    """Number of completed training steps."""
     sampler: tuple[SourceState, ...]
     """Where the next step begins in each source of prompts; together, where in their mix."""
     weights_version: int = Field(ge=0)
-    """Optimizer updates behind the weights that the last responses were sampled from."""
+    """Number of completed optimizer updates of the weights from which the last responses were sampled."""
     config: dict[str, Any]
     """The run's configuration."""
     beginning: Beginning | None = None
@@ -220,7 +220,7 @@ class DriverState(BaseModel):
         """Read the driver's file of a checkpoint.
 
         Raises:
-            CheckpointError: It is missing or damaged.
+            CheckpointError: The file is missing or damaged.
         """
         path = directory / DRIVER
         try:

@@ -32,8 +32,8 @@ class Start:
         checkpoint: What it continues from; None = from the first step.
         state: The driver's state in that checkpoint.
         in_place: The checkpoint is the run's own: its files are continued. False = the run is a new one.
-        changes: What is another than in the configuration before.
-        since: What is another than in the checkpoint's configuration; an earlier continuation may have saved nothing.
+        changes: Changes of the configuration since the last start.
+        since: Changes since the checkpoint's configuration; an earlier continuation may have saved no checkpoint.
         finished: Steps of the run, if all are done and their model is saved; else None.
     """
 
@@ -46,21 +46,21 @@ class Start:
 
     @property
     def step(self) -> int:
-        """Training steps behind it."""
+        """Number of completed training steps."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
     @property
     def weights_version(self) -> int:
-        """Optimizer updates behind the weights that were last sampled from."""
+        """Number of completed optimizer updates of the weights that were last sampled from."""
         return 0 if self.state is None else self.state.weights_version
 
     def metrics(self, last: Mapping[str, float]) -> dict[str, float]:
-        """Give the metrics of the step before the first one, as far as they are known.
+        """Return the metrics of the step before the first one, as far as they are known.
 
         A KL coefficient that adapts goes on from them, unless the configuration has other settings for it.
 
         Args:
-            last: The last that the run has recorded; empty for a new run.
+            last: The last metrics that the run has recorded; empty for a new run.
         """
         known = last or ({} if self.state is None else self.state.kl)
         forgotten = any(change.key.startswith("algorithm.kl_") for change in self.since)
@@ -101,10 +101,10 @@ def choose_start(config: RunConfig, claimed: ClaimedDirectory, tell: Callable[[s
     Args:
         config: The run.
         claimed: Its output directory, so that no other process saves or resumes there.
-        tell: Is told what was found, for people.
+        tell: Receives messages for the user.
 
     Raises:
-        ConfigError: An earlier run is in the way, or the configuration is another than the one to be continued.
+        ConfigError: The directory holds an earlier run, or the configuration differs from that of the run to continue.
         CheckpointError: There is no checkpoint where one is needed, or it is damaged.
     """
     if config.resume == "never":
@@ -126,7 +126,8 @@ def _refuse_earlier_run(config: RunConfig, claimed: ClaimedDirectory) -> None:
             "The output directory holds an earlier run.",
             where=f"trainer.output_dir = {claimed.path}",
             why=f"it has {', '.join(files)}",
-            fix="resume=auto to continue that run, another trainer.output_dir, or trainer.overwrite=true to delete it",
+            fix="set resume=auto to continue that run, another trainer.output_dir, or trainer.overwrite=true to delete "
+            "it",
         )
     own = CheckpointDirectory.of(config)
     if config.checkpoint.path is not None and own.complete():
@@ -162,7 +163,7 @@ def _continue(config: RunConfig, claimed: ClaimedDirectory, tell: Callable[[str]
             "The run is finished and has no checkpoint from which more steps could be trained.",
             where=f"trainer.output_dir = {claimed.path}",
             why=f"it ended after step {record.finished_step}, and {own.path} has no checkpoint",
-            fix="start over: resume=never trainer.overwrite=true",
+            fix="to start over, set resume=never and trainer.overwrite=true",
         )
     if record.started_from is not None:
         tell(f"no checkpoint of this run is complete: it begins again at {record.started_from}")
@@ -210,10 +211,10 @@ def _branch(checkpoint: Checkpoint, config: RunConfig, tell: Callable[[str], Non
     )
     if checkpoint.step >= config.trainer.total_steps:
         raise ConfigError(
-            "There are no steps left to train after the checkpoint.",
+            "No steps are left to train after the checkpoint.",
             where="trainer.total_steps",
-            why=f"it is {config.trainer.total_steps}, and the checkpoint was made after step {checkpoint.step}",
-            fix=f"set it to more than {checkpoint.step}",
+            why=f"it is {config.trainer.total_steps}, and the checkpoint was saved after step {checkpoint.step}",
+            fix=f"set trainer.total_steps to more than {checkpoint.step}",
         )
     _show(changes, tell)
     return Start(checkpoint, state, changes=changes, since=changes)

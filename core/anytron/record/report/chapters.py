@@ -80,11 +80,11 @@ def _is_beginning(begin: str, name: str) -> bool:
 
 
 def descriptions(names: Iterable[str], engines: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Give unit and meaning of metrics, as far as they are known here.
+    """Return unit and meaning of metrics, as far as they are known here.
 
     Args:
         names: The metrics.
-        engines: Training engines whose metrics are among them; one that is not installed here describes nothing.
+        engines: Training engines whose metrics are among them; those of an engine that is not installed are unknown.
     """
     known: list[Metric] = list(METRICS)
     for engine in dict.fromkeys(engines):

@@ -37,7 +37,7 @@ class Tail:
         path: The file; it may come later.
 
     Attributes:
-        broken: Whole lines that were no JSON objects.
+        broken: Number of complete lines that were not JSON objects.
         cut_short: The file ended in the middle of a line when it was last read.
     """
 
@@ -49,7 +49,7 @@ class Tail:
         self.cut_short = False
 
     def read(self) -> Iterator[Record | None]:
-        """Yield the records that are new since the last call; None = the file is another one, forget the old records.
+        """Yield the records that are new since the last call; None = the file was replaced, forget the old records.
 
         A run that is resumed cuts its files back, and puts new ones in the place of the old.
         """
@@ -75,7 +75,7 @@ class Tail:
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """Read a line as a JSON object; None if it is none."""
+    """Read a line as a JSON object; None if it is not one."""
     try:
         return parse_object(line.decode(errors="replace"))
     except ValueError:
@@ -83,7 +83,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def step_of(record: dict[str, Any]) -> int | None:
-    """Give the step of a record; None if it has none."""
+    """Return the step of a record; None if it has none."""
     step = record.get("step")
     if isinstance(step, float) and step.is_integer():
         step = int(step)
@@ -95,7 +95,7 @@ class Series:
 
     Attributes:
         steps: Training steps, rising.
-        values: The metric's, as many; NaN and infinity are kept.
+        values: Values of the metric, one for each step; NaN and infinity are kept.
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class History:
         self.recent: dict[str, float] = {}
 
     def add(self, record: dict[str, Any]) -> bool:
-        """Take a line of ``metrics.jsonl``; False if it names no step. What is no number in it is left out."""
+        """Add a line of ``metrics.jsonl``; False if it has no step. Values that are not numbers are skipped."""
         step = step_of(record)
         if step is None:
             return False
@@ -180,7 +180,7 @@ class History:
         return self.steps[-1] if self.steps else 0
 
     def at(self, step: int) -> dict[str, float]:
-        """Give the metrics of a step."""
+        """Return the metrics of a step."""
         places = {name: bisect_left(series.steps, step) for name, series in self.series.items()}
         return {
             name: self.series[name].values[place]
@@ -194,7 +194,7 @@ class History:
 
 
 def number_of(value: Any) -> float | None:
-    """Give what was read as a number; None if it is none."""
+    """Return a value as a float; None if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

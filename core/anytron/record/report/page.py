@@ -41,12 +41,12 @@ LONGEST_SIDE = 224
 
 
 def embed_pictures(directory: Path, names: Iterable[str], room: int) -> dict[str, str]:
-    """Give pictures as ``data:`` addresses, in this order as many as there is room for.
+    """Return pictures as ``data:`` URLs, in the given order, as many as fit.
 
     Args:
-        directory: Of the run.
-        names: Below the directory.
-        room: Characters.
+        directory: Directory of the run.
+        names: Paths of the pictures, relative to the directory.
+        room: Largest number of characters.
     """
     from anytron.task.data.vision import read_picture  # Pillow
 
@@ -93,13 +93,13 @@ def render(runs: Sequence[Run], largest: int = LARGEST) -> str:
 
     Args:
         runs: At least one.
-        largest: Bytes that it may have.
+        largest: Largest size in bytes.
 
     Returns:
         ASCII: whatever is beyond stands as an escape.
 
     Raises:
-        ConfigError: They do not fit.
+        ConfigError: The runs do not fit into ``largest`` bytes.
     """
     for share in SHARES:
         page = _page(_content(runs, share))
@@ -108,7 +108,7 @@ def render(runs: Sequence[Run], largest: int = LARGEST) -> str:
     raise ConfigError(
         "The report is too large.",
         where=", ".join(str(run.path) for run in runs),
-        why=f"with the fewest points and samples it has {len(page):,} bytes, and {largest:,} are allowed",
+        why=f"even with the fewest points and samples it has {len(page):,} bytes; {largest:,} are allowed",
         fix="report fewer runs at once",
     )
 
@@ -237,7 +237,7 @@ def _facts(run: Run, device: str) -> list[list[str]]:
 
 
 def duration(seconds: float) -> str:
-    """Say a time in two units at most: ``3 h 12 min``."""
+    """Format a duration in at most two units: ``3 h 12 min``."""
     whole = round(seconds)
     for unit, name, below, lower in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= unit:

@@ -32,7 +32,7 @@ def runs_in(path: Path) -> list[Path]:
     """Find the runs that a directory stands for: its own, or those of its stages, in their order.
 
     Args:
-        path: What a person names; one that is no run's is given back, to be refused.
+        path: Directory that the user gave; if it is not a run's directory, it is returned, and refused later.
     """
     if _is_run(path) or not path.is_dir():
         return [path]
@@ -46,7 +46,7 @@ def _is_run(path: Path) -> bool:
 
 
 class State(Enum):
-    """Whether a run goes on; the value is said to people."""
+    """Whether a run goes on; the value is the text that users see."""
 
     GOING = "going on"
     FINISHED = "finished"
@@ -62,15 +62,15 @@ class Run:
         path: The run's directory.
 
     Attributes:
-        path: The same, absolute.
+        path: The run's directory, as an absolute path.
         history: Its metrics.
         validation: Those of its validations.
         record: Its configuration and history; None if it cannot be read.
-        owner: The process that writes into it now; None = none does.
-        problems: What cannot be read, in words.
+        owner: The process that writes into the directory now; None = no process.
+        problems: Descriptions of files that cannot be read.
 
     Raises:
-        ConfigError: It is no run's directory.
+        ConfigError: ``path`` is not a run's directory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,8 +79,8 @@ class Run:
             raise ConfigError(
                 "This is not the directory of a run.",
                 where=str(path),
-                why=f"it has neither {RECORD} nor {METRICS}" if path.is_dir() else "there is no such directory",
-                fix="name the trainer.output_dir of a run",
+                why=f"it has neither {RECORD} nor {METRICS}" if path.is_dir() else "the directory does not exist",
+                fix="give the trainer.output_dir of a run",
             )
         # Held open, so that no other directory can have its identity.
         self._directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -174,7 +174,7 @@ class Run:
         return total if isinstance(total, int) else None
 
     def setting(self, *keys: str) -> Any:
-        """Give a value of the configuration; None if it is not there."""
+        """Return a value of the configuration; None if the key is missing."""
         value: Any = {} if self.record is None else self.record.config
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None

@@ -31,7 +31,7 @@ def choose_samples(run: Run, room: int) -> dict[str, Any]:
 
     Args:
         run: The run.
-        room: Bytes of JSON that there is room for; at least one sample is given.
+        room: Largest size in bytes of JSON; at least one sample is returned.
 
     Returns:
         ``samples``: dictionaries with step, id, prompt, response, tokens, finished, reward, and where there are any

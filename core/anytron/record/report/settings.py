@@ -90,7 +90,7 @@ def describe_workers(workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list
 
 
 def devices(workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Say in a few words what the run trains on: ``8 x Ascend910B2``."""
+    """Return the devices that the run trains on: ``8 x Ascend910B2``."""
     counted: dict[str, int] = {}
     for rank in workers.get("trainer", ()):
         name = str(rank.get("device", "unknown device"))

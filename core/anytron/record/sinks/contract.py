@@ -66,7 +66,7 @@ class MetricSink(abc.ABC):
     Attributes:
         packages: Import packages that it needs; a run that lacks one is refused.
         install: The command that installs them.
-        options_model: A pydantic model of the sink's ``options`` (``extra="forbid"``); None = there are no options.
+        options_model: A pydantic model of the sink's ``options`` (``extra="forbid"``); None = the sink has no options.
         place: Where people find the metrics, for example an address; set by the constructor. Empty = its directory.
     """
 
@@ -92,9 +92,9 @@ class MetricSink(abc.ABC):
         """Take the numbers of a validation, as ``validation.jsonl`` has them; otherwise as :meth:`write`.
 
         Args:
-            step: Steps behind the policy that was examined, 0 or more; its own metrics have been written.
+            step: Completed steps of the evaluated policy, 0 or more; the metrics of this step were written before.
             metrics: By their names, ``step`` included.
         """
 
     def close(self) -> None:  # noqa: B027 - optional to override
-        """Bring everything where it belongs; called once, after the last step, or when the run ends otherwise."""
+        """Write everything that is still buffered; called once, after the last step or when the run ends otherwise."""

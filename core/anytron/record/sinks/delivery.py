@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def sink_name(section: SinkSection) -> str:
-    """Give the short name of a sink: as it is registered, or its class's."""
+    """Return the short name of a sink: its registered name, or the name of its class."""
     return section.sink.rpartition(":")[2]
 
 
@@ -43,11 +43,11 @@ def load_sink(section: SinkSection, key: str) -> type[MetricSink]:
     """Find the class of a sink. The library that it needs is not imported.
 
     Args:
-        section: Names it.
-        key: Where that stands in the configuration, for the error.
+        section: The sink's section of the configuration.
+        key: Key of the section, for the error.
 
     Raises:
-        ConfigError: Nothing has that name, or what has it is no sink.
+        ConfigError: No sink has the name, or the named object is not a sink.
     """
     where = f"{key}.sink"
     if ":" in section.sink:
@@ -60,7 +60,7 @@ def load_sink(section: SinkSection, key: str) -> type[MetricSink]:
             f"There is no sink {section.sink!r}.",
             where=where,
             why=f"installed are: {', '.join(known)}",
-            fix=did_you_mean(section.sink, known) or "name one of them, 'module:Class' or 'file.py:Class'",
+            fix=did_you_mean(section.sink, known) or "set one of them, 'module:Class' or 'file.py:Class'",
         )
     if not (isinstance(found, type) and issubclass(found, MetricSink)):
         raise ConfigError(
@@ -103,16 +103,16 @@ class SinkThread:
     The thread is a daemon: a sink that never returns does not keep the process.
 
     Args:
-        name: The sink's, for people.
-        open_sink: Makes it, on its thread.
+        name: Name of the sink, for messages.
+        open_sink: Function that makes the sink; called on the sink's thread.
         queued: Steps that may wait.
 
     Attributes:
-        name: As given.
-        place: Where its metrics are seen, once it says so.
-        failure: What went wrong first; None = nothing so far.
-        failed: Steps for which it raised, and all that come to one that could not be made.
-        dropped: Steps that found the queue full.
+        name: Name of the sink.
+        place: Where its metrics can be viewed, once known.
+        failure: The first error; None = no error so far.
+        failed: Number of steps for which the sink raised; all steps if the sink could not be made.
+        dropped: Number of steps that were dropped because the queue was full.
     """
 
     def __init__(self, name: str, open_sink: Callable[[], MetricSink], queued: int = QUEUED) -> None:
@@ -176,7 +176,7 @@ class SinkThread:
             return self._waiting.popleft() if self._waiting else None
 
     def _did(self, called: Called, function: Callable[..., Any], gave: list[Any], *given: object) -> bool:
-        """Call the sink, whatever it does; say whether it did it. :attr:`failure` keeps the first fault."""
+        """Call the sink and return whether the call succeeded. :attr:`failure` keeps the first error."""
         fault: Fault | None
         try:
             gave.append(found := function(*given))
@@ -201,7 +201,7 @@ class MetricSinks:
     Args:
         config: The run.
         run: Its directory, whose log has every warning.
-        progress: Shows them.
+        progress: Shows the warnings.
         after: The run continues after this step; None for a new one.
     """
 
@@ -216,7 +216,7 @@ class MetricSinks:
         self._told: set[tuple[str, str]] = set()
 
     def write(self, metrics: Mapping[str, float], *, validation: bool = False) -> None:
-        """Give the metrics of a step, or of a validation, to every sink. Returns at once."""
+        """Pass the metrics of a step, or of a validation, to every sink. Returns at once."""
         numbers = MappingProxyType({_printable(name): _as_float(value) for name, value in metrics.items()})
         for thread in self._threads:
             thread.put(int(metrics["step"]), numbers, validation=validation)

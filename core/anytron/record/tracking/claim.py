@@ -51,15 +51,15 @@ class ClaimedDirectory:
 
     Args:
         config: The run; its ``trainer.output_dir`` is made, and so is ``checkpoint.path``, which is locked too.
-        tell: Is told what a person should know.
+        tell: Receives messages for the user.
 
     Attributes:
         path: The directory, absolute.
-        record: Of the run that has written into it; None if none has.
+        record: Record of the run that has written into the directory; None if no run has.
 
     Raises:
-        ConfigError: Another process has the lock, it cannot be written to, or files lie there that have the names of
-            a run's and that no run has written.
+        ConfigError: Another process holds the lock, the directory cannot be written, or it holds files that the run
+            would overwrite and that no run has written.
     """
 
     def __init__(self, config: RunConfig, tell: Callable[[str], None]) -> None:
@@ -86,7 +86,7 @@ class ClaimedDirectory:
         return []
 
     def lost(self) -> LostDirectoryError | None:
-        """Say which directory is not the one any more that was locked, and why; None as long as all are."""
+        """Return an error if a locked directory was removed or replaced; None otherwise."""
         for what, where, path, lock in self._held:
             if why := lock.lost():
                 with contextlib.suppress(OSError):  # what cannot be examined has been said
@@ -108,7 +108,7 @@ class ClaimedDirectory:
             raise ConfigError(
                 "The output directory holds files that this run would overwrite, and no earlier run wrote them.",
                 where=f"trainer.output_dir = {self.path}",
-                why=f"it has {', '.join(present)}, and no {RECORD}, which every run writes first",
+                why=f"it has {', '.join(present)}, but no {RECORD}, which every run writes first",
                 fix="set another trainer.output_dir",
             )
 
@@ -133,7 +133,7 @@ def _locked(path: Path, what: str, key: str, tell: Callable[[str], None]) -> Ite
         raise ConfigError(
             f"Another run is writing into the {what}.",
             where=where,
-            why=f"{error} has locked it",
+            why=f"{error} holds its lock",
             fix=f"set another {key}, or stop that run first",
         ) from None
     except OSError as error:

@@ -22,8 +22,8 @@ class JsonlSink:
 
     Args:
         path: The file; it must not exist.
-        after: Instead: continue an existing file after the records of this step. Later ones, and a line that a crash
-            has cut short, are removed first.
+        after: Continue an existing file after the records of this step; later records, and a line that a crash cut
+            short, are removed first. None = write a new file.
 
     Attributes:
         path: The file.
@@ -43,7 +43,7 @@ class JsonlSink:
         self._file.flush()
 
     def lost(self) -> str:
-        """Say why what is written is not in the file at :attr:`path` any more; nothing as long as it is."""
+        """Return why records no longer reach the file at :attr:`path`; empty as long as they do."""
         return why_lost(self.path, self._file.fileno())
 
     def take(self, other: JsonlSink) -> None:
@@ -178,9 +178,9 @@ class Album:
     A picture of several samples is saved once.
 
     Args:
-        directory: Of the run.
+        directory: Directory of the run.
         step: The step, part of the files' names.
-        validation: The set's name, which is another part; None = training's samples.
+        validation: Name of the validation set, also part of the files' names; None = samples of training.
     """
 
     def __init__(self, directory: Path, step: int, validation: str | None = None) -> None:

@@ -243,7 +243,7 @@ updates are averages over the step's updates that were not skipped. A loss of yo
 own metrics, below `loss/metrics/`, instead of the metrics of the built-in loss. `NAME` stands for a name, other
 capitals for a number.
 
-Each validation is one line of `validation.jsonl`: `step`, the training steps behind it, and the keys below
+Each validation is one line of `validation.jsonl`: `step`, the number of completed training steps, and the keys below
 `validation/`.
 """
 DISTRIBUTION = "anytron"

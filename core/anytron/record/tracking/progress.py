@@ -32,7 +32,7 @@ class Progress:
         """A step is done; ``metrics`` are those of ``metrics.jsonl``."""
 
     def note(self, text: str) -> None:
-        """Something that a person should know: a checkpoint was saved, or what was found on resuming."""
+        """Show a message, for example that a checkpoint was saved or from where the run resumes."""
 
     def warn(self, text: str) -> None:
         """Something is suspicious, and the run goes on."""
@@ -51,7 +51,7 @@ class Clock:
     """A step's times. Starts when it is made.
 
     Args:
-        begins: Is told the name of each part that begins.
+        begins: Called with the name of each part when the part begins.
 
     Attributes:
         seconds: Wall-clock seconds of each part measured so far.

@@ -47,7 +47,7 @@ class Resume(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     step: int
-    """Steps behind the checkpoint that it continued from."""
+    """Number of completed steps of the checkpoint from which the run continued."""
     changes: list[Change] = Field(default_factory=list)
     """What was changed in the configuration."""
 
@@ -64,7 +64,7 @@ class RunRecord(BaseModel):
     resumes: list[Resume] = Field(default_factory=list)
     """Its continuations, oldest first."""
     finished_step: int | None = None
-    """Steps behind the trained model that lies in the directory; null until it has been saved."""
+    """Number of completed steps of the trained model in the directory; null until the model is saved."""
     failure: str | None = None
     """The error that ended the run's last process; null while one goes on, and if none did."""
     early_stop: str | None = None
@@ -81,7 +81,7 @@ class RunRecord(BaseModel):
         """Read a directory's record; None if no run has written into it.
 
         Raises:
-            ConfigError: It is damaged.
+            ConfigError: The record is damaged.
         """
         path = directory / RECORD
         if not path.is_file() or path.is_symlink():
@@ -102,7 +102,7 @@ OF_EVERY_RUN = ("anytron", "torch", "transformers")
 
 
 def installed_versions(config: RunConfig) -> dict[str, str]:
-    """Give the versions of Python, of what every run is made of, and of the components of a run's engines.
+    """Return the versions of Python, of the libraries of every run, and of the components of a run's engines.
 
     Those of this process: a rollout engine that has a Python of its own says its own (``patches.json``). What is not
     installed is left out.

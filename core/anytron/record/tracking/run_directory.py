@@ -105,8 +105,8 @@ class RunDirectory:
         Args:
             claimed: The directory.
             config: The run.
-            step: Steps behind the checkpoint.
-            changes: What is another than before in the configuration.
+            step: Number of completed steps of the checkpoint.
+            changes: Changes of the configuration since the last start.
             beginning: The moment in which it began; None where nothing depends on it.
         """
         assert claimed.record is not None, "the caller has found a checkpoint of this run"
@@ -141,8 +141,8 @@ class RunDirectory:
         Args:
             step: The step.
             samples: All samples of the step.
-            rewards: Theirs; None = the run ends because they failed, and every sample is kept.
-            validation: Name of the validation set that they are of; None = training's.
+            rewards: Rewards of the samples; None = the run ends because rewards failed, and every sample is kept.
+            validation: Name of the validation set of the samples; None = samples of training.
         """
         count = len(samples) if rewards is None else min(self._log_samples, len(samples))
         chosen = {position * len(samples) // count for position in range(count)}
@@ -199,7 +199,7 @@ class RunDirectory:
         """Record that the trained model of ``step`` has been saved.
 
         Args:
-            step: Steps behind it.
+            step: Number of completed steps.
             early_stop: Why no more steps follow, if more were asked for.
         """
         self.require_place()
@@ -214,7 +214,7 @@ class RunDirectory:
         draw(self.path / "metrics.jsonl", self.path / "plots" / f"{name}.png")
 
     def lost(self) -> LostDirectoryError | None:
-        """Say that a directory or a file of the run was removed or replaced; None as long as all are in their places.
+        """Return an error if a directory or a file of the run was removed or replaced; None otherwise.
 
         It costs a few calls of ``stat``.
         """
@@ -231,7 +231,7 @@ class RunDirectory:
         """Refuse to go on without the directory.
 
         Raises:
-            LostDirectoryError: It, or a file in it, was removed or replaced.
+            LostDirectoryError: The directory, or a file in it, was removed or replaced.
         """
         if (found := self.lost()) is not None:
             raise found
@@ -245,7 +245,7 @@ class RunDirectory:
             Which files could not be carried over, and why.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The new directory cannot be written.
         """
         beside = next(folder for folder in self.path.parents if folder.is_dir())
         path = beside / f"{self.path.name}.rescued-{time.strftime('%Y%m%d-%H%M%S')}"

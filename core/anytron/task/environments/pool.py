@@ -2,7 +2,7 @@
 
 A conversation's environment lives in one process, beside those of others. All calls that wait for a process go to it in
 one message; it makes them one after another, and answers each as soon as it is made. So the one that it is in is known,
-and the time-out is that one's: it counts from the answer to the call before it, however long the others took.
+and the time-out is that one's: it counts from the answer to the previous call, however long the others took.
 
 When the process is lost, only the conversation whose call it was fails: the others' environments are made again in
 another process, by the calls that they have had, and must answer them as they did.

@@ -1,4 +1,4 @@
-"""Give this process views of its own of what a machine shares: processes, network, files (``namespaces(7)``)."""
+"""Separate views, for this process, of what a machine shares: processes, network, files (``namespaces(7)``)."""
 
 from __future__ import annotations
 

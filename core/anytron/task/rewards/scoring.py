@@ -188,7 +188,7 @@ class RewardWorkers:
 
         Args:
             samples: At least one.
-            more: The step has others, among which no function has failed for all.
+            more: Whether the step has further samples, and no function failed for all of them.
 
         Raises:
             DataError: A function fails for a sample and its ``on_error`` is ``stop``, or for every sample of the step;

@@ -139,7 +139,7 @@ def test_a_model_that_does_not_fit_into_the_host_is_skipped_with_the_numbers(com
     monkeypatch.setattr(hugging_face, "available_memory", lambda: 1000)
     found = compare()
     assert found.status == "skipped"
-    assert "billion parameters take" in found.detail
+    assert "billion parameters need" in found.detail
 
 
 SABOTEUR = """

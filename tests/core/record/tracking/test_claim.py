@@ -52,7 +52,7 @@ def test_two_runs_do_not_write_into_one_directory(tmp_path):
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "locked\n"
-        with pytest.raises(ConfigError, match=rf"(?s)Another run is writing.*process {other.pid} on .* has locked it"):
+        with pytest.raises(ConfigError, match=rf"(?s)Another run is writing.*process {other.pid} on .* holds its lock"):
             ClaimedDirectory(config(tmp_path), print)
         other.kill()
     with ClaimedDirectory(config(tmp_path), print):  # the lock ends with its process, whatever ends it

@@ -144,7 +144,7 @@ def test_a_new_run_starts_from_a_checkpoint_with_another_task(new_run, tmp_path)
     assert comparable(tmp_path / "branch") == before
     with pytest.raises(ConfigError, match=r"(?s)another model.*trainer\.seed"):
         new_run(trainer={**trainer, "output_dir": str(tmp_path / "c"), "seed": 5}, resume=path).train()
-    with pytest.raises(ConfigError, match="no steps left to train"):
+    with pytest.raises(ConfigError, match="No steps are left to train"):
         new_run(trainer={"total_steps": 2, "output_dir": str(tmp_path / "d")}, resume=path).train()
 
 
