@@ -309,7 +309,7 @@ def test_a_mistake_is_told_before_torch_is_imported(started_cold):
         "try:\n    run_conformance(sys.argv[1], [], sys.argv[2:], as_json=False)\n"
         "except AnytronError as error:\n    print(error.what, 'torch' in sys.modules)"
     )
-    for arguments, what in (("acme", "Platform 'acme' is not installed."), ("cpu all", "There is no level 'all'.")):
+    for arguments, what in (("acme", "Platform 'acme' is not installed."), ("cpu all", "Level 'all' does not exist.")):
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments.split()], capture_output=True, text=True, timeout=60, check=False
         )

@@ -114,7 +114,8 @@ def test_another_layout_that_is_wrong_is_found(model, given):
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(float("nan"), "1 of 2 gradients are not finite; the first is b"), (0.0, "all of 2 gradients are 0")]
+    ("value", "words"),
+    [(float("nan"), "1 of 2 gradients are not finite; the first is b"), (0.0, "all of 2 gradients are 0")],
 )
 def test_gradients_that_are_none_are_found(model, given, value, words):
     wrong = {"a": torch.zeros(2), "b": torch.full((2,), value)}

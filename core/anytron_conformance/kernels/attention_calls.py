@@ -157,7 +157,7 @@ def packed(
         subject: The platform.
         layer: The layer.
         packing: The sequences.
-        dtype: Of the operands.
+        dtype: Element type of the operands.
         attend: The layer's kernel; None = ask for one.
         others: Fields of :class:`Comparison`.
     """
@@ -209,7 +209,7 @@ def padded(
         subject: The platform.
         layer: The layer.
         shape: Rows, queries and keys of each.
-        dtype: Of the operands.
+        dtype: Element type of the operands.
         mode: A neutral one.
         mask: bool, broadcastable to ``[B, H, Sq, Sk]``, True = MASKED.
         attend: The layer's kernel; None = ask for one.

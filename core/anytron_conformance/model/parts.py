@@ -77,12 +77,12 @@ def hold_values(what: str, found: Tensor, expected: Tensor, dtype: str) -> None:
 
     Args:
         what: Names them at the beginning of a sentence, and says whose they should be.
-        found: The platform's.
-        expected: Those of transformers.
+        found: Result of the platform.
+        expected: Results of transformers.
         dtype: ``model.dtype``.
 
     Raises:
-        Broken: They differ.
+        Broken: The values differ.
     """
     result = measured("", largest(found - expected), tolerance(dtype, expected), f"{len(expected)} tokens")
     hold(result, what)
@@ -95,13 +95,13 @@ def hold_gradients(
 
     Args:
         what: What a difference means, a sentence for the platform's author.
-        found: The platform's.
-        expected: Those of transformers; each must be there.
+        found: Result of the platform.
+        expected: Results of transformers; each must be there.
         dtype: ``model.dtype``.
         of: Name of the tensors to which the gradients belong.
 
     Raises:
-        Broken: They differ.
+        Broken: The values differ.
     """
     hold(compare_gradients("", found, expected, dtype=dtype, skipped={}, what=of, whose="transformers'"), what)
 
