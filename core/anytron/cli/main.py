@@ -145,7 +145,7 @@ def conformance(
         typer.Option(
             "--level",
             metavar="LEVEL",
-            help="device, sequences, kernels, model or training; may be given again. Default: all.",
+            help="device, sequences, kernels, model or training; may be repeated. Default: all.",
             show_default=False,
         ),
     ] = None,

@@ -80,7 +80,7 @@ class BarProgress(Progress):
         )
 
     def part(self, name: str) -> None:
-        """Say since when the run has waited for this part of the step."""
+        """Show this part of the step and the time at which it began."""
         self._bar.update(self._task, part=f"{name} since {time.strftime('%H:%M:%S')}")
 
     def step(self, metrics: Mapping[str, float]) -> None:

@@ -20,7 +20,7 @@ class Inapplicable(Exception):  # noqa: N818 - no error at all
     """A check, or a case of one, does not apply here: its result is ``skipped``.
 
     Args:
-        reason: Why, without full stop.
+        reason: The reason, without a full stop.
     """
 
     def __init__(self, reason: str) -> None:
@@ -34,7 +34,7 @@ class Check:
 
     Attributes:
         name: Unique in its tuple.
-        function: Makes the check and returns its result, or several; its docstring describes the check.
+        function: Function that makes the check and returns its result, or several; its docstring describes the check.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Check:
 
     @property
     def help(self) -> str:
-        """What is done to find out."""
+        """Description of the check."""
         return inspect.getdoc(self.function) or ""
 
     def results(self, *subject: Any) -> Iterator[Result]:
@@ -64,13 +64,13 @@ Checked = TypeVar("Checked", bound=Check)
 
 
 class Watcher:
-    """Is told how the checks go on; this one stays silent."""
+    """Receives the progress of checks; this base class ignores it."""
 
     def begins(self, what: str) -> None:
-        """Something begins: a check, by its name, or what comes before all of them."""
+        """A check, named here, or the preparation of all checks begins."""
 
     def made(self, result: Result) -> None:
-        """A check is over."""
+        """A check has ended."""
 
 
 def make(
@@ -99,7 +99,7 @@ class Report:
     Attributes:
         results: In order.
         facts: What was checked, by name, as JSON values.
-        interrupted: Ctrl-C came before all checks had been made.
+        interrupted: Whether Ctrl-C was pressed before all checks were made.
     """
 
     results: Sequence[Result]

@@ -41,7 +41,7 @@ def environment_is_plain(subject: Subject, case: Case) -> None:
 
     A value that changes from call to call (a port, a time) differs between the ranks that must agree on it. Then
     ``configure`` is asked with a deterministic run: a platform that remembers it gives each process the environment
-    of whichever run was looked at last.
+    of the run that was configured last.
     """
     hooks, config = hooks_of(subject.platform), subject.source.config()
     first, second = (hooks.runtime_env(case.values, config) for _ in range(2))

@@ -282,7 +282,7 @@ def poisoned_attention(subject: Subject, case: Case) -> None:
     ),
 )
 def strided_attention(subject: Subject, case: Case) -> None:
-    """Give operands that are views of larger tensors, as those of a fused projection are, and such a gradient.
+    """Pass operands that are views of larger tensors, as those of a fused projection are, and such a gradient.
 
     A kernel that needs contiguous memory calls ``contiguous()``, in the backward pass too.
     """

@@ -250,7 +250,7 @@ def extreme(subject: Subject, case: Case) -> None:
     ),
 )
 def strided(subject: Subject, case: Case) -> None:
-    """Give operands that are views of larger tensors, and such gradients."""
+    """Pass operands that are views of larger tensors, and such gradients."""
     dtype, lay = case.values
     Problem(_tokens(5), padding=3).compared(subject, dtype, lay=lay).hold(subject)
 

@@ -67,7 +67,7 @@ class Recording:
     Attributes:
         model: Directory of the model that it began with.
         batch: Sampled responses with advantages, from a policy that is a little off.
-        courses: By name, as in :data:`COURSES`.
+        courses: Results of the updates, by the names of :data:`COURSES`.
     """
 
     model: Path

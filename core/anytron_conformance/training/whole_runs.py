@@ -40,9 +40,9 @@ class Run:
     """What a run has left.
 
     Attributes:
-        directory: Its files.
+        directory: Directory of the run.
         steps: Metrics of each step.
-        warnings: What it found suspicious.
+        warnings: Warnings of the run.
         tolerance: How far metrics of the same step may differ, as a part of them.
     """
 

@@ -88,7 +88,7 @@ IDENTITY = ("critic", "model.config", "model.dtype", "model.freeze", "model.lora
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """Compare two configurations, given as JSON values. Keys that ``old`` knows nothing of are left out."""
+    """Compare two configurations, given as JSON values. Keys that are missing in ``old`` are ignored."""
     return list(_walk("", RunConfig, old, new))
 
 
@@ -98,7 +98,7 @@ def is_free(key: str) -> bool:
 
 
 def carries_out(key: str) -> bool:
-    """Whether a key says nothing of what a run learns."""
+    """Whether a key has no effect on what a run learns."""
     return _inside(key, CARRIED_OUT) and not _inside(key, NOT_FREE)
 
 

@@ -132,11 +132,11 @@ class CheckpointDirectory:
         return [Checkpoint(steps[step], step) for step in sorted(steps) if (steps[step] / MANIFEST).is_file()]
 
     def interrupted(self) -> list[Path]:
-        """List what was begun and not finished: a save is in progress, or its run has ended in it."""
+        """List incomplete checkpoints: a save is in progress, or the run ended during a save."""
         return [path for path in self._steps().values() if not (path / MANIFEST).is_file()]
 
     def sweep(self, tell: Callable[[str], None]) -> None:
-        """Delete what was begun and not finished, and a mark of a best checkpoint that is gone.
+        """Delete incomplete checkpoints, and the mark of a best checkpoint that no longer exists.
 
         The caller has the run's lock: no save is in progress.
         """
@@ -233,7 +233,7 @@ class CheckpointDirectory:
 
 
 def locate(path: Path) -> Checkpoint:
-    """Find the checkpoint that a person means.
+    """Find the checkpoint that a path selects.
 
     Args:
         path: Its directory; the file ``best`` beside it; or the directory of checkpoints or of a run, whose newest

@@ -124,7 +124,7 @@ class Manifest:
         """Compare all files of a checkpoint with their records, and look for files that have none.
 
         Raises:
-            ResourceError: A file is there and cannot be opened: nothing is known of it.
+            ResourceError: A file exists and cannot be opened, so that its content is unknown.
         """
         with ThreadPoolExecutor(READERS) as pool:  # hashing releases the interpreter's lock
             found = pool.map(lambda item: list(_problems(directory, *item)), self.files.items())

@@ -29,7 +29,7 @@ class Start:
     """Where a run begins.
 
     Attributes:
-        checkpoint: What it continues from; None = from the first step.
+        checkpoint: The checkpoint from which the run continues; None = it begins at the first step.
         state: The driver's state in that checkpoint.
         in_place: The checkpoint is the run's own: its files are continued. False = the run is a new one.
         changes: Changes of the configuration since the last start.
@@ -126,8 +126,8 @@ def _refuse_earlier_run(config: RunConfig, claimed: ClaimedDirectory) -> None:
             "The output directory holds an earlier run.",
             where=f"trainer.output_dir = {claimed.path}",
             why=f"it has {', '.join(files)}",
-            fix="set resume=auto to continue that run, another trainer.output_dir, or trainer.overwrite=true to delete "
-            "it",
+            fix="set resume=auto to continue that run, another trainer.output_dir, or trainer.overwrite=true "
+            "to delete it",
         )
     own = CheckpointDirectory.of(config)
     if config.checkpoint.path is not None and own.complete():

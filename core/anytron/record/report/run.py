@@ -64,7 +64,7 @@ class Run:
     Attributes:
         path: The run's directory, as an absolute path.
         history: Its metrics.
-        validation: Those of its validations.
+        validation: Metrics of its validations.
         record: Its configuration and history; None if it cannot be read.
         owner: The process that writes into the directory now; None = no process.
         problems: Descriptions of files that cannot be read.

@@ -34,7 +34,7 @@ def reference_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "error",
                 key,
-                f"directory {reference} does not exist",
+                f"there is no directory {reference}",
                 "set it to a local directory, relative to the YAML file, or to 'file.py:function'",
             )
     for key, reference in named.items():

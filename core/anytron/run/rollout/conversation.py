@@ -157,10 +157,12 @@ def observation_tokens(
         return Failure("An observation cannot be tokenised.", f"{type(error).__name__}: {error}", fix)
     if not tokens:
         why = "the model would continue as if it had not stopped"
-        return Failure("An observation has no tokens.", why, "make the environment return a non-empty observation, or end the episode")
+        return Failure("An observation has no tokens.", why, "return text, or end the episode")
     if not 0 <= min(tokens) <= max(tokens) < vocab_size:
         why = f"its ids are from {min(tokens)} to {max(tokens)}, but the vocabulary has {vocab_size} tokens"
-        return Failure("An observation has a token that the model does not know.", why, "return text, or the model's ids")
+        return Failure(
+            "An observation has a token that the model does not know.", why, "return text, or known token ids"
+        )
     return tokens
 
 

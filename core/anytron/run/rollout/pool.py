@@ -162,7 +162,7 @@ class RolloutPool:
         return finished
 
     def load_weights(self, give: GiveWeights) -> int:
-        """Send new weights to all replicas at the same time; return their version. Responses under way continue with them.
+        """Send new weights to all replicas at the same time; return their version. Responses under way use them.
 
         A replica that receives only a part of them never generates: it is replaced, and its successor receives all
         weights, as do successors of replicas that are lost later, until :meth:`withdraw_weights`.

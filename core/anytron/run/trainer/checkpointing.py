@@ -214,7 +214,7 @@ class Checkpointing:
                 "The prompts have changed since the checkpoint.",
                 where="data",
                 why=why,
-                fix="restore the data, or make the source return the same prompts each time; or change a key of section "
+                fix="restore the data, or make the source return the same prompts each time; or edit a key of section "
                 "data and start a new run with resume=PATH",
             )
 
@@ -336,7 +336,7 @@ class Checkpointing:
         self._no_room = None
         if free < needed:
             self._no_room = ResourceError(
-                f"The disk is too full for the checkpoint of step {step}.",
+                f"There is no room for the checkpoint of step {step}.",
                 where=str(self._directory.path),
                 why=f"the last checkpoint takes {needed / 1e9:.3g} GB, but only {free / 1e9:.3g} GB are free",
                 fix="free disk space, or lower checkpoint.keep; then continue with resume=auto",

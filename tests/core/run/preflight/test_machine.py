@@ -218,7 +218,7 @@ def test_more_ranks_than_processors_are_a_warning(check):
 
     (warning,) = check(parallel={"data_parallel_size": processors + 1})
 
-    assert f"{processors + 1} training ranks share {processors} processors" in warning
+    assert f"{processors + 1} training ranks share {processors} CPUs" in warning
 
 
 def test_a_model_directory_is_looked_into(check, tmp_path):

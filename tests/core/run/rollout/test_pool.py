@@ -107,7 +107,7 @@ WRONG = {
     "versions": (changed(versions=()), "2 tokens have 2 log-probs and 0 versions"),
     "length": (changed(tokens=(1,) * 6, log_probs=(0.0,) * 6, versions=(1,) * 6), "6 tokens, and 5 were allowed"),
     "aborted": (changed(stop_reason="abort"), "it was aborted"),
-    "mixed": (changed(versions=(0, 1)), "it comes from weights of version 0, and version 1 is current"),
+    "mixed": (changed(versions=(0, 1)), "it comes from weights of version 0, but version 1 is current"),
 }
 
 
@@ -170,7 +170,7 @@ def test_a_replica_that_keeps_its_old_weights_is_replaced(expected):
 
     assert two_steps(pool_of(executor, 2, losses)) == expected
     (error,) = losses.errors
-    assert error.why == "it has weights of version 1 and was given version 2"
+    assert error.why == "it has weights of version 1, but version 2 was sent"
 
 
 def test_replicas_sleep_until_they_get_weights_also_if_one_is_lost_meanwhile(expected):

@@ -192,8 +192,8 @@ def test_responses_under_way_go_on_over_an_update(expected):
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        (lambda versions: versions[::-1], "weights of older versions follow newer ones"),
-        (lambda versions: tuple(0 for _ in versions), "it comes from weights of version 0, and version"),
+        (lambda versions: versions[::-1], "its weight versions are not in ascending order"),
+        (lambda versions: tuple(0 for _ in versions), "it comes from weights of version 0, but version"),
     ],
     ids=["order", "before-it-was-asked"],
 )
