@@ -169,7 +169,7 @@ class CheckpointDirectory:
                 aside = worse.path.with_name(f"unusable-{worse.path.name}")
                 remove(aside)
                 worse.path.rename(aside)
-                tell(f"not used: {reason.what} {reason.why}; it is now {aside}")
+                tell(f"not used: {reason.what.removesuffix('.')}; {reason.why}; it was renamed to {aside}")
             return checkpoint
         if not found:
             return None
