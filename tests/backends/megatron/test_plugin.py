@@ -114,7 +114,7 @@ def test_a_critic_of_the_policys_model_is_not_remarked_on():
         ({}, {"num_experts": 4, "num_hidden_layers": 2}, "critic.path", "mixture of experts with 2 layers cannot be"),
         ({"vision_config": {"depth": 1}}, None, "critic", "this is a vision-language model"),
         ({"vocab_size": 90}, {"vocab_size": 80}, "critic.path", "has 80 tokens, but the policy has 90"),
-        ({}, {"max_position_embeddings": 32}, "critic.path", "knows 32 positions, and the policy 64"),
+        ({}, {"max_position_embeddings": 32}, "critic.path", "has 32 positions, but the policy has 64"),
         ({}, {"model_type": "qwen33"}, "critic.path", "the critic's model: the engine does not know"),
         (
             {},
@@ -208,7 +208,7 @@ def test_a_model_that_cannot_be_a_reward_model_is_refused_by_name(model, judge, 
 
 @pytest.mark.parametrize(
     ("labels", "says"),
-    [(0, "has no score.weight, so it cannot score (its architecture: Qwen3ForSequenceClassification)"),
+    [(0, "has no tensor score.weight, so it cannot score (its architecture: Qwen3ForSequenceClassification)"),
      (2, "score.weight gives 2 numbers for a sequence (num_labels)"),
      (1, "")],
 )  # fmt: skip
