@@ -77,5 +77,5 @@ class Calculator:
 
 
 def alike(given: str, wanted: str) -> float:
-    """Give the fraction of positions at which two texts are the same."""
+    """Return the fraction of positions at which two texts are the same."""
     return sum(one == other for one, other in zip(given, wanted, strict=False)) / max(len(given), len(wanted))

@@ -86,5 +86,5 @@ def prompts(count: int = 10000, seed: int = 0) -> Iterator[Prompt]:
 
 
 def reward(samples: Sequence[Sample]) -> list[float]:
-    """Give 1 for the right number, 0 for everything else."""
+    """Return 1 for the right number, 0 for everything else."""
     return [float(sample.response_text == sample.data["answer"]) for sample in samples]

@@ -50,7 +50,7 @@ def examples(count: int = 4096, digits: int = 4, seed: int = 0) -> Iterator[Prom
 
 
 def reward(samples: Sequence[Sample]) -> list[float]:
-    """Give the fraction of positions that hold the right digit."""
+    """Return the fraction of positions that hold the right digit."""
     return [
         sum(given == wanted for given, wanted in zip(sample.response_text, sample.data["answer"], strict=False))
         / len(sample.data["answer"])

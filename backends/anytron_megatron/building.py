@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def prepare_platform(context: EngineContext, sizes: ParallelSizes) -> None:
-    """Let the platform set what of the process's global state depends on the run, before process groups exist."""
+    """Let the platform set the process-wide state that depends on the run, before process groups exist."""
     facts = EngineFacts(sizes, deterministic=context.config.engine.deterministic)
     context.layer.prepare(facts)
 
@@ -56,9 +56,9 @@ def rank_facts(context: EngineContext, runtime: DeviceRuntime, mask: AttnMask) -
     """Collect what the run's records say of a rank.
 
     Args:
-        context: Of its engine.
+        context: Context of the engine.
         runtime: Its device.
-        mask: What the platform has answered at engine build.
+        mask: The platform's answer at engine build.
     """
     return {
         "rank": torch.distributed.get_rank(),
@@ -76,7 +76,7 @@ class ModelBuilder:
     """Builds the policy, its reference, a teacher, the critic and a reward model, each from a source.
 
     Args:
-        context: Of the engine: configuration and device layer.
+        context: Context of the engine: configuration and device layer.
         sizes: The layout of the ranks, which have met.
         runtime: The device.
     """
@@ -98,9 +98,9 @@ class ModelBuilder:
         """Make what turns micro-batches into inputs of a source's model.
 
         Args:
-            source: The model's.
+            source: Source of the model.
             sequence_format: None = ``engine.sequence_format``.
-            constraints: Of the layout, besides those of the model, the ranks and the platform.
+            constraints: Constraints of the layout, besides those that follow from model, ranks and platform.
         """
         sequence_format = sequence_format or self._config.engine.sequence_format
         request = LayoutRequest(sequence_format, source.traits, self._sizes)
@@ -151,7 +151,7 @@ class ModelBuilder:
         return self._scoring(source, self._modules(source, preparer))
 
     def frozen(self, source: ModelSource) -> FrozenModel:
-        """Build a :meth:`language_model` that is not trained, with a preparer of its own.
+        """Build a :meth:`language_model` that is not trained, with its own preparer.
 
         Raises:
             EngineError: The weights do not fit the model.

@@ -65,7 +65,7 @@ class ValueHead(nn.Module):
         model.value_head = self
 
     def forward(self, hidden: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
-        """Give the values, float32 ``[S, B, 1]``, and the bias that output layers do not have.
+        """Return the values, float32 ``[S, B, 1]``, and None for the bias, which output layers do not have.
 
         ``hidden`` comes behind the final norm: ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism.
         """
@@ -87,14 +87,14 @@ class ValueHead(nn.Module):
 
 
 class Critic:
-    """Give a model a value head and train it.
+    """Add a value head to a model and train it.
 
     Args:
         modules: The model's chunks on this rank, with their weights, as they were built; the critic owns them.
-        preparer: Makes model inputs of a micro-batch.
+        preparer: Preparer of the model inputs of a micro-batch.
         config: The run, with its ``critic``.
         source: Where the model comes from.
-        experts: What a mixture of experts adds to its updates; None for a dense model.
+        experts: Additions of a mixture of experts to updates; None for a dense model.
 
     Raises:
         EngineError: The value head in ``critic.path`` belongs to another model.

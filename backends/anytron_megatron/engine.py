@@ -61,7 +61,7 @@ class MegatronEngine:
     """Train one policy, and the critic of PPO; score with the policy, its reference, a teacher; generate, if asked to.
 
     Implements :class:`anytron.workers.engines.training_engine.TrainingEngine`. An engine whose models come from
-    elsewhere is a subclass with an :meth:`open_source` of its own.
+    elsewhere is a subclass with its own :meth:`open_source`.
 
     Args:
         context: Configuration, device layer and rank.
@@ -132,7 +132,7 @@ class MegatronEngine:
         context.layer.apply_phase(Phase.AFTER_BUILD)
 
     def prepare_platform(self) -> None:
-        """Set what of the process's global state depends on the run, before process groups exist."""
+        """Set the process-wide state that depends on the run, before process groups exist."""
         prepare_platform(self._context, self._sizes)
 
     def open_source(self, directory: Path, *, policy: bool) -> ModelSource:
@@ -239,11 +239,11 @@ class MegatronEngine:
         return self._the_rollout("poll").poll(self._trained.updates)
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
-        """Give up requests; one reporting rank returns them."""
+        """Abort requests; one reporting rank returns them."""
         return self._the_rollout("abort").abort(ids)
 
     def weights_version(self) -> int:
-        """How many updates the policy has behind it."""
+        """Number of completed updates of the policy."""
         return self._trained.updates
 
     def export_weights(self, destination: WeightDestination[Sent]) -> Sent | None:
@@ -328,7 +328,7 @@ class MegatronEngine:
         return [chunk.module for chunk in self._policy]
 
     def _merged(self) -> contextlib.AbstractContextManager[None]:
-        """Give the policy's modules the weights that they compute with, adapters included."""
+        """Merge adapters into the weights of the policy's modules while the context is open."""
         return contextlib.nullcontext() if self._adapters is None else self._adapters.merged()
 
     def _send(self, weights: Iterator[tuple[str, Tensor]], destination: WeightDestination[Sent]) -> Sent | None:

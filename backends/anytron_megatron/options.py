@@ -56,7 +56,7 @@ class MegatronOptions(Section):
 
     @classmethod
     def of(cls, config: RunConfig) -> MegatronOptions:
-        """Take the options of a run; the defaults if its engine is another one over other models."""
+        """Return the options of a run; the defaults if the run has another engine."""
         return cls.model_validate(config.engine.options) if config.engine.name == ENGINE else cls()
 
     @property
@@ -65,7 +65,7 @@ class MegatronOptions(Section):
         return type(self)(share_prompts=self.share_prompts, transformer=self.transformer)
 
     def replay(self, config: RunConfig) -> RoutingReplay:
-        """Tell whose routing updates replay; the checks let a run ask for one only."""
+        """Return whose routing updates replay; the checks allow one source only."""
         return "rollout" if config.rollout.replay_routing else self.router_replay
 
     def sizes(self, config: RunConfig) -> ParallelSizes:

@@ -32,7 +32,7 @@ def join(layer: Layer, sizes: ParallelSizes | None = None, *, seed: int = 1, tim
     Args:
         layer: Of this process.
         sizes: How the ranks are split; None = one rank. Started by ``torchrun``, ranks meet where it says.
-        seed: Of the generators.
+        seed: Seed of the random generators.
         timeout_s: A collective that takes longer is an error.
 
     Returns:
@@ -63,16 +63,16 @@ def batch_preparer(
         layer: Of this process, whose rank has joined.
         sequence_format: ``thd``, packed, or ``bshd``, padded.
         context_length: Longest sequence that the model can take, in tokens.
-        traits: What about the model decides the mask it needs; None = those of a dense causal model.
-        sizes: As for :func:`join`.
+        traits: Traits of the model that decide its mask; None = the traits of a dense causal model.
+        sizes: See :func:`join`.
         accepted: Kinds of mask that can reach the model's attention; ``NONE`` is causal without a tensor.
-        constraints: Of the layout, besides the platform's.
+        constraints: Constraints of the layout, besides the platform's.
         fp8: The model computes in FP8, whose kernels take whole blocks of tokens.
-        asked: What else the platform must do
-            (:func:`anytron_megatron.models.configuration.features_of` reads it from a configuration of Megatron's).
+        asked: Other features that the model requires of the platform
+            (:func:`anytron_megatron.models.configuration.features_of` reads them from a Megatron configuration).
 
     Raises:
-        ConfigError: The platform declares not to do some of it.
+        ConfigError: The platform lacks a feature that the model requires.
     """
     traits, sizes = traits or ModelTraits(), sizes or ParallelSizes()
     layer.require([Feature(sequence_format), *features_asked(traits, sizes), *asked])
@@ -104,11 +104,11 @@ def forward(model: nn.Module, prepared: PreparedBatch) -> Tensor:
 
 
 def token_log_probs(logits: Tensor, batches: BatchPreparer, prepared: PreparedBatch) -> Tensor:
-    """Give the log-prob of each token, with its gradient, whatever the layout and the split of the vocabulary.
+    """Return the log-prob of each token, with its gradient, whatever the layout and the split of the vocabulary.
 
     Args:
         logits: ``[R, C, V]``, as :func:`forward` gives them.
-        batches: What has prepared the micro-batch.
+        batches: Preparer of the micro-batch.
         prepared: The micro-batch.
 
     Returns:

@@ -27,7 +27,7 @@ class MegatronBackend:
 
     @hookimpl
     def requirements(self, engine: str | None) -> Iterable[Requirement]:
-        """Name the engine's libraries, with the ranges that its patches and tests were made for."""
+        """Return the engine's libraries, with the version ranges of its patches and tests."""
         if engine not in (None, ENGINE):
             return ()  # an engine made of this one's parts has requirements of its own
         return (

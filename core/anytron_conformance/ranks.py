@@ -68,7 +68,7 @@ def require_devices(session: Session, count: int) -> None:
 
 @dataclass(frozen=True)
 class Member:
-    """What a function that is called on every rank knows.
+    """Context of a function that is called on every rank.
 
     Attributes:
         rank: Rank of this process in the default process group.

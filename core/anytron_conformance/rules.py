@@ -97,7 +97,7 @@ class Rule(Check):
         return Result(self.name, status, detail, notes=notes, **found)
 
     def failed(self, what: str, difference: str = "", **found: Any) -> Result:
-        """Make the result of a rule that is broken, or could not be checked."""
+        """Return the result of a rule that is broken, or could not be checked."""
         told = " ".join(self.help.replace("``", "`").split())
         return self.result("failed", what, notes={"difference": difference, "checked": told}, **found)
 

@@ -54,8 +54,8 @@ class Checkpoints:
     """The training state of one engine on this rank, to disk and back.
 
     Args:
-        models: What is trained, by role: ``policy``, and ``critic`` if there is one.
-        adapters: What of the policy is trained in place of its weights.
+        models: Trained models by role: ``policy``, and ``critic`` if there is one.
+        adapters: Adapters that are trained instead of the policy's weights.
         runtime: The device.
         sizes: The layout.
         seed: ``trainer.seed``.
@@ -190,14 +190,14 @@ def _require_written(directory: Path, error: BaseException | None) -> None:
 
 
 def _gathered(value: Value) -> list[Value]:
-    """Give every rank's value to every rank. A collective."""
+    """Gather the values of all ranks on every rank. A collective."""
     values: list[Value] = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def _random_file(rank: int) -> str:
-    """Name the safetensors file of a rank's random states."""
+    """Return the name of the safetensors file with a rank's random states."""
     return f"random-{rank:05}.safetensors"
 
 

@@ -38,7 +38,7 @@ class Progress:
 
     Attributes:
         layout: The parallel sizes, and the type of device: random states belong to both.
-        models: By role.
+        models: Progress of each model, by role.
     """
 
     layout: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Progress:
         """Read it.
 
         Raises:
-            EngineError: There is none, or it is not what this version writes.
+            EngineError: The file is missing, or was not written by this version.
         """
         file = directory / PROGRESS
         try:

@@ -1,4 +1,4 @@
-"""Read a checkpoint's tensors into those of a model, whatever layout wrote them."""
+"""Read a checkpoint's tensors into a model's tensors, whatever layout wrote the checkpoint."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def rectangles(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[t
     In two dimensions these are the rest of a row, whole rows, and the beginning of a row.
 
     Args:
-        shape: Of the tensor.
+        shape: Shape of the tensor.
         begin: First element.
         end: One past the last.
 

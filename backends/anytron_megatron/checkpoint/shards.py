@@ -36,7 +36,7 @@ class Shard:
         key: The tensor's name in the checkpoint.
         data: This part of it, with all of its axes: live memory of the model or the optimizer.
         offset: Where it begins, in elements along each axis.
-        shape: Of the whole tensor.
+        shape: Shape of the whole tensor.
         flexible: Other layouts may have another ``shape``: the vocabulary is padded for the tensor-parallel size.
     """
 
@@ -53,7 +53,7 @@ class SavedTensor:
 
     Attributes:
         tensor: The tensor.
-        shards: What a checkpoint holds of it.
+        shards: Shards of the parameter in a checkpoint.
         merge: Puts the shards together, where they are not views of the tensor.
     """
 
@@ -71,7 +71,7 @@ def whole(place: Place, tensor: Tensor, key: str) -> SavedTensor:
     """Cut a tensor of a parameter's shape as the parameter is cut.
 
     Args:
-        place: The parameter's.
+        place: Place of the parameter.
         tensor: The parameter, or a moment of it.
         key: The tensor's name in the checkpoint.
     """
@@ -93,14 +93,14 @@ def flat_part(place: Place, parameter: Tensor, tensor: Tensor, start: int, key: 
     of. So no rank needs what another one holds, to save or to load.
 
     Args:
-        place: The parameter's.
+        place: Place of the parameter.
         parameter: Contiguous.
         tensor: Elements ``start`` onwards of what belongs to the parameter, flat.
         start: Where in the flat parameter it begins.
         key: The whole tensor's name in the checkpoint.
 
     Raises:
-        EngineError: The layer's parts are no contiguous pieces of the parameter.
+        EngineError: The layer's parts are not contiguous pieces of the parameter.
     """
     return SavedTensor(tensor, tuple(_flat_shards(whole(place, parameter, key), parameter, tensor.detach(), start)))
 

@@ -40,7 +40,7 @@ def trained_tensors(role: str, trained: TrainedModel, adapters: Adapters | None)
     Args:
         role: ``policy`` or ``critic``; begins each key.
         trained: The model.
-        adapters: What is trained in place of its own weights.
+        adapters: Adapters that are trained instead of the model's own weights.
     """
     if adapters is None:
         places = list(_places([chunk.module.module for chunk in trained.chunks]))
@@ -113,7 +113,7 @@ def steps_done(optimizer: MegatronOptimizer) -> int:
 
 
 def prepare_state(optimizer: MegatronOptimizer, steps: int) -> None:
-    """Give the optimizer the state of one that has done so many steps; moments are still to be filled.
+    """Set the optimizer's state to that after the given number of steps; the caller fills the moments.
 
     The number stands in the parameter group (Apex, Transformer Engine) or beside the moments (``torch.optim``).
     """

@@ -44,7 +44,7 @@ def _member_of(owner: object, name: str) -> _MEM_FORMAT_ENCODING:
     """Stand for ``getattr``, by which Python 3.11.0 to 3.11.3 pickle members of enumerations: a table has one.
 
     Raises:
-        UnpicklingError: It is asked for anything else.
+        UnpicklingError: The pickle names anything else.
     """
     if owner is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
         raise pickle.UnpicklingError(
@@ -77,7 +77,7 @@ def read_table_of_contents(file: Path) -> Metadata:
     """Read ``.metadata`` and check every field that reading tensors depends on.
 
     Raises:
-        EngineError: It names a class or function that it should not, or is not a table of tensors of this checkpoint.
+        EngineError: The file names a forbidden class or function, or does not describe tensors of this checkpoint.
     """
     try:
         with file.open("rb") as stream:
@@ -97,7 +97,7 @@ def read_table_of_contents(file: Path) -> Metadata:
 
 
 def _check_entry(file: Path, name: object, entry: object) -> None:
-    """Refuse what is no tensor with a shape."""
+    """Refuse a value that is not a tensor with a shape."""
     if not isinstance(entry, TensorStorageMetadata):
         raise refusal(file, f"{name} is not a tensor: reading it would need unpickling")
     sizes = [entry.size, *(size for chunk in entry.chunks for size in (chunk.offsets, chunk.sizes))]
@@ -106,7 +106,7 @@ def _check_entry(file: Path, name: object, entry: object) -> None:
 
 
 def _check_place(file: Path, index: object, stored: object) -> None:
-    """Refuse what is no part of a file of this checkpoint."""
+    """Refuse a value that is not a part of a file of this checkpoint."""
     if not isinstance(index, MetadataIndex) or not isinstance(stored, _StorageInfo):
         raise refusal(file, "it does not say where its tensors are")
     if not all(type(number) is int and number >= 0 for number in (stored.offset, stored.length)):
@@ -121,7 +121,7 @@ def read_tensor(file: Path, stream: BinaryIO) -> torch.Tensor:
     """Read one tensor from a part of a checkpoint, onto the host.
 
     Raises:
-        EngineError: It is damaged, is no tensor, or names a class or function that a tensor does not need.
+        EngineError: The data are damaged, are not a tensor, or name a class or function that a tensor does not need.
     """
     try:
         tensor = torch.load(stream, map_location="cpu", weights_only=True)
@@ -134,7 +134,7 @@ def read_tensor(file: Path, stream: BinaryIO) -> torch.Tensor:
 
 
 def refusal(file: Path, why: str) -> EngineError:
-    """Say that a file of a checkpoint is not read."""
+    """Return the error for a checkpoint file that cannot be read."""
     return EngineError(
         "The checkpoint is damaged, or was not written by Anytron.",
         where=str(file),

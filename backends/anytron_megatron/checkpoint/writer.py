@@ -133,7 +133,7 @@ class RecordedFile:
     whose destructor may then end the process.
 
     Raises:
-        OSError: It cannot be created.
+        OSError: The file cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -181,7 +181,7 @@ class RecordedFile:
         """Sync, close and describe the file.
 
         Raises:
-            OSError: It could not be written.
+            OSError: The data could not be written.
         """
         self.check()
         self._file.flush()
@@ -194,7 +194,7 @@ def write_file(path: Path, content: bytes) -> FileRecord:
     """Write a small file; it is on disk on return.
 
     Raises:
-        OSError: It could not be written.
+        OSError: The data could not be written.
     """
     with RecordedFile(path) as file:
         file.write(content)
@@ -293,6 +293,6 @@ class PartWriter:
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """Bring a tensor to the host, in a storage of its own: ``torch.save`` writes whole storages."""
+    """Bring a tensor to the host, in its own storage: ``torch.save`` writes whole storages."""
     host = tensor.detach().cpu().contiguous()
     return host if host.untyped_storage().nbytes() == host.numel() * host.element_size() else host.clone()

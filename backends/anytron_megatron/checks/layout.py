@@ -23,7 +23,7 @@ _PIPELINE = "parallel.pipeline_model_parallel_size"
 _CONTEXT = "parallel.context_parallel_size"
 
 CLASSES = "USE_MCORE_GDN"
-"""Environment variable of mcore-bridge (config/parser.py): 0 builds Hugging Face's layers instead of Megatron's."""
+"""Environment variable of mcore-bridge (config/parser.py): 0 builds Hugging Face layers instead of Megatron layers."""
 
 _FALSE = ("0", "n", "no", "f", "false", "off")
 

@@ -56,10 +56,10 @@ def run_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
 
 
 def split_diagnostics(run: RunConfig, model: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """Check for an engine with models of its own whether Megatron can split the policy as the run says.
+    """Check, for an engine with its own models, whether Megatron can split the policy as the run requires.
 
     Args:
-        run: Whose ``engine.options`` are the other engine's, and are not read.
+        run: The run; its ``engine.options`` belong to the other engine and are not read.
         model: The policy's Hugging Face config.
     """
     policy, options = replace(Subject.policy(run), config=model), MegatronOptions()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def models_of(run: RunConfig) -> list[Subject]:
-    """List the policy's model, and those of critic and teacher where they have directories of their own."""
+    """List the models of the policy and, if they have their own directories, of critic and teacher."""
     return [one for one in (Subject.policy(run), Subject.critic(run), Subject.teacher(run)) if one is not None]
 
 

@@ -38,7 +38,7 @@ class Held:
 
     Attributes:
         dense: Outside of routed experts.
-        expert: In them.
+        expert: Number of elements in routed experts.
     """
 
     dense: int
@@ -60,9 +60,9 @@ def optimizer_bytes(held: Held, optimizer: OptimizerSection, *, dtype: str, repl
     """Bytes of the optimizer's state of what is trained, the mean of the ranks that share it, rounded up.
 
     Args:
-        held: What is trained.
+        held: Trained parameters on the rank.
         optimizer: Adam, or SGD without momentum.
-        dtype: Of the parameters.
+        dtype: Element type of the parameters.
         replicas: Ranks that share the state of dense and of expert parameters; (1, 1) = nothing is shared.
     """
     each = (MASTER_BYTES if dtype != "float32" else 0) + (MOMENTS_BYTES if optimizer.name == "adam" else 0)
@@ -85,7 +85,7 @@ def kept_elements(pieces: Iterable[Piece], config: Mapping[str, Any], sizes: Par
     """Count the numbers that each layer of a stage keeps of one token.
 
     Args:
-        pieces: Of the stage.
+        pieces: Pieces of the model on the stage.
         config: The Hugging Face config of the language model.
         sizes: The parallel sizes.
     """
@@ -124,8 +124,8 @@ def activation_bytes(
     """Bytes that a stage keeps at its fullest.
 
     Args:
-        kept: As :func:`kept_elements` counts it.
-        tokens: Of a micro-batch on this rank.
+        kept: Kept elements, as :func:`kept_elements` counts them.
+        tokens: Number of tokens of a micro-batch on this rank.
         element: Bytes of a number.
         hidden: Size of the hidden states.
         sizes: The parallel sizes.

@@ -73,7 +73,7 @@ def estimate_reward_model(run: RunConfig) -> TrainingEstimate:
     """Estimate what the rank takes that has the most.
 
     Args:
-        run: As its ranks have it (:attr:`anytron.config.schema.RunConfig.of_reward_model`).
+        run: The run, as the ranks of the model have it (:attr:`anytron.config.schema.RunConfig.of_reward_model`).
 
     Raises:
         ConfigError: The tensors of the model are not known before it is built.

@@ -41,7 +41,7 @@ COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 """Of a prediction module in files: the model shares its own."""
 
 BUFFERS = ("e_score_correction_bias",)
-"""Tensors that are no parameters: no gradient, and float32 whatever the model's element type."""
+"""Tensors that are not parameters: no gradient, and float32 whatever the model's element type."""
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -69,10 +69,10 @@ class Piece:
 
     Attributes:
         name: Hugging Face's name.
-        shape: Of the whole tensor.
+        shape: Shape of the whole tensor.
         size: Numbers on the rank.
         stage: Pipeline stage.
-        expert: It belongs to a routed expert, whose replicas are others.
+        expert: Whether it belongs to a routed expert, which has other replicas than the rest of the model.
         layer: The transformer layer; None = it is in none.
     """
 
@@ -94,10 +94,10 @@ def model_shapes(subject: Subject, *, predicts_ahead: bool) -> Shapes:
 
     Args:
         subject: Its config, and the directory of its weights.
-        predicts_ahead: With its multi-token prediction modules, which only files tell.
+        predicts_ahead: Whether to include multi-token prediction modules, which only files list.
 
     Raises:
-        ConfigError: Its family's tensors are not known, and there are no files.
+        ConfigError: The tensors of its family are unknown, and there are no files.
     """
     family = FAMILIES.get(subject.config.get("model_type", ""))
     shapes = None if family is None or predicts_ahead else family.tensors(subject.config)
@@ -161,7 +161,7 @@ def adapter_pieces(pieces: Iterable[Piece], lora: LoraSection) -> list[Piece]:
 
 
 def kind_of(name: str) -> str:
-    """Give the last part of a name that is not ``weight`` or ``bias``."""
+    """Return the last part of a name that is not ``weight`` or ``bias``."""
     *_, before, last = ["", *name.split(".")]
     return before if last in ("weight", "bias") else last
 

@@ -25,7 +25,7 @@ class Experts:
     """The mixture-of-experts layers of one model. With a dense model every method does nothing.
 
     Attributes:
-        rollout_routing: What the rollout's routing must look like, if it is replayed; None = it is not.
+        rollout_routing: Expected form of the rollout's routing, if it is replayed; None = it is not replayed.
 
     Raises:
         ConfigError: The auxiliary loss would not be what its name says.
@@ -60,7 +60,7 @@ class Experts:
         return self._scoring
 
     def recorded_routing(self, micro_batches: int) -> list[Tensor] | list[None]:
-        """Give each micro-batch's routing in the scoring pass that has ended. A collective over pipeline stages."""
+        """Return each micro-batch's routing in the scoring pass that has ended. A collective over pipeline stages."""
         if self._replays is None or self._replays.from_rollout:
             return [None] * micro_batches
         return self._replays.recorded()
@@ -74,7 +74,7 @@ class Experts:
         return self._replaying
 
     def unbalanced(self) -> Feature:
-        """Begin passes whose gradients are those of the loss alone: routing is replayed, auxiliary losses are left out.
+        """Begin passes whose gradients come from the loss alone: routing is replayed, without auxiliary losses.
 
         They leave nothing in :meth:`metrics`.
         """

@@ -55,8 +55,8 @@ class RouterReplays:
         from_rollout: Batches bring their routing; otherwise it is recorded.
 
     Attributes:
-        from_rollout: As given.
-        shape: Of the whole model's routing.
+        from_rollout: Whether the routing comes from the rollout.
+        shape: Shape of the whole model's routing.
     """
 
     def __init__(self, chunks: Sequence[nn.Module], config: TransformerConfig, *, from_rollout: bool) -> None:

@@ -60,7 +60,7 @@ class PolicyRollout:
         self._queue.add(requests)
 
     def abort(self, ids: Sequence[int] | None) -> list[tuple[int, Response]]:
-        """Give up requests; between two polls, none has begun."""
+        """Abort requests; between two polls, none has begun."""
         given_up = self._queue.abort(ids)
         return given_up if parallel.topology().reports and parallel.topology().dp_rank == 0 else []
 

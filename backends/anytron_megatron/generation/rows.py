@@ -40,7 +40,7 @@ class Rows:
 
     Args:
         requests: At least one.
-        stop: Finds the stop strings; None = there are none.
+        stop: Search for stop strings; None = there are none.
 
     Attributes:
         column: How many tokens of each row have been fed.
@@ -97,7 +97,7 @@ class Rows:
                 row.ended = "length"
 
     def responses(self, version: int) -> list[Response]:
-        """Give the responses, all of which have ended."""
+        """Return the responses, all of which have ended."""
         found = []
         for row in self._rows:
             assert row.ended is not None, "asked for when all have ended"

@@ -43,7 +43,7 @@ _IN_A_LAYER = re.compile(r"(?:language_model\.)?decoder\.layers\.\d+\.(?P<path>.
 
 
 def find_targets(chunks: Sequence[nn.Module], targets: Sequence[str]) -> list[list[str]]:
-    """Name the modules that get an adapter. A collective: pipeline stages have different layers.
+    """Return the names of the modules that get an adapter. A collective: pipeline stages have different layers.
 
     Args:
         chunks: The model on this rank, without adapters.
@@ -104,7 +104,7 @@ class Adapters:
         layers: Those with adapters, by names that do not depend on how the model is split into stages.
 
     Raises:
-        ConfigError: As :func:`find_targets`.
+        ConfigError: See :func:`find_targets`.
         EngineError: The adapters on disk do not fit the model.
     """
 
@@ -133,7 +133,7 @@ class Adapters:
         }
 
     def reference_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Give the model the adapters that it began with: the reference model of a KL penalty."""
+        """Run the model with the adapters that it started with: the reference model of a KL penalty."""
         return _substituted(self._initial)
 
     @contextlib.contextmanager

@@ -62,12 +62,12 @@ def write_adapter(
 
 
 def peft_targets(names: Iterable[str], *, experts: bool, vision: bool) -> tuple[list[str], list[str]]:
-    """Name the layers of an adapter's tensors as PEFT's configuration does.
+    """Return the layers of an adapter's tensors, named as in PEFT's configuration.
 
     Args:
-        names: Of the tensors.
-        experts: As in :func:`write_adapter`.
-        vision: As in :func:`write_adapter`.
+        names: Names of the tensors.
+        experts: See :func:`write_adapter`.
+        vision: See :func:`write_adapter`.
 
     Returns:
         ``target_modules`` and ``target_parameters``.
@@ -89,7 +89,7 @@ def require_same_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]
     """Check that an adapter on disk belongs to this model, with these targets and this rank.
 
     Args:
-        directory: Of the adapter.
+        directory: Directory of the adapter.
         expected: Names and shapes of the tensors of the adapters in the model.
 
     Raises:

@@ -193,7 +193,7 @@ class BridgeSource:
         }
 
     def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:
-        """Name the kinds of mask that can reach the model's attention."""
+        """Return the kinds of mask that can reach the model's attention."""
         ranks = self.config.context_parallel_size
         return accepted_masks(sequence_format, context_parallel=ranks, vision=self.traits.vision, portable=portable)
 
@@ -205,7 +205,7 @@ class BridgeSource:
             check: Called with the chunks before their weights are read, to refuse early.
 
         Raises:
-            EngineError: A tensor is missing from the directory or has another shape, or a file is damaged.
+            EngineError: A tensor is missing from the directory or has a wrong shape, or a file is damaged.
         """
         from mcore_bridge import get_mcore_model
 
@@ -254,7 +254,7 @@ class BridgeSource:
         gpt_bridge.EP_PP_GROUP = None
 
     def load_adapters(self, chunks: Sequence[nn.Module], directory: Path) -> None:
-        """Read adapters in PEFT's format into those of the model.
+        """Load adapters in PEFT's format into the model's adapters.
 
         Raises:
             EngineError: Layers that Megatron keeps in one have different ``A`` on disk.

@@ -20,7 +20,7 @@ COMPLETED = frozenset({"rope_type", "factor", "mscale", "mscale_all_dim"})
 
 
 def traits_of(config: TransformerConfig) -> ModelTraits:
-    """Give the traits of a language model that is built from a configuration of Megatron's."""
+    """Return the traits of a language model that is built from a Megatron configuration."""
     window = getattr(config, "window_size", None)
     return ModelTraits(
         causal=True,
@@ -32,7 +32,7 @@ def traits_of(config: TransformerConfig) -> ModelTraits:
 
 
 def features_of(config: TransformerConfig) -> list[Feature]:
-    """Name what a configuration asks of a platform beside the traits and the sizes."""
+    """Return the features that a configuration needs from a platform, besides traits and sizes."""
     asked = {
         Feature.ATTENTION_SINKS: getattr(config, "softmax_type", "vanilla") != "vanilla",
         Feature.BFLOAT16: config.bf16,
@@ -68,7 +68,7 @@ def completed(converted: Mapping[str, Any]) -> dict[str, Any]:
     alone, which is the ratio of the two context lengths if it is null (``_compute_yarn_parameters``).
 
     Args:
-        converted: What ``hf_to_mcore_config`` returns, with ``rope_scaling``; neither is changed.
+        converted: Result of ``hf_to_mcore_config``, with ``rope_scaling``; neither is changed.
     """
     rotary = converted.get("rope_scaling")
     if not rotary or any(isinstance(value, dict) for value in rotary.values()):  # one for each type of layer

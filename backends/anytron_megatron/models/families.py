@@ -34,7 +34,7 @@ class Family:
     """What Anytron knows of one ``model_type`` that mcore-bridge can build.
 
     Attributes:
-        model_type: As in ``config.json``.
+        model_type: Value of ``model_type`` in ``config.json``.
         title: The name that people know; empty for families that no test compares with Hugging Face.
         proof: Entries of :data:`COLUMNS` that a test proves: equal to Hugging Face, and to the other layouts.
         refused: Entries of :data:`COLUMNS` that the checks refuse.
@@ -43,12 +43,12 @@ class Family:
         obstacle: Why it cannot be trained, whatever its configuration says; empty if nothing is in the way.
         wanted: Fields of the language model that mcore-bridge needs, and whose default in transformers is null.
         needs: A package without which mcore-bridge cannot build it: the name to import, and the name to install.
-        layer: Gives the tensors of one layer in published files; None if only the training ranks can tell.
-        tower: Gives those of the vision tower; None if there is none, or ``layer`` is None.
+        layer: Function that lists the tensors of a layer in published files; None if only the training ranks can tell.
+        tower: Function that returns the tensors of the vision tower; None if there is none, or ``layer`` is None.
         rotates_whole_heads: Its code in transformers ignores ``partial_rotary_factor``, which Megatron reads.
         takes_images: Image positions and inputs are made as this family wants them
             (:mod:`anytron_megatron.training.vision`).
-        cacheless: Why it cannot generate on its training ranks; empty if it can, or nobody has tried.
+        cacheless: Why it cannot generate on its training ranks; empty if it can, or if this is untested.
     """
 
     model_type: str
@@ -169,5 +169,5 @@ FAMILIES: Mapping[str, Family] = {row.model_type: row for row in _ROWS}
 
 
 def proved(column: str) -> str:
-    """Name the model types with a proof of something, for errors."""
+    """Return the model types with a given proof, as text for errors."""
     return ", ".join(sorted(row.model_type for row in _ROWS if column in row.proof))

@@ -37,7 +37,7 @@ def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: 
     Args:
         bridge: mcore-bridge's, of the model.
         chunks: The model on this rank.
-        directory: With safetensors.
+        directory: Directory with safetensors files.
         layers: Layers of the model without its multi-token prediction modules.
 
     Raises:
@@ -81,7 +81,7 @@ def freeze(
 
     Args:
         chunks: The model on this rank.
-        parts: What to freeze.
+        parts: Parts to freeze.
         prefixes: Beginnings of the names of each part's parameters; the longest decides, as aligners are inside
             of vision towers.
 

@@ -1,4 +1,4 @@
-"""What is elsewhere, or has another name, in the megatron-core versions that the engine trains with.
+"""Names and places that differ between the megatron-core versions that the engine trains with.
 
 This is the one place that asks for Megatron's version. What a version does *wrong* is no business of this file: that is
 a patch with the range of versions that have the fault (:mod:`anytron_megatron.patches.catalog`).
@@ -26,14 +26,14 @@ SUPPORTED = ">=0.16.1,<0.20"
 
 
 def is_release(specifier: str) -> bool:
-    """Tell whether the megatron-core that is imported lies in a PEP 440 range."""
+    """Return whether the imported megatron-core lies in a PEP 440 range."""
     from megatron import core
 
     return in_range(core.__version__, specifier)
 
 
 def auxiliary_losses() -> Mapping[str, Tensor]:
-    """Give what routers noted since :func:`forget_auxiliary_losses`: each loss by its name, float32 ``[layers]``.
+    """Return routers' losses since :func:`forget_auxiliary_losses`: each loss by its name, float32 ``[layers]``.
 
     The tensors are the tracker's own.
     """

@@ -1,4 +1,4 @@
-"""Where the engine's models come from. Another training engine is MegatronEngine with a source of its own."""
+"""Where the engine's models come from. Another training engine is MegatronEngine with its own source."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ModelSource(Protocol):
         """Configuration of a mixture of experts whose losses and routing the engine sees to; None = there is none."""
 
     def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:
-        """Name the kinds of mask that can reach the model's attention, in portable modules or a vendor's."""
+        """Return the kinds of mask that can reach the model's attention, in portable modules or a vendor's."""
 
     def build(self, device: torch.device, check: Callable[[list[nn.Module]], object] | None = None) -> list[nn.Module]:
         """Build this rank's model chunks and load their weights. A collective.
@@ -95,7 +95,7 @@ class AdapterSource(ModelSource, Protocol):
         """Yield the adapters' weights under PEFT's names. A collective, as :meth:`ModelSource.export`."""
 
     def load_adapters(self, chunks: Sequence[nn.Module], directory: Path) -> None:
-        """Read adapters in PEFT's format into those of the model.
+        """Load adapters in PEFT's format into the model's adapters.
 
         Raises:
             EngineError: Layers that Megatron keeps in one have different ``A`` on disk.

@@ -44,15 +44,15 @@ def weight_diagnostics(
 
     Args:
         key: The configuration key that names the directory.
-        directory: The model's.
+        directory: Model directory.
         config: Its Hugging Face config, whole.
-        scores: It is a reward model's, with a head of its own.
+        scores: Whether it is a reward model, which has a scoring head.
 
     Yields:
         Errors: weights in a format that mcore-bridge does not read (no weights at all are the core's to report);
         files that are missing, damaged or cut short; tensors that are missing, unknown or of another shape, all
         of them counted and the first ones named. Names and shapes are checked for the families with ``layer`` in
-        :mod:`anytron_megatron.models.families`; the training ranks check those of others.
+        :mod:`anytron_megatron.models.families`; the training ranks check other families.
     """
     for message, fix in _faults(directory, config, scores=scores):
         yield Diagnostic("error", key, message, fix)
@@ -117,7 +117,7 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
     """Read names and shapes, and check that the data is all there.
 
     Raises:
-        DamagedFileError: The file is no safetensors file, or has another size than its header says.
+        DamagedFileError: The file is not a safetensors file, or its size does not match its header.
         ResourceError: No file can be opened any more, or the disk fails.
     """
     try:
@@ -145,7 +145,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
     """A list of whole numbers, none below zero.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: The value is anything else.
     """
     if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
         raise TypeError(f"{value!r:.60} is not a list of sizes")
@@ -153,7 +153,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:
-    """Name the first few."""
+    """Return the first few names, joined by commas."""
     names = list(names)
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
@@ -180,7 +180,7 @@ def _weight_map(directory: Path) -> dict[str, str]:
     """Tensors with their files, which lie in the directory itself.
 
     Raises:
-        ConfigError: The index is malformed, or names something else than a file of the directory.
+        ConfigError: The index is malformed, or names anything but a file of the directory.
     """
     index = read_object(directory / INDEX).get("weight_map")
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):

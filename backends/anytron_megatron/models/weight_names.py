@@ -37,7 +37,7 @@ def prediction_tensors(names: Iterable[str], layers: int) -> frozenset[str]:
 
 
 def published_name(name: str) -> str:
-    """Name a tensor of a vision-language model as published files do; transformers has ``model.`` before each part."""
+    """Return a vision-language tensor's name in published files; transformers has ``model.`` before each part."""
     return name.removeprefix("model.") if name.startswith("model.visual.") else name.replace(".language_model.", ".", 1)
 
 
@@ -51,8 +51,8 @@ def model_tensors(config: Mapping[str, Any], layer: LayerTensors, tower: TowerTe
 
     Args:
         config: The model's Hugging Face config, whole.
-        layer: Gives the tensors of each layer of the language model.
-        tower: Gives those of the vision tower; None = there is none.
+        layer: Function that returns the tensors of each layer of the language model.
+        tower: Function that returns the tensors of the vision tower; None = there is none.
 
     Returns:
         None if the config leaves sizes to the defaults of its class.
@@ -73,7 +73,7 @@ def model_tensors(config: Mapping[str, Any], layer: LayerTensors, tower: TowerTe
 
 
 def with_score_head(shapes: Shapes) -> Shapes:
-    """Give the tensors of a classifier with one label: those of a language model, with another head."""
+    """Return the tensors of a classifier with one label: a language model with a scoring head."""
     rest = {name: shape for name, shape in shapes.items() if name != LM_HEAD}
     return {**rest, SCORE_HEAD: (1, *shapes["model.norm.weight"])}
 

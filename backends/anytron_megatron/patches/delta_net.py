@@ -152,7 +152,7 @@ def sum_partial_gradients(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def install_kernels(context: PatchContext) -> Installed:
-    """Give mcore-bridge's Gated DeltaNet the platform's kernels.
+    """Make mcore-bridge's Gated DeltaNet use the platform's kernels.
 
     mcore-bridge calls them by the names and signatures of flash-linear-attention (``None`` without that package).
     Its layer inherits the constructor of Megatron's class, which refuses to build without the package, although

@@ -44,7 +44,7 @@ _bound: Kernels | None = None
 
 
 def bind(source: KernelSource, device_type: str) -> Callable[[], None]:
-    """Tell the portable modules of this process where kernels are asked for; return the function that undoes it."""
+    """Set the source of kernels for the portable modules of this process; return a function that undoes this."""
     global _bound
     before, _bound = _bound, Kernels(source, device_type)
 

@@ -91,15 +91,15 @@ def _of_the_runtime(original: Callable[..., Any], runtime: DeviceRuntime) -> Cal
 
 
 def translated_backend(backend: str, runtime: DeviceRuntime) -> str:
-    """Name the backend that does on a device what ``backend`` does where ``torch.cuda`` is one.
+    """Return the backend of a device that corresponds to ``backend`` on CUDA.
 
     ``nccl`` becomes the runtime's, and ``cuda`` its type: ``cpu:gloo,cuda:nccl`` is ``cpu:gloo,npu:hccl`` on an NPU
     and ``cpu:gloo`` on a processor. Whatever else is named stays.
 
     Args:
-        backend: As ``torch.distributed.init_process_group`` takes it: one name for all devices, or pairs of device
+        backend: Argument of ``torch.distributed.init_process_group``: one name for all devices, or pairs of device
             and name. Of two pairs that become one device's the first counts.
-        runtime: Of the device.
+        runtime: Runtime of the device.
     """
     of_device: dict[str, str] = {}
     for part in backend.lower().split(","):

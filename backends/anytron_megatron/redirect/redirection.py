@@ -1,4 +1,4 @@
-"""Switch the redirection on and off, and refuse CUDA features without a counterpart: asking about them is no error."""
+"""Switch the redirection on and off, and refuse CUDA features without a counterpart (queries about them work)."""
 
 from __future__ import annotations
 

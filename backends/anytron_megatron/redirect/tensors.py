@@ -102,7 +102,7 @@ def _parse_to(original: Callable[..., Any], translate: DeviceTranslator) -> Call
 
 
 def _type(original: Callable[..., Any], device_type: str) -> Callable[..., Any]:
-    """Give types their CUDA names, with which Megatron's optimizers compare ``param.type()``."""
+    """Return types under their CUDA names, with which Megatron's optimizers compare ``param.type()``."""
     native = "torch." if device_type == "cpu" else f"torch.{device_type}."
 
     def of_device(self: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
@@ -118,7 +118,7 @@ def _type(original: Callable[..., Any], device_type: str) -> Callable[..., Any]:
 
 
 def _factory_substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
-    """Replace torch's factories and those of tensors, and ``torch.load``."""
+    """Replace the factories of torch and of tensors, and ``torch.load``."""
     # `with torch.device("meta")` recognises factories by identity, in a set that torch fills at its first use.
     # A set that was filled after the wrapping would hold the wrappers and not the originals, and from_pretrained
     # would leave buffers such as inv_freq uninitialised, without an error. A set that was filled while transformers

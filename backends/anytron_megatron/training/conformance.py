@@ -59,7 +59,7 @@ def kernel_conformance(
     """Compute with the platform's attention kernel as the portable modules call it. A collective.
 
     There is one preparer for each sequence format to check; layouts should have gaps between sequences. Operands are of
-    the run's ``dtype``: kernels for others are others, or missing.
+    the run's ``dtype``: kernels for other types differ or are missing.
     """
     difference, details = 0.0, []
     own = replace(heads, heads=heads.heads // sizes.tensor, kv_heads=max(1, heads.kv_heads // sizes.tensor))

@@ -45,7 +45,7 @@ class TokenScoreHead:
 
     Args:
         layer: The model's output layer; keeps its parameters and its place.
-        kernel: Computes log-probs and entropies from hidden states.
+        kernel: Kernel that computes log-probs and entropies from hidden states.
     """
 
     def __init__(self, layer: ColumnParallelLinear, kernel: LogProbKernel) -> None:
@@ -75,7 +75,7 @@ class TokenScoreHead:
         )
 
     def following(self, ahead: int) -> Tensor:
-        """Give the tokens ``ahead`` places after each position of this pass: int64 ``[B, S]``, negative = none."""
+        """Return the tokens ``ahead`` places after each position of this pass: int64 ``[B, S]``, negative = none."""
         return self._micro_batch().following(ahead)
 
     @contextlib.contextmanager
@@ -91,7 +91,7 @@ class TokenScoreHead:
             self._whole = False
 
     def score(self, hidden: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
-        """Give scores, float32 ``[S, B, 2 + D]``, or whole logits; and the bias that output layers do not have.
+        """Return scores, float32 ``[S, B, 2 + D]``, or whole logits; and None for the bias.
 
         ``hidden`` is ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism; ``weight`` that of the tied
         embedding, ``[V / tp, H]``, None = the layer's own.
@@ -186,7 +186,7 @@ class RewardHead:
         layer.forward = self.forward
 
     def forward(self, hidden: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
-        """Give a score of each position, float32 ``[S, B, 1]``, and the bias that the layer does not have.
+        """Return the score of each position, float32 ``[S, B, 1]``, and None for the bias.
 
         ``hidden`` comes behind the final norm: ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism, where
         mcore-bridge's model gathers the scores (``mcore_bridge/model/gpt_model.py``, ``_postprocess``).

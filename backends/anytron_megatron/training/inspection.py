@@ -42,7 +42,7 @@ What = Literal["output", "loss", "gradient of its input", "gradient of its outpu
 
 @torch.no_grad()
 def gather_gradients(wrapped: Sequence[DistributedDataParallel]) -> None:
-    """Give each data-parallel replica the whole reduced gradients, of which a distributed optimizer has shards.
+    """Gather the whole reduced gradients on each data-parallel replica, of which a distributed optimizer has shards.
 
     A collective over data-parallel replicas.
     """

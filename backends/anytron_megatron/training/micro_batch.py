@@ -31,17 +31,17 @@ class PreparedBatch:
     """One micro-batch, ready for a model.
 
     Attributes:
-        inputs: What the model is called with.
+        inputs: Inputs of the model.
         mask: The platform's answer; kind and mode as at engine build. For routing, all tokens of a filler
             micro-batch are padding.
-        attention_mask: What the model's forward is called with. None with portable modules: they find the mask
+        attention_mask: Mask argument of the model's forward. None with portable modules: they find the mask
             in the scope.
         packed: Megatron's description of packed sequences; None in bshd.
         batch: Where it came from (host tensors).
-        tokens: int64 ``[T']``, what the layout arranges, on the device: the batch's tokens, or those of its pieces.
+        tokens: int64 ``[T']``, on the device: the tokens that the layout arranges, of the batch or of its pieces.
         scored: int64 ``[K]``, on the device: the positions whose labels count, in the order in which the output layer
             has them, ``[C, R]`` flattened.
-        prompts: What the layout arranges if prompts are computed once for several samples; None = whole sequences.
+        prompts: Pieces to arrange if prompts are computed once for several samples; None = whole sequences.
         loss_scale: Micro-batches of an update times data-parallel replicas. Megatron divides gradients by it;
             our losses are normalised over the whole mini-batch (``RaggedBatch.loss_weights``) and are
             multiplied by it first.
@@ -58,7 +58,7 @@ class PreparedBatch:
     prompts: SharedPrompts | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """Give the arguments of the model's forward."""
+        """Return the arguments of the model's forward."""
         return {
             "input_ids": self.inputs.input_ids,
             "position_ids": self.inputs.position_ids,
@@ -73,7 +73,7 @@ class PreparedBatch:
         return scopes.combine(self.inputs.scope, scope_of(self.mask), prompts)
 
     def following(self, ahead: int) -> Tensor:
-        """Give the tokens that stand ``ahead`` places after each position: int64 ``[R, C]``, negative = none."""
+        """Return the tokens that stand ``ahead`` places after each position: int64 ``[R, C]``, negative = none."""
         return self.inputs.layout.next_tokens(self.tokens, ahead)
 
 
@@ -89,7 +89,7 @@ class BatchPreparer:
             as an argument.
         vision: How the model takes images; None if it takes none.
         fp8: The model computes in FP8, whose kernels take whole blocks of tokens.
-        constraints: Of the layout, the platform's included.
+        constraints: Constraints of the layout, the platform's included.
         share_prompts: Compute a prompt once for all of its samples in a micro-batch. Only for packed sequences on one
             context-parallel shard, in portable modules whose layers look back by attention alone.
 

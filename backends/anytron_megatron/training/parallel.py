@@ -91,7 +91,7 @@ def context_shard() -> ContextShard:
 
 
 def topology() -> Topology:
-    """Say where this rank stands among the data-parallel replicas of the model."""
+    """Return the place of this rank among the data-parallel replicas of the model."""
     return Topology(
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
@@ -102,7 +102,7 @@ def topology() -> Topology:
 
 
 def tell_replica(values: Tensor) -> None:
-    """Give the values of the rank that reports to all ranks of its replica, in place."""
+    """Broadcast the values of the reporting rank to all ranks of its replica, in place."""
     group = parallel_state.get_model_parallel_group()
     ranks = dist.get_process_group_ranks(group)  # tensor-parallel ranks of a stage stand together
     if len(ranks) > 1:

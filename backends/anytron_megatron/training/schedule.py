@@ -49,7 +49,7 @@ class ModelChunk:
     """One pipeline stage's part of a model on this rank.
 
     Attributes:
-        module: What runs: the model, or its data-parallel wrapper.
+        module: The module to run: the model, or its data-parallel wrapper.
         head: Replaces the output layer's forward on the last stage; None elsewhere.
     """
 
@@ -164,7 +164,7 @@ class FrozenModel:
 
     Args:
         chunks: The model on this rank, its modules as they were built.
-        preparer: Makes inputs of this model; the policy's makes them of another.
+        preparer: Preparer of this model's inputs; another model has another preparer.
     """
 
     def __init__(self, chunks: Sequence[ModelChunk], preparer: BatchPreparer) -> None:

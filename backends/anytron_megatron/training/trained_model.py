@@ -171,7 +171,7 @@ class TrainedModel:
             yield from (one for one in held if one.untyped_storage().data_ptr() not in of_model)
 
     def gradient_memory(self) -> Iterator[Tensor]:
-        """Yield the gradient buffers, whose values no update needs of the one before."""
+        """Yield the gradient buffers; an update does not need the previous update's values."""
         for chunk in self.chunks:
             for buffer in [*chunk.module.buffers, *chunk.module.expert_parallel_buffers]:
                 yield buffer.grad_data
@@ -188,7 +188,7 @@ class TrainedModel:
 
 
 def wrap_for_training(chunks: list[MegatronModule], data_parallel: DataParallel) -> list[DistributedDataParallel]:
-    """Give model chunks float32 gradient buffers that are reduced over data-parallel ranks."""
+    """Add float32 gradient buffers, reduced over data-parallel ranks, to model chunks."""
     config = chunks[0].config
     config.finalize_model_grads_func = finalize_model_grads
     ddp = DistributedDataParallelConfig(

@@ -29,7 +29,7 @@ MODES = {
 
 
 def set_mask_type(chunks: Iterable[nn.Module], mask: AttnMask, sequence_format: str) -> None:
-    """Give the language model's attention layers the mask type that the platform answered.
+    """Set the platform's mask type in the language model's attention layers.
 
     A mask that brings a reader is for attention that the vendor has patched to look the mask up itself
     (:func:`anytron.sequences.masks.current_mask`); nothing is set for it.

@@ -58,7 +58,7 @@ class VisionInputs:
         return (batch.tokens == self.image_token) & ~batch.response_mask
 
     def position_ids(self, batch: RaggedBatch) -> Tensor:
-        """Give each token its temporal, vertical and horizontal position (mrope).
+        """Return the temporal, vertical and horizontal position of each token (mrope).
 
         Text counts on all three axes alike. An image of ``t x h x w`` merged patches that begins at
         position p takes ``p + (0..t-1, 0..h-1, 0..w-1)``, and the text behind it goes on at
@@ -79,7 +79,7 @@ class VisionInputs:
         return torch.cat([self._positions(*sequence, index) for index, sequence in enumerate(sequences)], 1)
 
     def arguments(self, batch: RaggedBatch, layout: SequenceLayout, device: torch.device) -> dict[str, Tensor]:
-        """Give the model its images: arguments of its forward.
+        """Return the images as arguments of the model's forward.
 
         A micro-batch without images has none; the model then sends an image of zeros through its vision
         tower and adds 0 times the result, so that the same parameters take part on every rank.

@@ -100,7 +100,7 @@ class Called:
         return None
 
     def raised(self, error: BaseException, function: object) -> Fault:
-        """Return what a function has raised, and in which line of its file, with the frames from there on."""
+        """Return the fault that a function raised, with the line in its file and the frames from there on."""
         line = _line(error, function)
         said = "".join(f": {text}" for text in str(error).strip().splitlines()[:1])
         headline = _writable(f"{type(error).__name__}{said}")

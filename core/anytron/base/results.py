@@ -81,7 +81,7 @@ def worst(statuses: Iterable[Status]) -> Status:
 
 
 def of_error(name: str, error: Exception, status: Status = "failed") -> Result:
-    """Make a failed result from the error that a check raised."""
+    """Make a result from the error that a check raised."""
     return Result(name, status, in_one_line(error), error.fix if isinstance(error, AnytronError) else REPORT)
 
 

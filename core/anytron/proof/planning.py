@@ -50,7 +50,7 @@ class Share:
 
     @property
     def peak(self) -> int:
-        """Bytes of one of them at its largest."""
+        """Largest memory of one of the processes, in bytes."""
         return peak(self.parts)
 
 
@@ -61,7 +61,7 @@ class DevicePlan:
     Attributes:
         name: ``training``, ``rollout`` or ``machine``: which devices are like this one.
         shares: The processes on it.
-        total: Its bytes; None = not known.
+        total: Memory of the device in bytes; None = not known.
     """
 
     name: str
@@ -70,13 +70,13 @@ class DevicePlan:
 
     @property
     def crowd(self) -> str:
-        """Who is on it, for people."""
+        """Description of the processes on the device, for messages."""
         counted = [f"{share.count} {share.who}{'s' * (share.count > 1)}" for share in self.shares]
         return " and ".join(filter(None, [", ".join(counted[:-1]), counted[-1]]))
 
     @property
     def place(self) -> str:
-        """What it is, for people."""
+        """Description of the device, for messages."""
         return "the machine" if self.name == "machine" else "a device"
 
     @property
@@ -86,7 +86,7 @@ class DevicePlan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it has that much; None if what it has is not known."""
+        """Whether the device has enough memory; None if its memory is not known."""
         return None if self.total is None else self.needed <= self.total
 
     @property
@@ -97,7 +97,7 @@ class DevicePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run takes.
+    """Memory that a run needs.
 
     Attributes:
         devices: One of each kind.
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether every device has what it needs; None if that is not known."""
+        """Whether every device has enough memory; None if that is not known."""
         answers = {device.fits for device in self.devices}
         return None if None in answers else False not in answers
 
@@ -292,7 +292,7 @@ def candidates(run: RunConfig) -> Iterator[str]:
 
 
 def _together(plan: Plan, overrides: Sequence[str], replan: Callable[[Sequence[str]], Plan | None]) -> Remedy | None:
-    """Add one after the other until the run fits, and take back those that were not needed."""
+    """Add settings one by one until the run fits, and remove those that turn out to be unnecessary."""
     chosen: list[str] = []
     reached = plan
     for override in overrides:

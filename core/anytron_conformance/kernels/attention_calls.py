@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anytron_conformance.subject import Subject
 
 SCALE = 0.4
-"""Of the scores; none that a kernel would take by itself."""
+"""Factor of the scores; it differs from every default of a kernel."""
 FACTOR = {torch.float32: 1.0, torch.bfloat16: 3.0}
 """Times the usual tolerance: probabilities are rounded to 16 bits, and gradients are differences of such sums."""
 
@@ -54,7 +54,7 @@ class Layer:
 
     @property
     def traits(self) -> ModelTraits:
-        """What the platform is told of the model."""
+        """Properties of the model for the platform."""
         return ModelTraits(causal=self.causal, window=self.window, latent_attention=self.size != self.v_size)
 
     @property

@@ -105,7 +105,7 @@ class Built(NamedTuple):
 
 
 class Observer:
-    """Lets engines compute what several rules read, once.
+    """Lets engines compute, once, the values that several rules read.
 
     Args:
         subject: The platform.

@@ -45,7 +45,7 @@ COURSES: Mapping[str, dict[str, dict[str, Any]]] = {"SGD": SGD, "Adam": ADAM, "b
 
 @dataclass(frozen=True)
 class Course:
-    """What updates leave.
+    """Results of updates.
 
     Attributes:
         metrics: Metrics of each update.
@@ -62,7 +62,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Recording:
-    """What the platform ``cpu`` has done.
+    """Recorded updates of the platform ``cpu``.
 
     Attributes:
         model: Directory of the model that it began with.

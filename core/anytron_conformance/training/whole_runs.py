@@ -37,7 +37,7 @@ TASK = "anytron_conformance.training.sort_task"
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has left.
+    """Results of a run.
 
     Attributes:
         directory: Directory of the run.
@@ -144,7 +144,7 @@ class Runs:
         return self._made[name]
 
     def close(self) -> None:
-        """Nothing is left: the processes of a run end with it."""
+        """Do nothing: the processes of a run end with it."""
 
 
 @rule(

@@ -33,7 +33,7 @@ class BasaltAttention:
         self.spec, self.tile = spec, tile
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        """Give ``[T, H, Dv]`` in thd and ``[B, S, H, Dv]`` in bshd."""
+        """Return ``[T, H, Dv]`` in thd and ``[B, S, H, Dv]`` in bshd."""
         causal = call.mode == LENGTHS or is_causal(call, "attention kernel of Basalt")
         if call.format == "bshd":
             return self._attend(query, key, value, call, causal)

@@ -1,4 +1,4 @@
-"""Basalt's fused kernels: the RMS norm, with a backward pass of its own, and SwiGLU."""
+"""Basalt's fused kernels: the RMS norm, with its own backward pass, and SwiGLU."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def make_log_probs(spec: LogProbSpec) -> LogProbKernel | None:
 def log_probs(
     entries: int, hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float, group: ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """Give log-probs and entropies, float32 ``[N]``; the rows of ``weight`` after the first ``entries`` are padding."""
+    """Return log-probs and entropies, float32 ``[N]``; rows of ``weight`` after the first ``entries`` are padding."""
     assert group is None or group.size() == 1
     logits = (hidden @ weight[:entries].T).float() / temperature
     every = logits.log_softmax(-1)

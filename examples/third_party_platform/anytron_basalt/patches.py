@@ -25,7 +25,7 @@ PATCHES = (
 
 
 def set_tile(context: PatchContext) -> Installed:
-    """Give the library the tile of the options."""
+    """Set the library's tile from the options."""
     import basalt_sdk
 
     before, basalt_sdk.TILE = basalt_sdk.TILE, context.platform.options.tile  # type: ignore[attr-defined]

@@ -81,7 +81,7 @@ class BasaltPlatform(Platform):
         return [Decision("tile", str(self.options.tile), reason)]
 
     def limits(self) -> list[Limit]:
-        """The simulator has no memory and no arithmetic of its own; a real device does not declare this."""
+        """The simulator has neither its own memory nor its own arithmetic; a real device does not declare this."""
         return [Limit(Feature.OWN_DEVICE, "the simulator computes on the host's processor")]
 
     def layout_constraints(self, request: LayoutRequest) -> LayoutConstraints:
@@ -118,7 +118,7 @@ class BasaltPlatform(Platform):
 
     @hookimpl
     def runtime_env(self, process: ProcessInfo) -> dict[str, str]:
-        """Tell the library of each training rank its tile; versions before 1.3 need the patch besides."""
+        """Set the tile in the library of each training rank; versions before 1.3 also need the patch."""
         return {"BASALT_TILE": str(self.options.tile)} if process.role == "trainer" else {}
 
     @hookimpl
@@ -130,7 +130,7 @@ class BasaltPlatform(Platform):
 
     @hookimpl
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
-        """Tell the library the real lengths, as long as this micro-batch runs."""
+        """Set the real lengths in the library while this micro-batch runs."""
         import basalt_sdk
 
         from anytron.sequences import scopes

@@ -74,7 +74,7 @@ def worker_environment(options: AscendOptions, *, deterministic: bool) -> dict[s
 
 
 def visible_devices_mistake(variables: Mapping[str, str]) -> str:
-    """Say what is wrong with ``ASCEND_RT_VISIBLE_DEVICES``; empty if nothing is.
+    """Return the fault of ``ASCEND_RT_VISIBLE_DEVICES``; empty if there is none.
 
     The driver reads ascending ids and silently stops at the first entry that is anything else.
     """

@@ -153,7 +153,7 @@ class AscendPlatform(Platform):
 
     @hookimpl
     def requirements(self) -> list[Requirement]:
-        """Name torch_npu, whose minor version the probe compares with torch's, what the adaptor needs, and vLLM."""
+        """Return torch_npu, whose minor version the probe compares with torch's, what the adaptor needs, and vLLM."""
         own = Requirement("torch-npu", ">=2.6", "pip install torch-npu==<the version of your torch>")
         return [own, *self._adaptor.requirements(), *vllm_ascend.requirements()]
 
@@ -202,7 +202,7 @@ def make_adaptor(options: AscendOptions, engine: str | None) -> Adaptor:
     """Make the adaptor that the training engine implies, else the one that the options name.
 
     Raises:
-        ConfigError: It is not available.
+        ConfigError: The adaptor is not available.
     """
     if engine == MINDSPEED_LLM:
         return MindSpeedLlmAdaptor()

@@ -153,7 +153,7 @@ class DescribedKernel:
     """A kernel that says which implementation it is; the hooks log and record ``description``.
 
     Attributes:
-        kernel: What is called.
+        kernel: The kernel to call.
         description: Which implementation it is, and why not a better one.
     """
 

@@ -78,7 +78,7 @@ def worker_environment(options: CudaOptions, needs: Needs, role: Role, user: Map
 
     Args:
         options: ``platform.options``.
-        needs: What the run needs.
+        needs: Needs of the run.
         role: Training ranks get most of them; engines that generate know best what they need.
         user: The user's own environment, for settings that have two names.
     """
@@ -104,7 +104,7 @@ def contradictions(options: CudaOptions, needs: Needs, user: Mapping[str, str]) 
 
     Args:
         options: ``platform.options``.
-        needs: What the run needs.
+        needs: Needs of the run.
         user: The user's own environment, which workers inherit.
     """
     visible = user.get(VISIBLE_DEVICES)

@@ -61,7 +61,7 @@ def peak_flops(name: str, dtype: str, configured: float | None) -> PeakFlops:
 
     Args:
         name: The driver's name of the GPU.
-        dtype: Of the matrices.
+        dtype: Element type of the matrices.
         configured: ``platform.options.peak_tflops``, which wins.
     """
     fix = "set platform.options.peak_tflops"

@@ -43,7 +43,7 @@ class Library:
     """Transformer Engine on this machine.
 
     Attributes:
-        version: What is installed; None = nothing.
+        version: Installed version; None = not installed.
         broken: The message of its import, if it was tried and failed.
     """
 
@@ -109,7 +109,7 @@ def import_transformer_engine() -> None:
     """Import Transformer Engine into a training rank. Megatron would go on without it, with other modules.
 
     Raises:
-        PlatformError: It cannot be imported here, although the driver's machine could.
+        PlatformError: Transformer Engine cannot be imported here, although it could on the driver's machine.
     """
     try:
         importlib.import_module(PACKAGE)
@@ -125,7 +125,7 @@ def import_transformer_engine() -> None:
 
 @functools.cache
 def import_error(module: str) -> str:
-    """Say why a module cannot be imported; empty if it can, or was. This process stays free of it, and of CUDA.
+    """Return why a module cannot be imported; empty if it can be or already is. Neither it nor CUDA is loaded here.
 
     A library that was built for another torch, or another CUDA, is found by this: its symbols are missing.
     """

@@ -44,14 +44,14 @@ class Facts:
         torch: Version of torch.
         cuda: The CUDA that torch is built with; None = none.
         hip: The ROCm that torch is built with; None = none.
-        architectures: What torch has machine code for (``sm_90``), and code to translate (``compute_90``).
+        architectures: Architectures for which torch has machine code (``sm_90``) or code to translate (``compute_90``).
         driver_files: Whether NVIDIA's kernel driver shows itself.
-        driver: What NVML says; None if there is no NVML, or it does not answer.
+        driver: Answer of NVML; None if there is no NVML, or it does not answer.
         driver_error: Why it does not.
         visible: ``CUDA_VISIBLE_DEVICES``.
         devices: How many devices torch counts.
-        device_name: What the first calls itself, if nothing else says whose it is.
-        warning: What torch has warned of while it counted.
+        device_name: Name of the first device, if nothing else identifies its vendor.
+        warning: Warning of torch while it counted devices.
     """
 
     torch: str
@@ -102,7 +102,7 @@ def visible_gpus(variable: str | None) -> tuple[Gpu, ...]:
 
 
 def judge(facts: Facts | Probe) -> Probe:
-    """Say what the facts mean: usable, no such device here, or there is one that cannot be used."""
+    """Return what the facts mean: usable, no such device, or a device that cannot be used."""
     if isinstance(facts, Probe):
         return facts
     if maker := _maker(facts):

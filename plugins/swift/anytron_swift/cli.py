@@ -57,7 +57,7 @@ def _refuse(options: list[str]) -> None:
 
     Raises:
         PluginError: ms-swift is missing or not supported.
-        AnytronError: As :func:`anytron.train.open_session`.
+        AnytronError: See :func:`anytron.train.open_session`.
     """
     from anytron.train import open_session
     from anytron_swift import installation

@@ -47,7 +47,7 @@ def prepare_batch(original: Callable[..., dict[str, Any]]) -> Callable[..., dict
 
 
 def _padded_rows(args: Any, data: dict[str, Any]) -> tuple[RaggedBatch, int] | None:
-    """Give the sequences of ms-swift's rows, and how long the rows are, before anything is cut for this rank.
+    """Return the sequences of ms-swift's rows, and how long the rows are, before anything is cut for this rank.
 
     None where ms-swift's own mask stays: packed sequences, rows that are padded on the left, which no layout of Anytron
     describes, and losses that find the last tokens by the mask.

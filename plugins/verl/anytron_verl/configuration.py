@@ -30,10 +30,10 @@ def compose(path: Path, overrides: Sequence[str]) -> Any:
 
     Args:
         path: A file that ``python -m verl.trainer.main_ppo --config-path --config-name`` takes.
-        overrides: In hydra's grammar, as on that command line.
+        overrides: Overrides in hydra's grammar, as on that command line.
 
     Raises:
-        ConfigError: hydra cannot compose it, or its strategy is another than Megatron.
+        ConfigError: hydra cannot compose it, or its strategy is not Megatron.
     """
     from hydra import compose as composed
     from hydra import initialize_config_dir
@@ -78,10 +78,10 @@ def engine_parts(section: Any, *, packed: bool, alone: bool, trains: bool) -> di
     """Make the arguments of ``EngineRegistry.new``.
 
     Args:
-        section: As :func:`compose` gives it; it is not changed.
+        section: Section that :func:`compose` returns; it is not changed.
         packed: Packed sequences (thd), else padded rows (bshd).
         alone: On one rank, whatever the parallel sizes.
-        trains: With an optimizer and gradients.
+        trains: Whether to have an optimizer and gradients.
     """
     from omegaconf import OmegaConf, open_dict
     from verl.utils.config import omega_conf_to_dataclass

@@ -117,7 +117,7 @@ class ValueModelEngine(_OnTheLayer, MegatronEngineWithValueHead):  # type: ignor
 
 
 def sizes_of(engine_config: Any) -> ParallelSizes:
-    """Read the parallel sizes of verl's ``McoreEngineConfig``; replicas are what is left of the ranks."""
+    """Read the parallel sizes of verl's ``McoreEngineConfig``; the other ranks are replicas."""
     tensor = engine_config.tensor_model_parallel_size
     expert_tensor = engine_config.expert_tensor_parallel_size
     sizes = ParallelSizes(

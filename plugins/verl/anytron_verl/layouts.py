@@ -37,7 +37,7 @@ class MicroBatch:
     """One micro-batch, laid out.
 
     Attributes:
-        preparer: What has prepared it.
+        preparer: Preparer of the micro-batch.
         prepared: Its layout, mask and scope.
         offsets: int64 ``[B + 1]``, where its sequences begin in flat tensors, on the device.
     """
@@ -89,13 +89,13 @@ class Layouts:
     """Layouts and masks for one of verl's models.
 
     Args:
-        layer: The process's.
+        layer: Device layer of the process.
         config: Megatron's, of the model.
         sequence_format: verl's ``use_remove_padding``: ``thd``, else ``bshd``.
         sizes: The parallel sizes of the ranks, which have met.
 
     Raises:
-        ConfigError: The platform declares not to do what the model asks for.
+        ConfigError: The platform lacks a feature that the model requires.
     """
 
     def __init__(self, layer: Layer, config: TransformerConfig, sequence_format: Format, sizes: ParallelSizes) -> None:
@@ -107,7 +107,7 @@ class Layouts:
         self._preparer(1)  # what the platform declines is refused now, before anything is computed
 
     def settle(self, modules: Iterable[nn.Module]) -> None:
-        """Tell a vendor's attention modules, which are not portable, how the platform's masks are read."""
+        """Set the mask type of a vendor's attention modules, which are not portable, for the platform's masks."""
         if not self._layer.platform.portable_modules:
             set_mask_type(modules, self._preparer(1).mask_kind, self._format)
 

@@ -29,7 +29,7 @@ class ScoringEngine:
         section: ``actor_rollout_ref`` of verl's configuration.
         packed: On packed sequences, else on padded rows.
         alone: On one rank, whatever its parallel sizes.
-        trains: With gradients.
+        trains: Whether to compute gradients.
     """
 
     def __init__(self, section: Any, *, packed: bool, alone: bool, trains: bool) -> None:
@@ -43,7 +43,7 @@ class ScoringEngine:
         return bool(self.engine.is_mp_src_rank_with_outputs())
 
     def score(self, lengths: Tensor, tokens: Tensor) -> Tensor:
-        """Give the log-prob of each token, float32 ``[T]``; of the first of a sequence it means nothing."""
+        """Return the log-prob of each token, float32 ``[T]``; that of a sequence's first token is meaningless."""
         with self.engine.eval_mode():
             output = self.engine.infer_batch(_batch(lengths, tokens))
         if not self.has_outputs:
@@ -52,7 +52,7 @@ class ScoringEngine:
         return following.float().cpu().roll(1)
 
     def gradients(self, lengths: Tensor, tokens: Tensor) -> Mapping[str, Tensor]:
-        """Give the gradients of verl's SFT loss on all tokens; of this rank's parameters, float32 on the host."""
+        """Return the gradients of verl's SFT loss on all tokens: this rank's parameters, float32 on the host."""
         with self.engine.train_mode():
             self.engine.optimizer_zero_grad()
             loss = partial(sft_loss, config=None)

@@ -39,7 +39,7 @@ def verify(path: Path, overrides: Sequence[str], directory: Path, watcher: Watch
         path: verl's configuration.
         overrides: Overrides of the configuration, in hydra's grammar.
         directory: For files on their way, and ``logs`` of the processes.
-        watcher: Shows what is being done.
+        watcher: Display of the progress.
 
     Raises:
         EngineError: A process has failed; the error names its log.
@@ -105,7 +105,7 @@ def _joined(answers: list[dict[str, list[dict[str, object]]]]) -> list[Result]:
 
 
 def expected(path: Path, directory: Path, overrides: Sequence[str]) -> None:
-    """Draw sequences, and let transformers compute their logits."""
+    """Draw sequences, and compute their logits with transformers."""
     from safetensors.torch import save_file
 
     from anytron.engines import read_hf_config

@@ -186,7 +186,7 @@ HEAD = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "
             "reward_model.path",
             "reward models are not tested with vision-language models",
         ),
-        ({"vocab_size": 90}, {"vocab_size": 80}, "reward_model.path", "vocabulary has 80 tokens, but the policy's has 90"),
+        ({"vocab_size": 90}, {"vocab_size": 80}, "reward_model.path", "has 80 tokens, but the policy's has 90"),
         ({}, {"model_type": "qwen33"}, "reward_model.path", "the reward model: the engine does not know"),
         ({}, {"id2label": {"0": "bad", "1": "good"}}, "reward_model.path", "its config has 2 labels"),
         (

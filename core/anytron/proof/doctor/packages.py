@@ -96,15 +96,15 @@ OURS = "anytron"
 
 @dataclass(frozen=True)
 class Demand:
-    """A range that somebody asks for.
+    """A version range that a plugin or a distribution requires.
 
     Attributes:
         package: Canonical name.
         specifier: PEP 440; empty = any version.
-        by: Who asks.
-        unmet: What follows if the package is missing or of another version.
-        optional: Nothing follows if it is missing.
-        remedy: What to run.
+        by: Plugin or distribution that requires the package.
+        unmet: Status of the result if the package is missing or its version is not in the range.
+        optional: Whether the package may be missing.
+        remedy: Command that installs the package.
     """
 
     package: str

@@ -50,7 +50,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Computed:
-    """What an engine computes of a share.
+    """Results of an engine for a share.
 
     Attributes:
         log_probs: float32 ``[T]``.
@@ -71,7 +71,7 @@ def empty_shares(batch: RaggedBatch, context_parallel: int) -> tuple[Share, ...]
     """Cut short sequences out of a batch, and divide them so that something is without work.
 
     Args:
-        batch: Of sampled or recorded trajectories; the first sequence with images is taken as it is.
+        batch: Sampled or recorded trajectories; the first sequence with images is used unchanged.
         context_parallel: Ranks that share each sequence.
     """
     whole = _with_images(batch, _texts(batch, short_lengths(context_parallel)))
@@ -173,7 +173,7 @@ def check_empty_shares(check: str, config: RunConfig, trainer: TrainingWorkers, 
 
 
 def _update_and_export(share: Share, trainer: TrainingWorkers, config: RunConfig, directory: Path) -> None:
-    """Go through an update of each model and an export, in which ranks wait for one another too.
+    """Do an update of each model and an export, in which ranks also wait for one another.
 
     Raises:
         EngineError: A rank failed, or did not take part.

@@ -144,7 +144,7 @@ _RETURNS = torch.tensor([1.0, -1.5, 0.6])
 
 @dataclass(frozen=True)
 class Forward:
-    """What the forward passes of an engine give, before any update.
+    """Results of an engine's forward passes before any update.
 
     Attributes:
         logits: float32 ``[T', V]`` of the first sequences.

@@ -55,7 +55,7 @@ class Difference:
         name: Name of the parameter.
         relative: The largest difference of entries, in relation to the largest entry that is expected; 1 if there is
             no gradient.
-        words: What is wrong with it, if it is wrong.
+        words: Description of the error, if the gradient is wrong.
         absent: Whether the gradient is missing.
     """
 
@@ -83,8 +83,8 @@ def compare_gradients(
         expected: float32, of every parameter that must have one.
         dtype: Element type that the engine computes in.
         skipped: How many tensors are not compared, by reason.
-        what: What the gradients belong to, for people.
-        whose: Who computed ``expected``, for people.
+        what: Name of the tensors to which the gradients belong, for messages.
+        whose: Owner of ``expected`` in the genitive, for messages.
     """
     limit = 10 * FACTORS[dtype]  # gradients add up the differences of the forward pass
     size = max((_largest(tensor) for tensor in expected.values()), default=0.0)

@@ -154,8 +154,8 @@ def load_model(
         directory: Directory of the model.
         weights: safetensors file of the weights; None = those in the directory.
         dtype: What the weights are rounded to.
-        layers_more: Layers behind its last one to load as well.
-        scores: It classifies sequences.
+        layers_more: Number of layers after the last one to load as well.
+        scores: Whether the model classifies sequences.
 
     Raises:
         ResourceError: The host has not enough memory.
@@ -203,7 +203,7 @@ def computed_by_transformers(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Let transformers say nothing of weights that a model does not have, and of kernels that are not installed."""
+    """Suppress transformers' messages about weights that a model lacks and kernels that are not installed."""
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
@@ -216,7 +216,7 @@ def quiet() -> Iterator[None]:
 
 
 def available_memory() -> int:
-    """Bytes of the host's memory that programs can still take."""
+    """Available memory of the host, in bytes."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
@@ -259,7 +259,7 @@ def _repeated(values: Tensor, batch: RaggedBatch) -> Tensor:
 
 
 def off_policy(batch: RaggedBatch, log_probs: Tensor) -> RaggedBatch:
-    """Let a batch come from a policy, and have a reference, that are a little off.
+    """Set old and reference log-probs of a batch that differ slightly from those of the model.
 
     Args:
         batch: T tokens.

@@ -91,7 +91,7 @@ def allowed_difference(dtype: str, loss: float) -> float:
 
 @dataclass(frozen=True)
 class ExpectedModules:
-    """What the definition gives for the modules alone, float32 on the host.
+    """Loss and gradients of the modules alone by their definition, float32 on the host.
 
     Attributes:
         loss: The mean of the depths' cross entropies.
@@ -112,7 +112,7 @@ def expected_modules(
         directory: Directory of the model.
         dtype: What the weights are rounded to.
         batch: T tokens, with ``loss_weights``.
-        detached: What the modules share with the model, and its hidden states, are constants to them.
+        detached: Whether weights shared with the model, and its hidden states, are constants for the modules.
 
     Raises:
         ResourceError: The host has not enough memory.

@@ -138,12 +138,12 @@ class Run:
 
     @property
     def failure(self) -> str | None:
-        """The error that ended it; None if none did, or it goes on."""
+        """The error that ended the run; None if there is none, or the run goes on."""
         return None if self.record is None or self.owner is not None else self.record.failure
 
     @property
     def early_stop(self) -> str | None:
-        """Why validation ended it before its last step; None if it did not."""
+        """Why validation ended the run before its last step; None if it did not."""
         return None if self.record is None else self.record.early_stop
 
     @property
@@ -182,14 +182,14 @@ class Run:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Time until the last step, from that of the last twenty; None if it cannot be told."""
+        """Seconds until the last step, estimated from the last twenty steps; None if unknown."""
         seconds = self.history.values(REST)[-20:]
         if self.total_steps is None or not seconds:
             return None
         return max(self.total_steps - self.history.last, 0) * math.fsum(seconds) / len(seconds)
 
     def seconds_by_part(self, last: int | None = None) -> dict[str, float]:
-        """Seconds that the parts of all steps, or of the last few, took; ``other`` is what nobody measured."""
+        """Seconds that the parts of all steps, or of the last few, took; ``other`` is time that was not measured."""
         parts = {}
         for name in self.history.series:
             if name.startswith(TIME) and name.endswith("_s") and name != REST:
@@ -226,7 +226,7 @@ class Run:
         return found
 
     def workers(self) -> dict[str, list[dict[str, Any]]]:
-        """What the workers said of themselves, by role."""
+        """What the workers reported about themselves, by role."""
         roles = self._found(WORKERS, lambda path: read_object(path) if path.is_file() else {})
         try:
             return {str(role): [dict(rank) for rank in ranks] for role, ranks in (roles or {}).items()}

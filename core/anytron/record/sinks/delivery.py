@@ -129,11 +129,11 @@ class SinkThread:
 
     @property
     def waiting(self) -> int:
-        """Steps that it has not taken."""
+        """Number of steps that are still queued."""
         return len(self._waiting)
 
     def put(self, step: int, metrics: Mapping[str, float], *, validation: bool = False) -> None:
-        """Let the sink write a step, or a validation, when it gets to it. Returns at once."""
+        """Queue a step, or a validation, for the sink. Returns at once."""
         with self._changed:
             if not self._thread.is_alive():
                 self.failed += 1
@@ -144,13 +144,13 @@ class SinkThread:
                 self._changed.notify()
 
     def begin_close(self) -> None:
-        """Ask it to write what waits, and to close. Returns at once."""
+        """Ask the sink to write the queued steps and to close. Returns at once."""
         with self._changed:
             self._closing = True
             self._changed.notify()
 
     def join(self, seconds: float) -> bool:
-        """Wait for that; say whether it is done."""
+        """Wait until the sink is closed; return whether it is."""
         self._thread.join(max(0.0, seconds))
         return not self._thread.is_alive()
 
@@ -223,7 +223,7 @@ class MetricSinks:
         self._tell()
 
     def close(self) -> None:
-        """Close all of them at the same time, and say what none of them has got."""
+        """Close all sinks at the same time, and warn of the steps that they did not write."""
         deadline = time.monotonic() + self._timeout_s
         for thread in self._threads:
             thread.begin_close()

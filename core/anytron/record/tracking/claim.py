@@ -78,7 +78,7 @@ class ClaimedDirectory:
 
     @property
     def earlier_files(self) -> list[str]:
-        """What an earlier run has left here, if it came as far as its first samples; else nothing worth keeping."""
+        """Files of an earlier run, if it has written metrics, samples or results; otherwise empty."""
         logs = [self.path / name for name in ("metrics.jsonl", "samples.jsonl")]
         results = [self.path / name for name in ("hf", "checkpoints")]
         if any(log.is_file() and log.stat().st_size > 0 for log in logs) or any(result.exists() for result in results):

@@ -86,7 +86,7 @@ class Experience:
         """Assemble the samples that are trained on.
 
         Args:
-            temperature: What they were sampled at.
+            temperature: Sampling temperature.
         """
         used = [sample for sample, one in zip(self.samples, self.used.tolist(), strict=True) if one]
         return assemble(used, temperature, self.groups[self.used])
@@ -97,10 +97,10 @@ class ExperienceMaker:
 
     Args:
         config: The run.
-        prefetch: Gives responses.
-        score: Rewards them.
+        prefetch: Source of prompts and responses.
+        score: Scorer of the responses.
         tokenizer: A Hugging Face tokenizer.
-        run: Keeps samples.
+        run: Run directory, to which samples are written.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ExperienceMaker:
 
         Args:
             step: Counted from 1.
-            clock: The step's.
+            clock: Clock of the step.
 
         Raises:
             DataError: A reward fails.
@@ -263,7 +263,7 @@ def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | Non
 
     Args:
         samples: B samples.
-        temperature: What they were sampled at.
+        temperature: Sampling temperature.
         groups: int64 ``[B]``, the number of each sample's prompt (:attr:`RaggedBatch.groups`).
     """
     lengths = torch.tensor([len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples])

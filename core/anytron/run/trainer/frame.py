@@ -3,7 +3,7 @@
 A loop fills it in::
 
     with frame:
-        for step in frame.steps():        # the checkpoint of the step before, if it is time to
+        for step in frame.steps():        # the checkpoint of the previous step, if it is time to
             if not frame.begin(step):     # validation may end the run
                 break
             metrics = ...                 # the algorithm
@@ -54,9 +54,9 @@ class Attempt:
 
     Attributes:
         config: The run.
-        executor: Starts the workers.
-        progress: Shows every step.
-        restarts: Counts losses, and the steps in between.
+        executor: Executor that starts the workers.
+        progress: Display of the steps.
+        restarts: Counter of losses, and of the steps between them.
         start: Where the attempt begins.
         run: The run's directory, opened there.
     """
@@ -75,7 +75,7 @@ class RunSummary:
 
     Attributes:
         output_dir: The run's directory.
-        steps: Training steps that are done, including the steps before a resume.
+        steps: Number of completed training steps, including the steps before a resume.
         metrics: The metrics of the last step.
         seconds: Wall-clock time of the training steps of this process, without start-up and saving the model.
         stopped_by: Name of the signal that ended it before its last step or the saving of its model; None without.
@@ -94,8 +94,8 @@ class Step(NamedTuple):
     """A training step.
 
     Attributes:
-        number: Counted from 1.
-        clock: Measures its parts.
+        number: Number of the step, from 1.
+        clock: Clock for the parts of the step.
     """
 
     number: int
@@ -108,18 +108,18 @@ class RunFrame:
     Args:
         attempt: The run, and where it begins.
         trainer: The training engine.
-        data: Knows the place in the data.
-        tokenizer: Saved beside trained models.
-        measure: Validates the policy as it is after so many steps, and returns the metrics.
+        data: The place in the data.
+        tokenizer: Tokenizer that is saved with trained models.
+        measure: Function that validates the policy after a number of completed steps and returns the metrics.
         facts: Facts of the other engines, for the run's records.
 
     Attributes:
         directory: The run's directory.
-        checkpoints: Decide when a signal may interrupt a step.
-        throughput: Computes a step's speed.
-        alarms: Look at every update and every step.
+        checkpoints: The checkpointing, which decides when a signal may interrupt a step.
+        throughput: Throughput of the steps.
+        alarms: Checks of every update and every step.
         metrics: The metrics of the last step.
-        weights_version: Optimizer updates behind the weights that the last responses came from.
+        weights_version: Number of completed optimizer updates of the weights that generated the last responses.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class RunFrame:
         return self._stack.__exit__(kind, error, trace)
 
     def steps(self) -> Iterator[Step]:
-        """Begin one step after another, each with the checkpoint of the step before if it is time to."""
+        """Begin one step after another, each with the checkpoint of the previous step if it is time to."""
         for number in range(self._attempt.start.step + 1, self._attempt.config.trainer.total_steps + 1):
             step = Step(number, Clock(self._attempt.progress.part))
             with step.clock.measure("checkpoint"):
@@ -228,7 +228,7 @@ class Traces:
     Args:
         profile: Which steps and ranks; None = nothing is recorded.
         trainer: The ranks.
-        directory: The run's.
+        directory: The run directory.
         tell: Called with a message about each trace.
         warn: Called with the reason why a trace is missing.
     """

@@ -61,8 +61,8 @@ class Restarts:
             then: What the run does about it.
 
         Raises:
-            WorkerError: It is one too many.
-            LostDirectoryError: The run's directory is not there any more.
+            WorkerError: More than ``limit`` losses occurred in a row.
+            LostDirectoryError: The run's directory no longer exists.
         """
         goes_on = self._in_a_row < self._limit
         self._in_a_row += 1
@@ -89,7 +89,7 @@ class Restarts:
         if goes_on:
             self._tell(f"{error.what} {then[0].upper()}{then[1:]} ({self._in_a_row} of {self._limit} in a row).")
             return
-        advice = f"it was loss number {self._in_a_row} in a row without a finished step: see {self._file}"
+        advice = f"this was loss number {self._in_a_row} in a row without a completed step: see {self._file}"
         fix = [error.fix, *([advice] if self._limit else [])]
         raise WorkerError(error.what, where=error.where, why=error.why, fix="; ".join(filter(None, fix))) from None
 

@@ -62,13 +62,13 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         config: The run, complete: paths absolute, edits of plugins applied, and checked
             (:func:`anytron.run.preflight.open_run.open_run`).
         executor: Starts the workers; the caller closes it.
-        progress: Shows every step.
+        progress: Display of the steps.
 
     Raises:
         ConfigError: The configuration names something impossible or missing, or differs from the run to continue.
         DataError: Prompts, responses or rewards are not usable.
         EngineError: An engine cannot do what was asked, or the two engines disagree.
-        CheckpointError: There is no usable checkpoint where one is needed.
+        CheckpointError: A checkpoint is needed, and none is usable.
         LostDirectoryError: The run's directory was removed or replaced.
         ResourceError: The disk is full.
         WorkerError: A worker process failed, or too many were lost in a row (``trainer.max_restarts``).
@@ -213,7 +213,7 @@ class _Learner:
         config: The run.
         trainer: The training engine.
         frame: Its alarms look at every update.
-        after: Training steps behind the weights that it begins with.
+        after: Number of completed training steps of the initial weights.
     """
 
     def __init__(self, config: RunConfig, trainer: TrainingWorkers, frame: RunFrame, after: int) -> None:

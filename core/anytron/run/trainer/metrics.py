@@ -86,7 +86,7 @@ def supervised_metrics(
         step: Counted from 1.
         batch: The step's examples.
         outcome: Result of the step's update.
-        epochs: Of the data, behind the step.
+        epochs: Number of completed epochs of the data after the step.
         clock: The step's times, in seconds.
     """
     sequence = torch.repeat_interleave(torch.arange(batch.num_sequences), batch.lengths)
@@ -186,13 +186,13 @@ class Throughput:
             try:
                 policy, critic = count(config)
             except ConfigError as error:
-                why = why or f"{error.what} {error.why}"
+                why = why or f"{error.what.rstrip('.')}; {error.why}"
         return cls(devices, total, policy, critic, config.algorithm.epochs, why)
 
     def remark(self, note: Callable[[str], None]) -> None:
         """Say why there is no MFU, where the device's peak is known."""
         if self.peak_per_s is not None and self.why_no_mfu:
-            note(f"there is no throughput/mfu: {self.why_no_mfu}")
+            note(f"throughput/mfu is not reported: {self.why_no_mfu}")
 
     def metrics(
         self, lengths: Sequence[int], metrics: Mapping[str, float], clock: Clock, *, updates_policy: bool

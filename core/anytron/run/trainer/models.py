@@ -65,14 +65,14 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
             "The model cannot be created.",
             where="model.config",
             why=f"{type(error).__name__}: {error}",
-            fix="give the fields of this model_type's Hugging Face config",
+            fix="set the fields of this model_type's Hugging Face config",
         ) from error
     vocab_size = hf_config.get_text_config().vocab_size
     if len(tokenizer) > vocab_size:
         raise ConfigError(
             "The tokenizer has more entries than the model.",
             where="model.config.vocab_size",
-            why=f"{len(tokenizer)} tokens, vocab_size {vocab_size}",
+            why=f"the tokenizer has {len(tokenizer)} tokens, but vocab_size is {vocab_size}",
             fix=f"set vocab_size to {len(tokenizer)} or more",
         )
     # The run has a progress bar of its own.

@@ -44,11 +44,11 @@ class GuardedUpdates:
     """Does updates; saves the mini-batches of those that were skipped, and stops as ``trainer.on_non_finite`` says.
 
     Args:
-        trainer: Does them.
+        trainer: The training engine, which runs the updates.
         plan: How mini-batches are divided.
-        config: The run's.
-        directory: The run's.
-        after: Training steps behind the weights that it begins with.
+        config: The run.
+        directory: The run directory.
+        after: Number of completed training steps of the initial weights.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class GuardedUpdates:
 
         Args:
             mini_batch: What it learns from.
-            loss: The policy's, with the settings of the step: its KL coefficient may be another than the run's.
+            loss: Loss of the policy with the settings of the step: its KL coefficient may differ from the run's.
             step: Training step, from 1.
             place: Which update of the step it is, from 1.
 
@@ -122,11 +122,12 @@ class GuardedUpdates:
         raise EngineError(
             "The loss or a gradient is not finite."
             if stops
-            else f"{self._in_a_row[model]} updates in a row gave numbers that are not finite.",
+            else f"The loss or a gradient was not finite in {self._in_a_row[model]} updates in a row.",
             where=f"step {step}, update {place} of the {model}",
             why=f"{numbers}; the weights are as before the update",
-            fix=f"find where it arises: anytron replay {directory}; {self._advice(model, loss)}or begin a new run with "
-            "model.dtype=float32" + (", or go on without such updates: trainer.on_non_finite=skip" if stops else ""),
+            fix=f"run `anytron replay {directory}` to find the first non-finite value; {self._advice(model, loss)}"
+            "or start a new run with model.dtype=float32"
+            + (". To skip such updates, set trainer.on_non_finite=skip" if stops else ""),
         )
 
     def _advice(self, model: UpdatedModel, loss: float | None) -> str:
@@ -162,7 +163,7 @@ class BadUpdate:
         model: Which model was to be updated.
         dp_size: Data-parallel replicas among which the mini-batch was divided.
         micro_batch_multiple: As in :class:`~anytron.workers.engines.training_engine.Topology`.
-        temperature: The batch's.
+        temperature: Sampling temperature of the batch.
         metrics: What the update reported.
     """
 
@@ -207,7 +208,7 @@ def read_bad_batch(directory: Path) -> tuple[BadUpdate, RaggedBatch]:
     """Read what :func:`write_bad_batch` wrote.
 
     Raises:
-        DataError: The directory holds something else.
+        DataError: The directory does not contain a saved mini-batch.
     """
     try:
         record = read_object(directory / RECORD)
@@ -272,7 +273,7 @@ def replay(
     Args:
         update: Where the mini-batch comes from.
         batch: The mini-batch.
-        config: The run's, with one rank; its model is what the update starts from.
+        config: Configuration of the run, with one rank; the update starts from its model.
         executor: Starts that rank; the caller closes it.
         checkpoint: The engine's files of a checkpoint, to start from instead.
 

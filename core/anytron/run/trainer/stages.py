@@ -1,4 +1,4 @@
-"""Train stages one after the other: each is a separate run, which begins with the model of the stage before.
+"""Train stages one after the other: each is a separate run, which starts from the model of the previous stage.
 
 A stage's files are a run's, in a separate directory, so that everything that reads, resumes or exports a run does the
 same with a stage. What goes from one to the next are the weights in ``hf/``, or the adapters in ``adapter/``.
@@ -28,7 +28,7 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
     """Give the stages that are to be trained, one after the other, each with the model that it begins with.
 
     The data of all stages are read before the first is given: a mistake in the last would be found after days. Ask for
-    the next stage when the one before has been trained to its end.
+    the next stage when the previous stage has been trained to its end.
 
     Args:
         stages: By name, in their order; each checked, with the model of the file.
@@ -44,8 +44,8 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
         raise ConfigError(
             "A configuration with stages cannot start from a checkpoint.",
             where=f"resume = {configs[0].resume}",
-            why=f"there are {len(configs)} stages, and it is a checkpoint of one run",
-            fix="resume=auto continues the stage that was interrupted; a single run can start from a checkpoint",
+            why=f"the configuration has {len(configs)} stages, but resume names a checkpoint of one run",
+            fix="set resume=auto to continue the stage that was interrupted; a single run can start from a checkpoint",
         )
     if configs[0].resume == "never":
         _clear(configs, tell)
@@ -64,7 +64,7 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
 
 
 def continued(config: RunConfig, before: RunConfig) -> RunConfig:
-    """Let a stage begin with what the one before has trained.
+    """Make a stage start from the model that the previous stage has trained.
 
     With ``model.lora`` the adapters go on, beside the weights that never change; otherwise the weights themselves.
 
@@ -105,7 +105,7 @@ def _require_over(name: str, config: RunConfig) -> None:
     """Refuse to train on, or otherwise, where a later stage has begun: it has begun with the weights that are there.
 
     Args:
-        name: The stage's.
+        name: Name of the stage.
         config: It, with the model that it begins with.
     """
     record = _record(config)

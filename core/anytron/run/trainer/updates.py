@@ -227,7 +227,7 @@ def _halved(parts: Partition, lengths: Sequence[int], count: int) -> Partition:
 def _evened(parts: Partition, lengths: Sequence[int], max_tokens: int) -> Partition:
     """Bring the fullest and the emptiest part together by one sequence, or two that change places, again and again.
 
-    Where parts have few sequences each, the division before may be several per cent off.
+    Where parts have few sequences each, the previous division may be several per cent off.
     """
     loads = sorted((_tokens(part, lengths, False), number) for number, part in enumerate(parts))
     loads = loads[: bisect_right(loads, (max_tokens, len(parts)))]  # a sequence over the limit stays alone

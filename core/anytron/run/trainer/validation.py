@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Validation:
-    """Has the policy answer prompts.
+    """Evaluates the policy on the validation sets.
 
     Attributes:
         config: The run.
-        sets: On what; empty for a run without validation.
+        sets: The validation sets; empty for a run without validation.
         pool: The rollout engines, which have the weights that are examined.
         turns: Training's responses, none of which is under way during a validation.
         judge: The reward model; None without one.
@@ -110,10 +110,10 @@ class ValidationSchedule:
         config: The run.
         measure: Examines the policy on all sets, as it is after so many steps, and returns the metrics.
         run: The run's directory.
-        checkpoints: Keep what is best.
-        progress: Shows every validation.
-        sinks: Are given its numbers.
-        first: Steps behind the policy with which the run begins.
+        checkpoints: The checkpointing, which keeps the best checkpoint.
+        progress: Display of the validations.
+        sinks: Metric sinks, which receive the results.
+        first: Number of completed steps at which the run begins.
 
     Attributes:
         early_stop: Why the run should end now; None if it should not.
@@ -140,7 +140,7 @@ class ValidationSchedule:
         """Whether the policy after a step is to be examined, and has not been.
 
         Args:
-            step: Steps behind it.
+            step: Number of completed steps.
             last: No step will follow.
         """
         if self._section is None or step in self._found:
@@ -151,7 +151,7 @@ class ValidationSchedule:
         return every is not None and step % every == 0 and step != self._untrained
 
     def after(self, step: int, clock: Clock) -> None:
-        """Examine the policy if it is time to, and draw conclusions, also from a validation before a resume.
+        """Evaluate the policy if it is time to, keep the best checkpoint, and stop early; also after a resume.
 
         Args:
             step: Steps behind the policy.
@@ -169,7 +169,7 @@ class ValidationSchedule:
         """Examine the policy, and keep it if it is the best so far.
 
         Args:
-            step: Steps behind it.
+            step: Number of completed steps.
 
         Raises:
             DataError: A reward function or an environment fails for every response.

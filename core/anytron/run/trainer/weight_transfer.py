@@ -173,8 +173,8 @@ class WeightTransfer:
             raise ConfigError(
                 "Weights cannot go through shared memory.",
                 where="rollout.weights=shared_memory",
-                why=f"shared memory reaches one machine only, and {apart}",
-                fix="rollout.weights=auto",
+                why=f"shared memory works on one machine only, but {apart}",
+                fix="set rollout.weights=auto",
             )
         return SharedMemory(str(self.directory / f"transfer-{next(self._numbers)}"))
 
@@ -198,7 +198,7 @@ class WeightsInPlace:
 
     @staticmethod
     def measured(clock: Clock) -> contextlib.AbstractContextManager[None]:
-        """Measure nothing: there is no exchange."""
+        """Measure nothing, because no weights are sent."""
         del clock
         return contextlib.nullcontext()
 
@@ -239,7 +239,7 @@ def load_and_compare(send: Send, part: WeightPart, replicas: Sequence[WorkerGrou
             answers[place] = TransferError(
                 "A rollout process does not hold the weights that were exported.",
                 where=f"{differing[0]}, version {given.version}",
-                why=f"{len(differing)} of its weights differ",
+                why=f"{len(differing)} weights of the rollout process differ from the exported weights",
                 fix="if it happens again, the rollout engine has a bug, or the memory of its device is faulty",
             )
     return replace(given, answers=answers)

@@ -1,4 +1,4 @@
-"""Give the memory of tensors back to the device for a while, and take it again.
+"""Free the device memory of tensors for a while, and allocate it again.
 
 Tensors stay what they are: only the storage below them is emptied, so that every view of it finds its values again.
 Between the two, nothing may compute with them.

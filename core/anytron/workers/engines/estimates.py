@@ -95,7 +95,7 @@ class EstimatesRollout(Protocol):
 
 
 def peak(parts: Sequence[MemoryPart]) -> int:
-    """Give the most that is there at one time: ``always`` and the largest of the phases."""
+    """Return the peak: ``always`` plus the largest of the phases."""
 
     def held(when: When) -> int:
         return sum(part.size for part in parts if part.when == when)

@@ -124,7 +124,7 @@ class RolloutEngine(Protocol):
         """
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
-        """Give up requests.
+        """Cancel requests.
 
         Args:
             ids: Which; None = all that the engine holds. It passes over those that it does not hold.
@@ -164,7 +164,7 @@ class AdapterRollout(RolloutEngine, Protocol):
 
         Raises:
             EngineError: The engine cannot compute with them.
-            TransferError: They did not arrive as they were sent.
+            TransferError: The weights did not arrive as they were sent.
         """
 
 
@@ -195,7 +195,7 @@ class SleepingRollout(RolloutEngine, Protocol):
     """
 
     def sleep(self) -> MemoryUse:
-        """Give the device's memory back. It has no weights then, and no requests; ``load_weights`` wakes it."""
+        """Free the device's memory. The engine then has no weights and no requests; ``load_weights`` wakes it."""
 
 
 class ObservableRollout(RolloutEngine, Protocol):
@@ -234,7 +234,7 @@ class RoutingShape:
         return torch.uint8 if self.experts <= 256 else torch.int16
 
     def mistake_in(self, routing: Tensor | None, tokens: int) -> str | None:
-        """Say what is wrong with the routing ``[tokens - 1, L, K]`` of a sequence; None if nothing is."""
+        """Return what is wrong with the routing ``[tokens - 1, L, K]`` of a sequence; None if nothing is."""
         if routing is None:
             return "it has no routing"
         expected = (tokens - 1, self.layers, self.chosen)

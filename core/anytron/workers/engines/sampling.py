@@ -51,7 +51,8 @@ class TokenDraws:
 
         Args:
             logits: float32 ``[B, V]``.
-            positions: Of the drawn tokens in their responses, from 0; of all rows, or int64 ``[B]`` on the host.
+            positions: Positions of the drawn tokens in their responses, from 0: one number for all rows, or int64
+                ``[B]`` on the host.
 
         Returns:
             Tokens int64 ``[B]`` and their log-probs float32 ``[B]``.
@@ -71,7 +72,7 @@ class TokenDraws:
 
 
 def uniform_numbers(seeds: Sequence[int], position: int | Tensor) -> Tensor:
-    """Give each row its number for a position: output ``position`` of the SplitMix64 generator of its seed.
+    """Return each row's number for a position: output ``position`` of the SplitMix64 generator of its seed.
 
     G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014); the constants are those of
     java.util.SplittableRandom. Computed on the host, so that all devices draw the same.
@@ -91,7 +92,7 @@ def uniform_numbers(seeds: Sequence[int], position: int | Tensor) -> Tensor:
 
 
 def _signed(value: int) -> int:
-    """Give the int64 of the same 64 bits: torch multiplies those modulo 2**64, and unsigned ones hardly at all."""
+    """Return the int64 of the same 64 bits: torch multiplies those modulo 2**64, and unsigned ones hardly at all."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -143,7 +144,7 @@ class StopStrings:
         self.tail = max(len(stop.encode()) for stop in strings) + STRIPPED_TOKENS
 
     def shown(self, tails: list[list[int]]) -> list[bool]:
-        """Say for each tail whether a stop string is in it."""
+        """Return for each tail whether it contains a stop string."""
         texts = self._tokenizer.batch_decode(tails)
         return [any(stop in text for stop in self._strings) for text in texts]
 
@@ -170,7 +171,7 @@ class RequestQueue:
         return batch
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
-        """Give up requests, None = all; return their responses, which are empty."""
+        """Cancel requests, None = all; return their responses, which are empty."""
         given_up = [request.id for request in self._requests if ids is None or request.id in ids]
         self._requests = [request for request in self._requests if request.id not in given_up]
         return [(one, Response((), (), "abort", ())) for one in given_up]

@@ -92,7 +92,7 @@ class TrainingEngine(Protocol):
 
         Args:
             micro_batches: For this rank; every data-parallel replica gets equally many.
-            loss: Computes each micro-batch's part of the loss.
+            loss: Loss function, called with each micro-batch.
 
         Returns:
             On reporting ranks: metrics of this rank's micro-batches (sums over their tokens, to be added
@@ -165,7 +165,7 @@ class CheckpointEngine(TrainingEngine, Protocol):
     def save_checkpoint(self, path: str, *, asynchronous: bool) -> None:
         """Begin to write the engine's state. A collective.
 
-        If the driver has not asked for the files of the save before, that save is dropped, also if it has failed; the
+        If the driver has not asked for the files of the previous save, that save is dropped, also if it has failed; the
         call may wait until its writing ends.
 
         Args:
@@ -208,7 +208,7 @@ class OffloadingEngine(TrainingEngine, Protocol):
         """Move the parts that ``engine.offload`` names from the device to the host. A collective.
 
         ``export_weights`` works without them. Any other call that needs them brings them back before, bit for bit;
-        gradients, which no update needs of the one before, come back as zeros.
+        gradients, which no update needs from the previous one, come back as zeros.
         """
 
 
@@ -226,10 +226,10 @@ class GeneratingEngine(TrainingEngine, Protocol):
         """Generate, as a rollout engine's ``poll`` does; each reporting rank returns what its replica has made."""
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
-        """Give up requests, as a rollout engine's ``abort`` does; one of the ranks returns what there is."""
+        """Cancel requests, as a rollout engine's ``abort`` does; one of the ranks returns what there is."""
 
     def weights_version(self) -> int:
-        """Say which weights the next response comes from: how many updates they have behind them."""
+        """Return the version of the weights for the next response: their number of completed optimizer updates."""
 
 
 class ObservableEngine(TrainingEngine, Protocol):
@@ -354,7 +354,7 @@ class RewardModelEngine(Protocol):
         """Where this rank stands among those of the reward model."""
 
     def score(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
-        """Say how good sequences are, as ``AutoModelForSequenceClassification`` of transformers does.
+        """Score sequences, as ``AutoModelForSequenceClassification`` of transformers does.
 
         The number is that of the head at the last token that is not the padding token of the model's config.
 

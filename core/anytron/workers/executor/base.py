@@ -76,7 +76,7 @@ class BaseExecutor(abc.ABC):
         return [call for call in calls if call.done]
 
     def end(self) -> None:
-        """End every process without a word to its engine; others may be started afterwards."""
+        """End every process without notifying its engine; others may be started afterwards."""
         groups, self._groups = self._groups, []
         for group in groups:
             group.end()
@@ -178,7 +178,7 @@ def threads_asked_for() -> int | None:
     It may be a list, whose later numbers are of nested parallel regions (OpenMP 5.2, section 21.2).
 
     Raises:
-        ConfigError: It is not a number.
+        ConfigError: The variable is not a positive number.
     """
     said = os.environ.get("OMP_NUM_THREADS", "")
     first = said.split(",")[0].strip()

@@ -89,7 +89,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     def rebuild(self, config: RunConfig) -> None:
         """Build engines of another configuration in the same processes; see the protocol.
 
-        They meet in a store of their own: the engines before may not have let go of theirs.
+        They meet in a new store: the previous engines may not have released theirs.
         """
         message = encode(Rebuild(config.model_dump(mode="json"), self._new_store()))
         self._submit("rebuild", [message] * self.size).result()
@@ -117,7 +117,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
             self.end()
 
     def end(self) -> None:
-        """End the processes without a word to their engines."""
+        """End the processes without notifying their engines."""
         if not self._ended:
             self._ended = True
             self._end_all()
@@ -154,7 +154,9 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         if self._ended:
             raise self.no_call(method)
         if self._busy:
-            raise RuntimeError(f"{method}() of engine {self._engine!r}: the call before is not over")
+            raise RuntimeError(
+                f"{method}() was called on engine {self._engine!r} while an earlier call was still running"
+            )
         self._last = PendingCall(method, self._exchange(method, messages), self)
         return self._last
 
@@ -207,14 +209,14 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         return results
 
     def _gone(self, failed: set[int], pending: set[int]) -> list[int]:
-        """Find a rank that ended without a word, besides those that are known to have failed; one will do."""
+        """Find a rank that ended without an error message, besides those that are known to have failed; one will do."""
         for number, rank in enumerate(self._ranks):
             if number not in failed and rank.wait(0.0) and (number not in pending or rank.receive() is None):
                 return [number]
         return []
 
     def _failed(self, failures: dict[int, Failure | None], method: str) -> Exception:
-        """Make the error for what was most likely the cause: a death without a word, else the first."""
+        """Make the error for what was most likely the cause: a death without an error message, else the first."""
         number = next((number for number, failure in failures.items() if failure is None), next(iter(failures)))
         rank, failure = self._ranks[number], failures[number]
         doing = f"could not start engine {self._engine!r}" if method == "start" else f"failed in {method}()"

@@ -47,7 +47,7 @@ class Heartbeat:
     """When a worker was last alive. It begins to beat once its engine is built; the start has a limit of its own.
 
     Args:
-        descriptor: Of the shared memory; the caller closes it, the memory stays.
+        descriptor: File descriptor of the shared memory; the caller closes it, the memory stays.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -59,7 +59,7 @@ class Heartbeat:
         return self._moment(_BEAT_AT) > 0.0
 
     def beat(self) -> None:
-        """Say that this process is alive."""
+        """Signal that this process is alive."""
         _MOMENT.pack_into(self._memory, _BEAT_AT, time.monotonic())
 
     def silence_s(self) -> float:
@@ -111,7 +111,7 @@ class Collective:
         group: Name of the process group, the same on all of its ranks.
         number: Which collective of this group and library it is, from 1 on.
         call: ``all_reduce``, ``broadcast``, ...
-        shapes: Of its inputs on this rank, for people.
+        shapes: Shapes of its inputs on this rank, for display.
     """
 
     library: str
@@ -134,7 +134,7 @@ class Standing:
         place: A checksum of the main thread's stack; another one = the thread has moved.
         frames: The innermost frames of that stack, the innermost first, for people.
         groups: The ranks of each process group of this rank, by its name; empty if the thread moves.
-        descriptions: Of the groups, by name, for people.
+        descriptions: Descriptions of the groups, by name, for display.
         begun: How many collectives this rank has begun, by :attr:`Collective.sequence`.
         complete: Whether the recorders hold all since the start, so that a sequence without an entry has none.
         waits: What is not over, the oldest first; without what threads beside the main one have begun.

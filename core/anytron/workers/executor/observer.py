@@ -54,7 +54,7 @@ class RankObserver:
             yield
 
     def peak_memory(self) -> int:
-        """Say how many bytes of the device were allocated at most since this was last asked."""
+        """Return the peak number of allocated device bytes since the last call."""
         assert self._runtime is not None, "only training ranks are asked"
         peak = self._runtime.memory_stats().peak_allocated
         self._runtime.reset_peak_memory_stats()
@@ -117,7 +117,7 @@ class MemoryExplainer:
     """Turn a device's out-of-memory error into one for people.
 
     Attributes:
-        platform: The device's; asked for nothing before something was raised: an engine may leave the device alone.
+        platform: Platform of the device. It is used only after an error: an engine may not use the device at all.
         bootstrap: The process, and the run.
     """
 

@@ -45,10 +45,10 @@ class Rank(Protocol):
         """Ask the process, if it still runs, to write the stacks of its threads to its log."""
 
     def standing(self) -> Standing | None:
-        """Say where the process stood when this was last asked, and ask anew; None if it is not known."""
+        """Return where the process stood at the last request, and request it again; None if it is not known."""
 
     def fate(self) -> str:
-        """Say how the process ended, or what is wrong with one that still runs."""
+        """Return how the process ended, or what is wrong if it still runs."""
 
     def log_tail(self) -> str:
         """The last lines that the process wrote; empty if there are none."""

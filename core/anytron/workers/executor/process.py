@@ -56,13 +56,13 @@ class WorkerProcess:
         heartbeat_timeout_s: Seconds without a sign of life after which it counts as lost.
 
     Attributes:
-        name: For people: role, replica and rank.
+        name: Display name: role, replica and rank.
         connection: The starter's end of the channel.
         log: As given.
 
     Raises:
-        ResourceError: There are no descriptors, or there is no room, for it.
-        WorkerError: It cannot be started, or its log cannot be written.
+        ResourceError: No file descriptors or disk space are left for the process.
+        WorkerError: The process cannot be started, or its log cannot be written.
     """
 
     def __init__(self, bootstrap: Bootstrap, env: Mapping[str, str], log: Path, heartbeat_timeout_s: float) -> None:
@@ -173,7 +173,7 @@ class WorkerProcess:
             os.kill(self.pid, STACK_SIGNAL)
 
     def standing(self) -> Standing | None:
-        """Say where the process stood when this was last asked, and ask anew; None if it is not known."""
+        """Return where the process stood at the last request, and request it again; None if it is not known."""
         note = self._heartbeat.read()
         self._heartbeat.ask()
         return Standing.decode(note)
@@ -185,7 +185,7 @@ class WorkerProcess:
         self.connection.close()
 
     def fate(self) -> str:
-        """Say how the process ended, or what is wrong with one that still runs."""
+        """Return how the process ended, or what is wrong if it still runs."""
         status = self._process.poll()
         if status is None:
             silence_s = self._heartbeat.silence_s()

@@ -145,7 +145,7 @@ class WorkerGroup(Protocol):
         """Call a method of the engine on all ranks: :meth:`submit_each`, and :meth:`Pending.result`."""
 
     def end(self) -> None:
-        """End the processes without a word to their engines."""
+        """End the processes without notifying their engines."""
 
     def rebuild(self, config: RunConfig) -> None:
         """Close the engine of each rank and build one of another configuration in the same processes.
@@ -202,7 +202,7 @@ class Executor(Protocol):
         """
 
     def end(self) -> None:
-        """End every process without a word to its engine, whatever state it is in; others may be started afterwards."""
+        """End every process without notifying its engine, whatever its state; others may be started afterwards."""
 
     def close(self) -> None:
         """Close every engine and end every process; may be called more than once."""

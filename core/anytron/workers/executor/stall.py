@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anytron.workers.executor.heartbeat import Collective, Standing
 
 LOOKS = 6
-"""How often ranks are looked at while ``executor.stall_timeout_s`` passes."""
+"""How often ranks are checked while ``executor.stall_timeout_s`` passes."""
 SHOWN = 8
 """Ranks, and kinds of waiting, that a message names at most."""
 
@@ -122,7 +122,7 @@ class StallWatch(Generic[AnyRank]):
         return held_ranks([one if stands else None for one, stands in zip(self._seen, settled, strict=True)], answered)
 
     def describe(self, held: Mapping[int, Held], method: str) -> str:
-        """Say of each rank concerned where it waits, or what it does instead.
+        """Return for each rank concerned where it waits, or what it does instead.
 
         Args:
             held: As :meth:`look` has found them.

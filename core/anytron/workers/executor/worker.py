@@ -194,7 +194,7 @@ def _other_version(told: dict[str, Any]) -> Failure:
         "A worker process has another version of Anytron than the driver.",
         where=f"{told['role']} rank {told['rank']} on {socket.gethostname()}{chosen}",
         why=f"the driver has {told['version']}, and {sys.executable} has {__version__}",
-        fix=f"{sys.executable} -m pip install {installable(told['version'])}",
+        fix=f"run {sys.executable} -m pip install {installable(told['version'])}",
     )
     return Failure(str(error), error)
 

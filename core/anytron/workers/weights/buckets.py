@@ -36,7 +36,7 @@ class Bucket:
     """Memory that another process can map.
 
     Args:
-        descriptor: Of a memory file; the caller closes it, the memory stays as long as it is mapped somewhere.
+        descriptor: File descriptor of the memory; the caller closes it. The memory stays as long as it is mapped.
         size: Its bytes.
 
     Attributes:
@@ -58,7 +58,7 @@ def memory_file(size: int) -> Iterator[int]:
     It is gone when no process has its descriptor or a map of it. Yields the descriptor, and closes it.
 
     Raises:
-        ResourceError: There is not so much memory.
+        ResourceError: The machine lacks the memory.
     """
     descriptor = os.memfd_create("anytron-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -69,7 +69,7 @@ def memory_file(size: int) -> Iterator[int]:
                 "There is not enough memory for the buckets that carry weights to the rollout.",
                 where=f"{size} bytes each",
                 why=str(error),
-                fix="rollout.weights=file",
+                fix="set rollout.weights=file",
             ) from error
         # A process that has mapped it would die if another one cut it.
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -84,10 +84,10 @@ class Entry(NamedTuple):
     Attributes:
         name: The tensor's name.
         dtype: ``bfloat16``, ``float32`` and so on.
-        shape: Of the whole tensor.
+        shape: Shape of the whole tensor.
         start: Place of the piece's first element in the tensor.
         size: Its elements.
-        offset: Of its first byte in the bucket.
+        offset: Offset of the piece's first byte in the bucket.
         optional: :attr:`anytron.workers.weights.transfer.Piece.optional`.
     """
 
@@ -134,7 +134,7 @@ class TensorOrder:
         self._name, self._next, self._size = "", 0, 0
 
     def check(self, entry: Entry) -> None:
-        """Check that an entry follows the one before.
+        """Check that an entry follows the previous entry.
 
         Raises:
             TransferError: Elements of a tensor are missing, or come again.
@@ -155,8 +155,8 @@ class TensorOrder:
         if self._next != self._size or len(self._seen) != tensors:
             raise TransferError(
                 "Weights are missing.",
-                where=f"{self._name}, the last to arrive",
-                why=f"{self._next} of its {self._size} elements; {len(self._seen)} of {tensors} tensors",
+                where=self._name,
+                why=f"{self._next} of {self._size} of its elements and {len(self._seen)} of {tensors} tensors arrived",
             )
 
 
@@ -173,7 +173,7 @@ class SenderEnd(Protocol):
         """Wait for a connection for messages; None if no authenticated peer came."""
 
     def admit(self, reader: int, connection: socket.socket) -> None:
-        """Give a reader what it needs before the first bucket. Raises OSError if it is gone."""
+        """Send a reader what it needs before the first bucket. Raises OSError if the reader is gone."""
 
     def withdrawn(self, reader: int) -> bool:
         """Whether the driver has said that a reader will not come."""
@@ -221,7 +221,7 @@ class ReaderCarrier(Protocol):
         """Come to the sender.
 
         Raises:
-            TransferError: It cannot be reached, or is another one.
+            TransferError: The sender cannot be reached, or belongs to another transfer.
         """
 
 

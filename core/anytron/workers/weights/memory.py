@@ -35,7 +35,7 @@ class SharedMemory:
     :class:`~anytron.workers.weights.buckets.Meeting`.
 
     Attributes:
-        path: Of the socket, which the sender makes and deletes, in a directory of this user alone.
+        path: Path of the socket, which the sender creates and deletes, in a private directory of this user.
     """
 
     path: str
@@ -82,7 +82,7 @@ class SharedMemory:
             yield _ReaderEnd(connection, bucket_bytes)
 
     def withdraw(self, reader: int, *, lost: bool) -> None:
-        """Say that a reader will not come. Of one that had come, the sender sees the end itself."""
+        """Note that a reader will not connect. The sender itself sees the end of a reader that has connected."""
         del lost
         self._withdrawn(reader).touch()
 

@@ -37,7 +37,7 @@ def receive(connection: socket.socket) -> dict[str, Any]:
 
     Raises:
         EOFError: The connection was closed.
-        OSError: It is broken, or nothing came in time.
+        OSError: The connection is broken, or no message came in time.
     """
     size = int.from_bytes(receive_bytes(connection, 8), "big")
     message: dict[str, Any] = json.loads(receive_bytes(connection, size))
@@ -95,7 +95,7 @@ class Challenge:
         """Check what a caller says, :data:`CALLER_BYTES` long; return the proof for it.
 
         Raises:
-            PermissionError: It does not know the secret, or is here for something else.
+            PermissionError: The caller does not know the secret, or connects for another purpose.
         """
         theirs, proof = said[:_CHALLENGE_BYTES], said[_CHALLENGE_BYTES:]
         _check(proof, self._secret, f"{self._purpose}: caller", self.text + theirs)
@@ -113,7 +113,7 @@ def prove_to_called(connection: socket.socket, secret: bytes, purpose: str, time
 
     Raises:
         EOFError: The called side has left.
-        OSError: It does not know the secret, takes too long, or the connection is broken.
+        OSError: The listener does not know the secret or takes too long, or the connection is broken.
     """
     deadline = time.monotonic() + timeout_s
     theirs = bytes(receive_bytes(connection, _CHALLENGE_BYTES, deadline))

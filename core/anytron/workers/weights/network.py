@@ -162,7 +162,7 @@ class NetworkReader:
         """Connect to rank 0.
 
         Raises:
-            TransferError: It cannot be reached, or one of both does not know the secret.
+            TransferError: The listener cannot be reached, or one side does not know the secret.
         """
         with (
             memory_file(bucket_bytes) as descriptor,
@@ -342,10 +342,10 @@ def _listening(address: str) -> socket.socket:
         return socket.create_server((address, 0), family=family, backlog=BACKLOG)
     except OSError as error:
         raise TransferError(
-            "Could not listen for a transfer of weights at the address that the executor has for this machine.",
+            "Could not listen for the weight transfer at the address that the executor has for this machine.",
             where=address,
             why=str(error),
-            fix="give the machine that address (ray start --node-ip-address), or rollout.weights=file",
+            fix="give the machine that address (ray start --node-ip-address), or set rollout.weights=file",
         ) from error
 
 
@@ -358,17 +358,17 @@ def _connected(called: tuple[str, int], timeout_s: float, secret: bytes, purpose
     """Connect to a listener that knows the secret.
 
     Raises:
-        TransferError: There is none.
+        TransferError: No such listener can be reached.
     """
     where = f"{called[0]} port {called[1]}"
     try:
         connection = socket.create_connection(called, timeout_s)
     except OSError as error:
         raise exhausted(error, where) or TransferError(
-            "Could not connect to transfer weights.",
+            "Could not open a connection for the weight transfer.",
             where=where,
             why=str(error),
-            fix="let the machines connect to each other at any port, or rollout.weights=file",
+            fix="allow connections between the machines on all ports, or set rollout.weights=file",
         ) from error
     try:
         prove_to_called(connection, secret, purpose, timeout_s)

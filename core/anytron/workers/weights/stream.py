@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUCKET_BYTES = 16 << 20
-"""Of each bucket. Larger ones are no faster: what one end has just written the other finds in the processor's cache."""
+"""Size of each bucket. Larger buckets are not faster: the reader finds what was just written in the CPU's cache."""
 LOOK_S = 0.005
 """How often a sender looks for readers that were withdrawn."""
 
@@ -123,7 +123,7 @@ class StreamOrigin:
         """Come to the sender, as soon as it is there.
 
         Raises:
-            TransferError: No sender came in time, or it has ended, or it is another one.
+            TransferError: No sender came in time, or the sender has ended or belongs to another transfer.
         """
         where = self.carrier.where
         with self.carrier.connect(self.timeout_s, self.bucket_bytes) as end:

@@ -36,7 +36,7 @@ class Piece:
 
     Attributes:
         name: The tensor's Hugging Face name.
-        shape: Of the whole tensor.
+        shape: Shape of the whole tensor.
         start: Place of the piece's first element, row-major.
         values: Its elements, 1-D, on the host: verified, and valid until the next piece is asked for.
         optional: A rollout engine leaves the tensor out if its model has none of that name: it belongs to modules
@@ -61,7 +61,7 @@ class ReceivedWeights(Protocol):
         """Yield all pieces.
 
         Raises:
-            TransferError: They did not arrive as they were sent. What has been loaded so far must not be used.
+            TransferError: The weights did not arrive as they were sent. What has been loaded so far must not be used.
         """
 
 
@@ -118,7 +118,7 @@ class WeightManifest:
         """Open the file.
 
         Raises:
-            TransferError: It cannot be read, or its names are not those of the manifest.
+            TransferError: The file cannot be read, or its names differ from the manifest.
         """
         from safetensors import SafetensorError, safe_open
 

@@ -28,7 +28,7 @@ def device_count() -> int:
     """Devices that the driver reports. In this simulator the variable ``BASALT_DEVICES`` says how many.
 
     Raises:
-        DriverError: It does not answer.
+        DriverError: The driver does not answer.
     """
     answer = os.environ.get("BASALT_DEVICES", "0")
     if not answer.isdecimal():
@@ -37,7 +37,7 @@ def device_count() -> int:
 
 
 def set_lengths(lengths: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Tell all kernels of this process how long the sequences are; give what they were told before."""
+    """Set the sequence lengths for all kernels of this process; return the previous lengths."""
     global _lengths
     before, _lengths = _lengths, None if lengths is None else tuple(lengths)
     return before

@@ -29,11 +29,11 @@ class Adaptor:
     redirects_torch_cuda = False
 
     def limits(self) -> Iterable[Limit]:
-        """Say what the adaptor's library does not do."""
+        """Return the features that the adaptor's library lacks."""
         return ()
 
     def requirements(self) -> Iterable[Requirement]:
-        """Name packages that are needed besides torch_npu."""
+        """Return packages that are needed besides torch_npu."""
         return ()
 
     def configure(self, config: RunConfig) -> Iterable[Diagnostic]:

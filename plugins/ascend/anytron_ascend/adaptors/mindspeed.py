@@ -43,7 +43,10 @@ class MindSpeedAdaptor(Adaptor):
         )
 
     def requirements(self) -> Iterable[Requirement]:
-        """Name what MindSpeed imports. MindSpeed itself may have no metadata: :meth:`configure` looks for it."""
+        """Return the packages that MindSpeed imports.
+
+        MindSpeed itself may have no metadata: :meth:`configure` looks for it.
+        """
         remedy = "pip install einops scipy protobuf: MindSpeed imports them"
         return [Requirement(package, "", remedy) for package in ("einops", "scipy", "protobuf")]
 

@@ -24,7 +24,7 @@ class MindSpeedLlmAdaptor(Adaptor):
     """MindSpeed-LLM and the MindSpeed below it; it imports ``torch_npu.contrib.transfer_to_npu`` itself."""
 
     def requirements(self) -> Iterable[Requirement]:
-        """Name what MindSpeed-LLM and its weights need; :meth:`configure` looks for MindSpeed-LLM itself."""
+        """Return what MindSpeed-LLM and its weights need; :meth:`configure` looks for MindSpeed-LLM itself."""
         pinned = f"pip install --no-deps {PACKAGES}"
         imported = "pip install einops protobuf scipy six: MindSpeed, MindSpeed-LLM and Megatron-LM import them"
         return [
@@ -58,7 +58,7 @@ class MindSpeedLlmAdaptor(Adaptor):
         return [patch for patch in PATCHES if patch.phase is phase]
 
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
-        """Name the mode in which the kernel reads the compressed triangle; MindSpeed-LLM makes the tensor itself."""
+        """Return the mode in which the kernel reads the compressed triangle; MindSpeed-LLM makes the tensor itself."""
         mode = BAND if request.format == "thd" else CAUSAL
         mask = NeutralDefaults().build_attn_mask(request)
         return dataclasses.replace(mask, kernel_mode=f"sparse_mode={mode}")

@@ -44,7 +44,7 @@ def find_installation() -> Installation:
     """Find MindSpeed, installed or on ``sys.path``.
 
     Raises:
-        PlatformError: It is not there, its version cannot be determined, or it is not for this megatron-core.
+        PlatformError: MindSpeed is not installed, its version cannot be determined, or it is for another megatron-core.
     """
     spec = find_spec("mindspeed")
     if spec is None or spec.origin is None:
@@ -73,7 +73,7 @@ def check_pair(found: Installation) -> None:
     """Compare releases: MindSpeed replaces Megatron's functions by its own copies of one release.
 
     Raises:
-        PlatformError: They are not of one release, or of one that was not tested.
+        PlatformError: The two are of different releases, or of a release that is not tested.
     """
     releases = [Version(text).release[:2] for text in (found.mindspeed, found.megatron)]
     if releases == [Version(SUPPORTED).release] * 2:
@@ -93,7 +93,7 @@ def checkout_version(folder: Path, fix: str) -> str:
     The package itself has none, and a checkout on ``PYTHONPATH`` hides an installed one.
 
     Raises:
-        PlatformError: Neither is there; ``fix`` is its advice.
+        PlatformError: Neither exists; the error has the given ``fix``.
     """
     setup = folder.parent / "setup.py"
     if setup.is_file():

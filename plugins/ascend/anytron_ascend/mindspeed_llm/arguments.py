@@ -64,7 +64,7 @@ def check_names(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """Check that MindSpeed-LLM has all these arguments (``known``).
 
     Raises:
-        ConfigError: It does not have one of them.
+        ConfigError: MindSpeed-LLM does not have one of the arguments.
     """
     for name in arguments:
         if name not in known:

@@ -61,7 +61,7 @@ class MindSpeedLlmSource:
     installed in this process.
 
     Args:
-        directory: With ``config.json`` and safetensors.
+        directory: Directory with ``config.json`` and safetensors files.
         dtype: Element type of parameters and activations.
     """
 
@@ -139,7 +139,7 @@ class HuggingFaceWeights:
     """The weights of one model directory.
 
     Args:
-        directory: With ``config.json`` and safetensors.
+        directory: Directory with ``config.json`` and safetensors files.
         dtype: Element type of the parameters.
         padded_vocab_size: Rows of embedding and output layer, over all tensor-parallel ranks.
 
@@ -175,7 +175,7 @@ class HuggingFaceWeights:
         Every parameter is NaN before, so that one that was not read is found.
 
         Raises:
-            EngineError: On all ranks, if a tensor is missing or has another shape anywhere, or a file is damaged.
+            EngineError: On all ranks, if a tensor is missing or has a wrong shape on any rank, or a file is damaged.
         """
         for chunk in chunks:
             for parameter in chunk.parameters():

@@ -12,7 +12,7 @@ from anytron import PlatformError
 from anytron_ascend.mindspeed.installation import checkout_version
 
 ENGINE = "mindspeed_llm"
-"""Name of the engine, in ``engine.name``."""
+"""Value of ``engine.name`` for this engine."""
 MEGATRON = "0.12.1"
 """The release of Megatron that MindSpeed-LLM is written for (its docs, *Related Product Version Mapping*)."""
 BRANCHES = {"MindSpeed-LLM": "26.1.0", "MindSpeed": "26.1.0_core_r0.12.1", "Megatron-LM": f"core_v{MEGATRON}"}
@@ -39,7 +39,7 @@ def find_installation() -> Installation:
     """Find the three, installed or on ``sys.path``.
 
     Raises:
-        PlatformError: One is not there, is not for Megatron 0.12.1, or the Megatron that would be imported is
+        PlatformError: One is not installed, is not for Megatron 0.12.1, or the Megatron that would be imported is
             not the one whose version pip knows: patches are chosen by the latter.
     """
     folders = {name: _folder(name, module) for name, module in _MODULES.items()}

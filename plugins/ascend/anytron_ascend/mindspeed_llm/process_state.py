@@ -52,7 +52,7 @@ def install_arguments(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace
     Raises:
         EngineError: Another engine with other arguments is alive in this process, or MindSpeed-LLM refuses
             these.
-        ConfigError: There is no argument of such a name.
+        ConfigError: An argument of that name does not exist.
     """
     wanted = dict(arguments)
     if _installed and _installed[0] != wanted:

@@ -41,7 +41,7 @@ def torch_npu_version() -> str:
     """The installed torch_npu's version.
 
     Raises:
-        SimulatorError: It is not installed, or not one that the simulator knows.
+        SimulatorError: torch_npu is not installed, or the simulator does not support its version.
     """
     try:
         found = version("torch-npu")

@@ -80,7 +80,7 @@ def attend(
 
 
 def _with_adjacent_numbers(operand: Tensor) -> Tensor:
-    """Give operands any strides but in the last dimension, where the kernels want 1.
+    """Return operands whose last dimension has stride 1, as the kernels require; other strides may be any.
 
     Source: aten/src/ATen/native/transformers/sdp_utils_cpp.h, ``check_last_dim_stride_equals_1_dense``.
     ``contiguous()`` would leave a last dimension of one number as it is.

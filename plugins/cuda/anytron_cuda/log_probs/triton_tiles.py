@@ -35,7 +35,7 @@ class Blocks:
     Attributes:
         tokens: Rows of the hidden states.
         entries: Rows of the weight.
-        inner: Of the hidden size.
+        inner: Tile of the hidden size.
         warps: Groups of 32 threads that share the work.
         stages: Loads that are under way at the same time.
     """

@@ -48,7 +48,7 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
             peft_config: None; adapters are merged.
 
         Raises:
-            EngineError: They are not whole tensors of the whole model, or the server could not take them.
+            EngineError: The weights are not whole tensors of the whole model, or the server could not load them.
         """
         if wire_format != "named_tensors" or peft_config is not None:
             raise EngineError(

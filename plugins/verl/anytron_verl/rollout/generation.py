@@ -55,7 +55,7 @@ class Generation:
     Args:
         rollout: verl's ``RolloutConfig``.
         model: verl's ``HFModelConfig``.
-        device: Of the model.
+        device: Device of the model.
 
     Raises:
         ConfigError: A setting of the rollout asks for what this one cannot do.
@@ -79,23 +79,23 @@ class Generation:
         """Take new weights.
 
         Raises:
-            EngineError: A tensor is missing, unknown, or of another shape. There are no weights then.
+            EngineError: A tensor is missing, unknown, or of a wrong shape. The rollout has no weights afterwards.
         """
         self._version = None
         load_verified(self._model, weights)
         self._version = weights.version
 
     def request(self, number: int, prompt: Sequence[int], params: Mapping[str, Any], seed: int) -> GenerationRequest:
-        """Read a request of verl's, whose words are vLLM's.
+        """Read a request of verl, which uses vLLM's parameter names.
 
         Args:
             number: Unique among those that are given to one :meth:`generate`.
             prompt: Token ids.
             params: verl's ``sampling_params``.
-            seed: In ``[0, 2**63)``; a seed in ``params`` wins.
+            seed: Seed in ``[0, 2**63)``; a seed in ``params`` wins.
 
         Raises:
-            EngineError: It asks for what this rollout cannot do, or leaves no room for a token.
+            EngineError: The request needs a feature that this rollout lacks, or leaves no room for a token.
         """
         params = dict(params)
         params.pop("logprobs", None)
@@ -120,7 +120,7 @@ class Generation:
         return GenerationRequest(number, PromptInputs(tuple(prompt)), sampling, seed if given is None else int(given))
 
     def generate(self, requests: Sequence[GenerationRequest], interruption: threading.Event) -> list[Response]:
-        """Answer requests that are sampled alike.
+        """Generate responses to requests with the same sampling settings.
 
         Log-probs refer to the distribution that tokens are drawn from, after temperature, top-k and top-p: vLLM's
         ``processed_logprobs``, verl's default. Of greedy tokens they are the model's own, at temperature 1, as vLLM's.

@@ -44,7 +44,7 @@ class TransformersServer:
         replica_rank: Of this replica.
 
     Raises:
-        AnytronError: They ask for what this rollout cannot do.
+        AnytronError: The settings need a feature that this rollout lacks.
     """
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
@@ -72,12 +72,12 @@ class TransformersServer:
 
         Args:
             prompt_ids: Token ids.
-            sampling_params: In vLLM's words (:meth:`Generation.request`).
+            sampling_params: Sampling parameters under vLLM's names (:meth:`Generation.request`).
             request_id: verl's; not needed.
             further: Images, videos, sound: must be None.
 
         Raises:
-            EngineError: It asks for what this rollout cannot do.
+            EngineError: The request needs a feature that this rollout lacks.
         """
         del request_id
         if given := sorted(name for name, value in further.items() if value is not None):
@@ -104,7 +104,7 @@ class TransformersServer:
         Args:
             bucket: Whole tensors on the host by their Hugging Face names.
             last: Whether all have come with this one.
-            global_steps: verl's count of updates, which responses are marked with; None leaves the one before.
+            global_steps: verl's number of updates, which responses are marked with; None keeps the previous number.
 
         Raises:
             EngineError: A tensor is missing, unknown, or of another shape.
@@ -191,7 +191,7 @@ class TransformersReplica(RolloutReplica):  # type: ignore[misc]
         """Start the server on the machine, and with the devices, of its training worker.
 
         Raises:
-            ConfigError: It is not for the policy that is trained, or has several workers.
+            ConfigError: The server is not for the policy that is trained, or has several workers.
         """
         if self.rollout_mode is not RolloutMode.HYBRID or self.is_reward_model or self.is_teacher_model:
             raise ConfigError(

@@ -39,7 +39,7 @@ def test_modules_that_predict_ahead_are_not_trained():
     ((key, message, _),) = complaints(engine={"options": {"mtp_loss_coefficient": 0.1}})
 
     assert key == "engine.options.mtp_loss_coefficient"
-    assert "are frozen" in message
+    assert "freezes the multi-token prediction modules" in message
 
 
 @pytest.mark.parametrize(

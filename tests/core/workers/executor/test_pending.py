@@ -31,7 +31,7 @@ def test_the_first_of_several_calls_to_be_done_is_given_and_each_fails_for_itsel
     assert executor.wait([slow, fast]) == [fast]
     assert fast.result() == [0, 1]
     assert not slow.done
-    with pytest.raises(RuntimeError, match=r"echo\(\) of engine 'small': the call before is not over"):
+    with pytest.raises(RuntimeError, match=r"echo\(\) was called on engine 'small' while an earlier call"):
         one.submit("echo")
     assert slow.result() == slow.result() == [0]
     assert time.monotonic() - began < 1.9, "they worked at the same time"

@@ -60,10 +60,10 @@ class DotProductAttention(torch.nn.Module):
         qkv_format: ``sbhd``, ``bshd`` or ``thd``; a call may say otherwise.
         attn_mask_type: One of :data:`MASK_TYPES`; a call may say otherwise.
         window_size: Neighbours (left, right) that a query sees; -1 = all.
-        get_rng_state_tracker: Gives the tracker in whose state dropout draws.
+        get_rng_state_tracker: Function that returns the tracker whose state dropout uses.
         attention_type: ``self`` or ``cross``.
         softmax_scale: Factor of the scores; None = ``1 / sqrt(head size)``.
-        softmax_type: What else stands in the softmax's denominator: nothing (``vanilla``), 1
+        softmax_type: Additional term of the softmax's denominator: nothing (``vanilla``), 1
             (``off-by-one``), or ``exp`` of the parameter ``softmax_offset`` ``[H]`` of this rank's
             heads (``learnable``: the attention sinks of gpt-oss).
 

@@ -37,7 +37,7 @@ class TransformerEngineBaseModule(torch.nn.Module):
     Args:
         sequence_parallel: Inputs (column) or outputs (row) are split along their first dimension.
         tp_group: Tensor-parallel group; may be set later.
-        get_rng_state_tracker: Gives the tracker in whose state weights are initialised.
+        get_rng_state_tracker: Function that returns the tracker whose state initialises weights.
         rng_tracker_name: Which of its states; None = the tracker's default.
         return_bias: Return the bias instead of adding it.
         parallel_mode: ``column`` splits the outputs, ``row`` the inputs, None nothing.

@@ -160,7 +160,7 @@ class Attention:
     """One call: arguments checked, and cut into pieces.
 
     Args:
-        query: In the layout of ``attributes``, as key and value are.
+        query: Queries, in the layout of ``attributes``, as are keys and values.
         key: Likewise.
         value: Likewise.
         mask: ``atten_mask``.
