@@ -224,7 +224,7 @@ def _in_turn(trials: Sequence[Trial], pool: RewardPool) -> Generator[None, None,
 
 
 def _left_out(section: RewardSection, *, has_environment: bool) -> str:
-    """Say why a reward is not tried; empty if it is."""
+    """Return why a reward is not tried; empty if it is."""
     if section.function in NOT_TRIED:
         return "it asks a model or an environment"
     return "it may need an environment" if has_environment and section.function not in REWARDS else ""

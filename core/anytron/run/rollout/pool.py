@@ -255,7 +255,7 @@ class RolloutPool:
             raise
 
     def _work(self, timeout_s: float, *others: Pending) -> None:
-        """Give weights if it is time to; otherwise wait for the first calls to be over, and take replicas' answers."""
+        """Send weights if it is time to; otherwise wait for the first calls to be over, and take replicas' answers."""
         if self._give_weights():
             return
         working = {replica.call: replica for replica in self._replicas if replica.call is not None}
@@ -286,7 +286,7 @@ class RolloutPool:
             replica.begin(RolloutEngine.poll, POLL_S, then=lambda answers: self._take(replica, answers))
 
     def _give_weights(self) -> bool:
-        """Give the weights to those that lack them, once each of these can take them; return whether it was time to."""
+        """Send weights to replicas that lack them, once each can take them; return whether weights were sent."""
         lacking = [replica for replica in self._replicas if replica.version is None]
         if self._give is None or not lacking or any(replica.call is not None for replica in lacking):
             return False

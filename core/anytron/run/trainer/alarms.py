@@ -234,7 +234,7 @@ def _why(step: Experience, config: RunConfig) -> str:
 
 
 def _remedies(step: Experience, config: RunConfig) -> str:
-    """Say what a run that goes on from its last checkpoint may change."""
+    """Return what a run may change when it continues from its last checkpoint."""
     algorithm = config.algorithm
     remedies: list[str] = []
     if algorithm.overlong_masking and _truncated(step):

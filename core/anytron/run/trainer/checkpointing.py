@@ -353,7 +353,7 @@ def _beats(found: Best, before: Best) -> bool:
 
 
 def _other_prompts(sampler: Mixture, states: Sequence[SourceState]) -> str:
-    """Say how the prompts differ from those of a checkpoint; empty if they do not."""
+    """Return how the prompts differ from the prompts of a checkpoint; empty if they do not."""
     were, are = ", ".join(str(state.prompts) for state in states), ", ".join(str(len(one)) for one in sampler.tables)
     if were != are:
         return f"there were {were} prompts and now there are {are}, so the run's place in them is lost"

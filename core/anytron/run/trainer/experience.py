@@ -307,7 +307,7 @@ def _own(sample: Sample) -> Iterable[bool]:
 
 
 def _joined_routing(samples: Sequence[Sample]) -> Tensor | None:
-    """Give a row to each token, if rollout engines report routing.
+    """Return a row for each token, if rollout engines report routing.
 
     They do not report it for the token that ends a sequence, and for tokens that nothing was generated from because an
     environment failed. Nothing is learnt from these: they go to the first experts.

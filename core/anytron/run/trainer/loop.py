@@ -166,7 +166,7 @@ def _train(
     skipped = SkippedSteps(config, frame.metrics)
 
     def send_weights(step: int) -> dict[str, float]:
-        """Give the rollout the training engine's weights; return the ranks' memory as metrics."""
+        """Send the training engine's weights to the rollout; return the ranks' memory as metrics."""
         memory = trainer.offload() if config.engine.offload else {}
         every = config.rollout.check_weights_every
         frame.weights_version = prefetch.load_weights(transfer.of(trainer, compared=every > 0 and step % every == 0))

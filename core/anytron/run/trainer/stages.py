@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None]) -> Iterator[tuple[str, RunConfig]]:
-    """Give the stages that are to be trained, one after the other, each with the model that it begins with.
+    """Yield the stages to train, one after the other, each with the model that it starts from.
 
     The data of all stages are read before the first is given: a mistake in the last would be found after days. Ask for
     the next stage when the previous stage has been trained to its end.

@@ -85,7 +85,7 @@ class UpdatePlan:
         return self.replays_scoring or self.advantages_need_log_probs or self.epochs * self.count > 1
 
     def mini_batches(self, batch: RaggedBatch, seed: int) -> Iterator[RaggedBatch]:
-        """Give the mini-batches of all passes, with the weights of their tokens.
+        """Return the mini-batches of all passes, with the weights of their tokens.
 
         Groups go into mini-batches in a random order, another one in each pass; a single mini-batch keeps their order.
         One that has nothing to learn from is left out: there are fewer groups than mini-batches, or its responses are
@@ -180,7 +180,7 @@ def _tokens(part: Sequence[int], lengths: Sequence[int], padded: bool) -> int:
 
 
 def _level(order: Sequence[int], lengths: Sequence[int], max_tokens: int, count: int) -> Partition | None:
-    """Give each sequence, longest first, to the part with the fewest tokens; None if one does not fit there."""
+    """Assign each sequence, longest first, to the part with the fewest tokens; None if one does not fit there."""
     parts: Partition = [[] for _ in range(count)]
     loads = [(0, number) for number in range(count)]
     for index in order:
@@ -290,7 +290,7 @@ def _cuts(sizes: Sequence[int], limit: int) -> list[int]:
 
 
 def _dealt(parts: Partition, tokens: Sequence[int], dp_size: int) -> list[Partition]:
-    """Give each part, fullest first, to the replica with the fewest tokens among those that lack one."""
+    """Assign each part, fullest first, to the replica with the fewest tokens among those that lack one."""
     each = len(parts) // dp_size
     shares: list[Partition] = [[] for _ in range(dp_size)]
     loads = [(0, rank) for rank in range(dp_size)]

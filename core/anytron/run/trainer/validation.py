@@ -154,7 +154,7 @@ class ValidationSchedule:
         """Evaluate the policy if it is time to, keep the best checkpoint, and stop early; also after a resume.
 
         Args:
-            step: Steps behind the policy.
+            step: Number of completed steps.
             clock: The next step's.
         """
         if self.due(step):

@@ -1,4 +1,4 @@
-"""Give rollout processes the training engine's weights, or its adapters alone.
+"""Send the training engine's weights, or its adapters alone, to rollout processes.
 
 They go on a stream, through a file, or not at all.
 """

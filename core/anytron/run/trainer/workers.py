@@ -185,7 +185,7 @@ class TrainingWorkers:
         return scatter(self.group, RankObserver.end_trace, arguments)
 
     def weights_version(self) -> int:
-        """Say which weights the ranks would generate with, if they generate."""
+        """Return the version of the weights that the ranks would generate with, if they generate."""
         return call(self.group, GeneratingEngine.weights_version)[0]
 
     def save_hf(self, path: str) -> None:
@@ -235,7 +235,7 @@ class TrainingWorkers:
         per_rank: list[list[MicroBatch]],
         *arguments: Unpack[Arguments],
     ) -> list[Answer]:
-        """Give each replica its micro-batches; return the results of the reporting ranks, replica by replica."""
+        """Send each replica its micro-batches; return the results of the reporting ranks, replica by replica."""
         batches = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
         results = scatter(self.group, method, [(batches[place.dp_rank], *arguments) for place in self.topology])
         reported = {
@@ -263,7 +263,7 @@ def _joined(batch: RaggedBatch, per_rank: list[list[MicroBatch]], results: list[
 
 
 def kernel_suppliers(facts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Say which plugin supplied which kernel on any of the ranks, from what :meth:`TrainingWorkers.describe` gives.
+    """Return which plugin supplied which kernel on any of the ranks, from :meth:`TrainingWorkers.describe`.
 
     Ranks differ: only the last pipeline stage computes log-probs. An engine that asks no hook for kernels has none.
     """

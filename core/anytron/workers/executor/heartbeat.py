@@ -165,7 +165,7 @@ class StandingReporter:
     """Writes a worker's notes, at the beats of its heart.
 
     Args:
-        heartbeat: Holds the notes, and knows whether one is asked for.
+        heartbeat: Shared memory for the notes, and for requests of them.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:

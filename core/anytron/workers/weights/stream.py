@@ -49,7 +49,7 @@ def bucket_bytes_for(num_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class StreamedWeights:
-    """What was sent: optimizer updates behind it, and the size of all tensors."""
+    """The sent weights: the number of completed optimizer updates, and the size of all tensors."""
 
     version: int
     num_bytes: int

@@ -55,7 +55,7 @@ class ReceivedWeights(Protocol):
 
     @property
     def version(self) -> int:
-        """Optimizer updates behind them."""
+        """Number of completed optimizer updates."""
 
     def __iter__(self) -> Iterator[Piece]:
         """Yield all pieces.
@@ -84,7 +84,7 @@ class WeightDestination(Protocol[Sent]):
 
         Args:
             weights: Tensors by their Hugging Face names. A collective: it is exhausted, even if no process receives.
-            version: Optimizer updates behind them.
+            version: Number of completed optimizer updates.
             is_optional: Whether a rollout engine may leave out the tensor of a name (:attr:`Piece.optional`).
 
         Returns:
@@ -98,7 +98,7 @@ class WeightManifest:
 
     Attributes:
         path: safetensors file, readable by the rollout process.
-        version: Optimizer updates behind these weights.
+        version: Number of completed optimizer updates.
         checksums: crc32 of each tensor's bytes, by Hugging Face name.
         optional: Names of tensors that may be left out (:attr:`Piece.optional`).
     """
