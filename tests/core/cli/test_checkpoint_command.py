@@ -82,7 +82,7 @@ def test_a_checkpoint_names_no_code_that_export_runs(run, tmp_path, by_reference
     error = invoke("export", run, tmp_path / "new").exception
     assert isinstance(error, ConfigError)
     assert by_reference or f"model.tokenizer={code}" in error.fix
-    assert not by_reference or "does not exist" in error.why
+    assert not by_reference or "there is no directory" in error.why
     assert not (tmp_path / "ran").exists()
 
 

@@ -155,7 +155,7 @@ class Throughput:
     """Computes tokens per second and device, and model FLOP/s utilization (MFU).
 
     Attributes:
-        devices: Of training ranks, and of rollout replicas that have their own.
+        devices: Number of devices of training ranks, and of rollout replicas with separate devices.
         peak_per_s: Operations that the devices of all training ranks can do in a second; None = not known.
         policy: What the policy computes; None = not known.
         critic: What the critic computes; None = there is none.

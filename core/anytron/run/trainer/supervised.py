@@ -62,7 +62,7 @@ class HeldOutLoss:
     """Measures the loss of examples from which nothing is learnt: the training engine scores them.
 
     Attributes:
-        sets: Of examples; empty for a run without validation.
+        sets: Sets of examples; empty for a run without validation.
         trainer: Scores them.
         updates: How batches are divided.
         at_one_time: Examples of a batch.

@@ -98,12 +98,12 @@ class WeightTransfer:
         return cls(executor, directory, way, config.executor.call_timeout_s, tell, part)
 
     def of(self, trainer: TrainingWorkers, *, compared: bool) -> GiveWeights:
-        """Prepare to give the weights that the training engine has now, and as long as it is not trained.
+        """Prepare to send the current weights of the training engine, as long as it is not trained further.
 
         Args:
-            trainer: Exports them.
-            compared: Then send them again, to compare them with what the rollout processes hold. One that holds others
-                did not get its weights.
+            trainer: The training engine, which exports the weights.
+            compared: Send the weights a second time, to compare them with the weights of the rollout processes. A
+                process whose weights differ counts as one that did not receive them.
         """
         self.metrics["throughput/weight_bytes"] = 0.0
         if self.way == "file":

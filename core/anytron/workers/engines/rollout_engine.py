@@ -57,10 +57,10 @@ class GenerationRequest:
 
     Attributes:
         id: The driver's number, unique among those that an engine holds.
-        prompt: What it answers.
-        sampling: How to sample it.
-        seed: Of this response alone, in ``[0, 2**63)``: its tokens depend on nothing that shares its batch, and not on
-            the engine that makes it, among engines of one kind. (Where rounding differs, as it does between batches of
+        prompt: The prompt.
+        sampling: Sampling parameters.
+        seed: Seed of this response alone, in ``[0, 2**63)``: its tokens depend neither on other requests of its
+            batch nor on the engine that makes it, among engines of one kind. (Where rounding differs, as it does between batches of
             different shapes, a token may, once in about a million.)
     """
 

@@ -244,7 +244,7 @@ class ObservableEngine(TrainingEngine, Protocol):
         For small micro-batches: no pass of a training step ever makes them.
 
         Args:
-            micro_batch: The same on every rank.
+            micro_batch: The micro-batch, the same on every rank.
 
         Returns:
             float32 ``[T, V]`` on reporting ranks (a host tensor), None elsewhere. Row t holds the logits

@@ -45,7 +45,7 @@ class Host:
     """A machine of a run.
 
     Attributes:
-        id: The same for all processes of one machine, and another one for each machine.
+        id: Identifier of the machine, the same for all of its processes.
         address: At which the run's other machines reach it.
     """
 
@@ -166,7 +166,7 @@ class Executor(Protocol):
 
     Attributes:
         on_this_machine: Whether ranks use this machine alone, so that a configuration is checked against its devices
-            before any executor is made. One that has others checks what they have as it is constructed.
+            before any executor is made. An executor with other machines checks their devices in its constructor.
     """
 
     on_this_machine: ClassVar[bool]

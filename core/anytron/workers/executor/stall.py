@@ -47,7 +47,7 @@ def held_ranks(standings: Sequence[Standing | None], answered: AbstractSet[int])
     """Find the ranks that wait for ever.
 
     Args:
-        standings: Of each rank; None = it moves, or nothing is known of it.
+        standings: Standing of each rank; None = the rank makes progress, or its standing is unknown.
         answered: Ranks that have done the call.
     """
     held: dict[int, Held] = {}

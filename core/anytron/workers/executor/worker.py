@@ -42,10 +42,10 @@ class Parts(NamedTuple):
     """What a worker has once its engine is imported.
 
     Attributes:
-        build: Builds the engine of a configuration, given as JSON values, whose ranks meet at an ``init_method``.
-        observer: Makes each call a range in profilers, and answers what is asked of any rank. It touches the device on
-            training ranks only: other engines may leave it alone.
-        memory: Explains an error that says that there is no device memory left.
+        build: Function that builds the engine of a configuration (JSON values), whose ranks meet at an ``init_method``.
+        observer: Observer that makes each call a range in profilers, and answers requests to any rank. It touches the
+            device on training ranks only: other engines may not use it.
+        memory: Explanation of errors that say that the device has no memory left.
     """
 
     build: EngineBuilder

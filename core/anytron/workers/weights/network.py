@@ -108,8 +108,8 @@ class NetworkSender:
 
     Attributes:
         driver: Where the driver waits for rank 0.
-        address: Of rank 0's machine: nothing else is listened on.
-        secret: Of this transfer.
+        address: Address of rank 0's machine, the only one on which it listens.
+        secret: Secret of this transfer.
     """
 
     driver: tuple[str, int]
@@ -146,7 +146,7 @@ class NetworkReader:
 
     Attributes:
         sender: Where rank 0 listens.
-        secret: Of this transfer.
+        secret: Secret of this transfer.
     """
 
     sender: tuple[str, int]

@@ -89,7 +89,7 @@ def test_it_needs_the_anytron_that_wrote_it():
     ("name", "why", "fix"),
     [
         ("Acme_2", "lower-case", "anytron new-platform acme-2"),
-        ("3d", "beginning with a letter", "for example: anytron new-platform acme"),
+        ("3d", "begin with a letter", "for example: anytron new-platform acme"),
         ("a/../b", "lower-case", "for example: anytron new-platform acme"),
         ("", "lower-case", "for example: anytron new-platform acme"),
         ("cpu", "the installed distribution anytron offers it", "another name"),
