@@ -110,7 +110,7 @@ def test_a_file_that_was_cut_short_is_found_by_its_size(copy):
         assert why.startswith(f"{SINGLE}: {length} bytes"), why
     (copy / SINGLE).write_bytes(b"version https://git-lfs.github.com/spec/v1\n" * 3)  # what a clone without LFS leaves
     (why,) = reasons(copy)
-    assert "no safetensors" in why
+    assert "not a safetensors file" in why
     (copy / SINGLE).write_bytes((8).to_bytes(8, "little") + b"{broken}" + b"\0" * 8)
     (why,) = reasons(copy)
     assert "header cannot be read" in why
