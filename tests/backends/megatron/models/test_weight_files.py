@@ -107,7 +107,7 @@ def test_a_file_that_was_cut_short_is_found_by_its_size(copy):
     for length in (len(whole) - 1, 3000, 200, 4, 0):
         (copy / SINGLE).write_bytes(whole[:length])
         (why,) = reasons(copy)
-        assert why.startswith(f"{SINGLE}: {length} bytes"), why
+        assert why.startswith(f"{SINGLE}: the file has {length} bytes"), why
     (copy / SINGLE).write_bytes(b"version https://git-lfs.github.com/spec/v1\n" * 3)  # what a clone without LFS leaves
     (why,) = reasons(copy)
     assert "not a safetensors file" in why
