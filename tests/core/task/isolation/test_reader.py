@@ -78,7 +78,7 @@ DEEDS = {
     "forks": (os.fork, "PermissionError"),
     "signals the driver": (lambda: os.kill(DRIVER, signal.SIGKILL), "PermissionError"),
     "writes a file": (lambda: WRITTEN.write_text(""), "PermissionError"),
-    "gives what is no data": (object, "cannot be decoded"),
+    "gives what is no data": (object, "is not plain data"),
     "writes nonsense": (lambda: (write_frame(b"nonsense"), time.sleep(9)), "wrote an invalid answer"),
     "writes an unknown kind": (
         lambda: (write_frame(packed(["error", ["Exit", "", "", "", ""]])), time.sleep(9)),
