@@ -36,7 +36,7 @@ def run_plan(path: Path, overrides: Sequence[str], *, memory: str | None, as_jso
     Args:
         path: The YAML file of the run.
         overrides: Keys to set in it.
-        memory: Memory of each device, in the form that :func:`parse_size` reads; None = that of the devices here.
+        memory: Memory of each device, in the form that :func:`parse_size` reads; None = memory of the devices here.
         as_json: Print JSON.
 
     Returns:

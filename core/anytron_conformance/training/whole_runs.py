@@ -206,6 +206,6 @@ def resumed_run(subject: Subject, case: Case) -> None:
         allowed = whole.tolerance * max(1.0, abs(wanted[name]))
         if not abs(found[name] - wanted[name]) <= allowed:
             raise Broken(
-                "A step of a continued run differs from that of the uninterrupted run.",
+                "A step of a continued run differs from the same step of the uninterrupted run.",
                 f"{name} is {found[name]:.6g}, expected {wanted[name]:.6g} (allowed {allowed:.1g})",
             )
