@@ -275,7 +275,7 @@ CASES = {
     "offsets lie behind the end": (first("data_offsets", [0, 10**12]), "its header requires"),
     "weights are a pipe": (pipe(WEIGHTS), "is neither a file nor a link to one"),
     # index
-    "index is a list": (put(INDEX, []), r"index\.json cannot be read: it of type list"),
+    "index is a list": (put(INDEX, []), r"index\.json cannot be read: it is of type list"),
     "index has no map": (put(INDEX, {}), r"index\.json cannot be read.*weight_map"),
     "index maps to a number": (
         put(INDEX, {"weight_map": {"a": 5}}),
