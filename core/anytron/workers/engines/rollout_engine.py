@@ -60,8 +60,8 @@ class GenerationRequest:
         prompt: The prompt.
         sampling: Sampling parameters.
         seed: Seed of this response alone, in ``[0, 2**63)``: its tokens depend neither on other requests of its
-            batch nor on the engine that makes it, among engines of one kind. (Where rounding differs, as it does between batches of
-            different shapes, a token may, once in about a million.)
+            batch nor on the engine that makes it, among engines of one kind. (Where rounding differs, as
+            it does between batches of different shapes, a token may, once in about a million.)
     """
 
     id: int

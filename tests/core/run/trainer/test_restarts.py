@@ -121,7 +121,7 @@ def test_what_is_lost_again_and_again_ends_the_run(four_steps, tmp_path, method)
         run.train()
 
     assert type(caught.value) is WorkerError
-    assert "more memory; this was loss number 4 in a row without a finished step" in caught.value.fix
+    assert "more memory; this was loss number 4 in a row without a completed step" in caught.value.fix
     losses = lines(tmp_path / "run" / "losses.jsonl")
     assert [(one["after_step"], one["in_a_row"]) for one in losses] == [(2, 1), (2, 2), (2, 3), (2, 4)]
     assert losses[-1]["then"] == "the run ends"
