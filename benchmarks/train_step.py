@@ -120,11 +120,11 @@ def matmul_flop_per_s(runtime, dtype, size, repeats=10):
 class Ours:
     """The engine of this process: one rank."""
 
-    def __init__(self, layer, config, process, init_method):
+    def __init__(self, stack, config, process, init_method):
         from anytron.workers.engines.context import EngineContext
         from anytron_megatron.engine import MegatronEngine
 
-        self.engine = MegatronEngine(EngineContext(config, layer, process, init_method))
+        self.engine = MegatronEngine(EngineContext(config, stack, process, init_method))
 
     def batch(self, lengths, vocabulary):
         """Recorded trajectories of these lengths; every token but each first one is of a response."""
@@ -257,8 +257,8 @@ def row(found, tokens, flop, peak, *, has_peak_bytes):
 
 def main():
     from anytron.device.hooks.types import ProcessInfo
-    from anytron.device.layer import open_layer
     from anytron.device.loading import open_session
+    from anytron.device.stack import open_device_stack
     from anytron.workers.executor.base import loopback_interface, loopback_variables
 
     parser = argument_parser(__doc__)
@@ -286,12 +286,12 @@ def main():
             "LOCAL_RANK": "0",
             "WORLD_SIZE": "1",
         }
-        with open_layer(session.platform.name, config.platform.options, engine="megatron") as layer:
+        with open_device_stack(session.platform.name, config.platform.options, engine="megatron") as stack:
             import torch
 
             from anytron_megatron.estimate.flops import model_flops
 
-            runtime = layer.platform.runtime()
+            runtime = stack.platform.runtime()
             runtime.set_device(0)
             device = runtime.current_device()
             progress(f"a model of size {size} in {dtype} on {runtime.device_name()}")
@@ -299,7 +299,7 @@ def main():
             peak = matmul_flop_per_s(runtime, getattr(torch, dtype), 8192 if accelerated else 1024)
             parameters = write_model(config, device)
             runtime.empty_cache()
-            ours = Ours(layer, config, process, f"file://{folder / 'store'}")
+            ours = Ours(stack, config, process, f"file://{folder / 'store'}")
             bare, plain = Bare(ours.engine), Plain(ours)
             rows = {}
             for total in tokens:

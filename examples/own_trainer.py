@@ -1,4 +1,4 @@
-"""A trainer of one's own on Anytron's device layer: Megatron's own model, a plain loop, packed and padded alike.
+"""A trainer of one's own on Anytron's device stack: Megatron's own model, a plain loop, packed and padded alike.
 
 ``python examples/own_trainer.py [STEPS]`` trains on any platform (``ANYTRON_PLATFORM``) a small model of Megatron's own
 classes, with multi-latent attention, on packed sequences (thd) and on padded rows (bshd). The losses are the same.
@@ -6,12 +6,12 @@ classes, with multi-latent attention, on packed sequences (thd) and on padded ro
 
 import sys
 
-from anytron.train import Layer, open_layer
+from anytron.train import DeviceStack, open_device_stack
 
 VOCABULARY, CONTEXT = 64, 32
 
 
-def train(layer: Layer, sequence_format: str, steps: int) -> list[float]:
+def train(stack: DeviceStack, sequence_format: str, steps: int) -> list[float]:
     """Build the model, and take some steps on the same three sequences; give the losses."""
     import torch
     from megatron.core.models.gpt import GPTModel
@@ -32,10 +32,10 @@ def train(layer: Layer, sequence_format: str, steps: int) -> list[float]:
     generator = torch.Generator().manual_seed(1)  # of the host: the same weights on every device
     for weight in (weight for weight in model.parameters() if weight.ndim > 1):
         weight.data.copy_(torch.randn(weight.shape, generator=generator) * config.init_method_std)
-    model.to(layer.platform.runtime().current_device())
+    model.to(stack.platform.runtime().current_device())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
-    preparer = batch_preparer(layer, sequence_format, context_length=CONTEXT, traits=ModelTraits(latent_attention=True))
+    preparer = batch_preparer(stack, sequence_format, context_length=CONTEXT, traits=ModelTraits(latent_attention=True))
     tokens = torch.randint(VOCABULARY, (20,), generator=generator)
     prepared = preparer.prepare(RaggedBatch(torch.tensor([7, 1, 12]), tokens, torch.ones(20, dtype=torch.bool)))
     losses = []
@@ -50,10 +50,10 @@ def train(layer: Layer, sequence_format: str, steps: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    with open_layer() as layer:  # before anything imports Megatron; leaving it undoes every patch
+    with open_device_stack() as stack:  # before anything imports Megatron; leaving it undoes every patch
         from anytron_megatron import join
 
-        join(layer)  # process groups, between the phases of patches
+        join(stack)  # process groups, between the phases of patches
         for sequence_format in ("thd", "bshd"):
-            losses = train(layer, sequence_format, int(sys.argv[1]) if len(sys.argv) > 1 else 5)
-            sys.stdout.write(f"{layer.platform.name} {sequence_format}: {' '.join(map('{:.6f}'.format, losses))}\n")
+            losses = train(stack, sequence_format, int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+            sys.stdout.write(f"{stack.platform.name} {sequence_format}: {' '.join(map('{:.6f}'.format, losses))}\n")

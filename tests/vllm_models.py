@@ -14,8 +14,8 @@ from transformers import AutoConfig
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.device.hooks.types import ProcessInfo
-from anytron.device.layer import Layer
 from anytron.device.patches import Ledger
+from anytron.device.stack import DeviceStack
 from anytron.run.trainer.models import write_random_model
 from anytron.task.data.pretrained import load_tokenizer, model_class
 from anytron.workers.engines.context import EngineContext
@@ -66,8 +66,8 @@ def vllm_engine(config: RunConfig) -> Any:
     from anytron_vllm.engine import VllmEngine
 
     write_random_model(config, load_tokenizer(config.model))
-    layer = Layer(SimpleNamespace(platform=CpuPlatform()), Ledger())
-    return VllmEngine(EngineContext(config, layer, ProcessInfo("rollout")))
+    stack = DeviceStack(SimpleNamespace(platform=CpuPlatform()), Ledger())
+    return VllmEngine(EngineContext(config, stack, ProcessInfo("rollout")))
 
 
 def hf_model(model: dict[str, Any], seed: int) -> Any:

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 def prepare_platform(context: EngineContext, sizes: ParallelSizes) -> None:
     """Let the platform set the process-wide state that depends on the run, before process groups exist."""
     facts = EngineFacts(sizes, deterministic=context.config.engine.deterministic)
-    context.layer.prepare(facts)
+    context.stack.prepare(facts)
 
 
 def join_ranks(context: EngineContext, sizes: ParallelSizes) -> DeviceRuntime:
     """Let this rank meet the others of its group; return its device."""
     config = context.config
     return parallel.join(
-        context.layer,
+        context.stack,
         sizes,
         seed=config.trainer.seed,
         timeout_s=config.executor.call_timeout_s,
@@ -63,12 +63,12 @@ def rank_facts(context: EngineContext, runtime: DeviceRuntime, mask: AttnMask) -
     return {
         "rank": torch.distributed.get_rank(),
         "device": runtime.device_name(),
-        "decisions": [asdict(decision) for decision in decisions_of(context.layer.platform)],
-        "peak_flops": asdict(context.layer.platform.peak_flops(context.config.model.dtype)),
+        "decisions": [asdict(decision) for decision in decisions_of(context.stack.platform)],
+        "peak_flops": asdict(context.stack.platform.peak_flops(context.config.model.dtype)),
         "attention_mask": {"kind": mask.kind.value, "mode": mask.kernel_mode},
-        "kernels": context.layer.hooks.suppliers(),
-        "kernel_descriptions": context.layer.hooks.kernel_descriptions(),
-        "patches": context.layer.ledger.report(),
+        "kernels": context.stack.hooks.suppliers(),
+        "kernel_descriptions": context.stack.hooks.kernel_descriptions(),
+        "patches": context.stack.ledger.report(),
     }
 
 
@@ -76,16 +76,16 @@ class ModelBuilder:
     """Builds the policy, its reference, a teacher, the critic and a reward model, each from a source.
 
     Args:
-        context: Context of the engine: configuration and device layer.
+        context: Context of the engine: configuration and device stack.
         sizes: The layout of the ranks, which have met.
         runtime: The device.
     """
 
     def __init__(self, context: EngineContext, sizes: ParallelSizes, runtime: DeviceRuntime) -> None:
         self._config = context.config
-        self._hooks = context.layer.hooks
-        self._platform = context.layer.platform
-        self._portable = context.layer.platform.portable_modules
+        self._hooks = context.stack.hooks
+        self._platform = context.stack.platform
+        self._portable = context.stack.platform.portable_modules
         self._sizes = sizes
         self._runtime = runtime
 

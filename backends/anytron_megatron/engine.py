@@ -64,7 +64,7 @@ class MegatronEngine:
     elsewhere is a subclass with its own :meth:`open_source`.
 
     Args:
-        context: Configuration, device layer and rank.
+        context: Configuration, device stack and rank.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -129,7 +129,7 @@ class MegatronEngine:
 
             rows = self._builder.preparer(self._source, "bshd")
             self._rollout = PolicyRollout(self._policy, rows, config, self._sizes, vocab_size=self._source.vocab_size)
-        context.layer.apply_phase(Phase.AFTER_BUILD)
+        context.stack.apply_phase(Phase.AFTER_BUILD)
 
     def prepare_platform(self) -> None:
         """Set the process-wide state that depends on the run, before process groups exist."""
@@ -150,7 +150,7 @@ class MegatronEngine:
             recompute=config.engine.recompute,
             deterministic=config.engine.deterministic,
             predicts_ahead=policy and self._options.mtp_loss_coefficient > 0,
-            portable=self._context.layer.platform.portable_modules,
+            portable=self._context.stack.platform.portable_modules,
             transformer=self._options.transformer,
         )
 
@@ -192,12 +192,12 @@ class MegatronEngine:
         heads = self._source.attention_heads
         if heads is None:
             return None
-        if not self._context.layer.platform.portable_modules:
+        if not self._context.stack.platform.portable_modules:
             return mask_conformance(self._preparer, self._sizes)
         gaps = LayoutConstraints(align=4)  # between sequences, so that real and padded offsets differ
         preparers = [
             self._builder.preparer(self._source, each, gaps)
-            for each in possible_formats(self._context.config, self._context.layer.session)
+            for each in possible_formats(self._context.config, self._context.stack.session)
         ]
         dtype, device = getattr(torch, self._context.config.model.dtype), self._runtime.current_device()
         return kernel_conformance(preparers, heads=heads, sizes=self._sizes, dtype=dtype, device=device)

@@ -1,6 +1,6 @@
-"""What a trainer of one's own needs of the layer where Megatron trains (docs/how-to/use-in-your-own-trainer.md).
+"""What a trainer of one's own needs of the device stack where Megatron trains (docs/how-to/use-in-your-own-trainer.md).
 
-Import it after the layer was opened: it imports Megatron.
+Import it after the device stack was opened: it imports Megatron.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor, device, nn
 
-    from anytron.device.layer import Layer
+    from anytron.device.stack import DeviceStack
     from anytron.sequences.layout import Format, LayoutConstraints
     from anytron_megatron.training.micro_batch import PreparedBatch
 
 
-def join(layer: Layer, sizes: ParallelSizes | None = None, *, seed: int = 1, timeout_s: float = 600.0) -> device:
+def join(stack: DeviceStack, sizes: ParallelSizes | None = None, *, seed: int = 1, timeout_s: float = 600.0) -> device:
     """Bring up this rank, up to where models can be built: the platform's state, patches, process groups, generators.
 
     Args:
-        layer: Of this process.
+        stack: Of this process.
         sizes: How the ranks are split; None = one rank. Started by ``torchrun``, ranks meet where it says.
         seed: Seed of the random generators.
         timeout_s: A collective that takes longer is an error.
@@ -39,12 +39,12 @@ def join(layer: Layer, sizes: ParallelSizes | None = None, *, seed: int = 1, tim
         The rank's device.
     """
     facts = EngineFacts(sizes or ParallelSizes())
-    layer.prepare(facts)
-    return parallel.join(layer, facts.sizes, seed=seed, timeout_s=timeout_s).current_device()
+    stack.prepare(facts)
+    return parallel.join(stack, facts.sizes, seed=seed, timeout_s=timeout_s).current_device()
 
 
 def batch_preparer(
-    layer: Layer,
+    stack: DeviceStack,
     sequence_format: Format,
     *,
     context_length: int,
@@ -60,7 +60,7 @@ def batch_preparer(
     The platform is asked first whether it does what the format, the traits and the sizes say.
 
     Args:
-        layer: Of this process, whose rank has joined.
+        stack: Of this process, whose rank has joined.
         sequence_format: ``thd``, packed, or ``bshd``, padded.
         context_length: Longest sequence that the model can take, in tokens.
         traits: Traits of the model that decide its mask; None = the traits of a dense causal model.
@@ -75,18 +75,18 @@ def batch_preparer(
         ConfigError: The platform lacks a feature that the model requires.
     """
     traits, sizes = traits or ModelTraits(), sizes or ParallelSizes()
-    layer.require([Feature(sequence_format), *features_asked(traits, sizes), *asked])
-    own = layout_constraints_of(layer.platform, LayoutRequest(sequence_format, traits, sizes))
+    stack.require([Feature(sequence_format), *features_asked(traits, sizes), *asked])
+    own = layout_constraints_of(stack.platform, LayoutRequest(sequence_format, traits, sizes))
     return BatchPreparer(
-        layer.hooks,
+        stack.hooks,
         sequence_format=sequence_format,
         traits=traits,
         accepted=accepted,
         sizes=sizes,
         shard=parallel.context_shard(),
-        device=layer.platform.runtime().current_device(),
+        device=stack.platform.runtime().current_device(),
         context_length=context_length,
-        portable=layer.platform.portable_modules,
+        portable=stack.platform.portable_modules,
         fp8=fp8,
         constraints=own if constraints is None else own.merge(constraints),
     )

@@ -53,13 +53,13 @@ class MegatronRewardModel:
             recompute="none",
             deterministic=config.engine.deterministic,
             scores=True,
-            portable=context.layer.platform.portable_modules,
+            portable=context.stack.platform.portable_modules,
             transformer=MegatronOptions.of(config).transformer,
         )
         builder = ModelBuilder(context, sizes, self._runtime)
         self._preparer = builder.preparer(self._source)
         self._model = builder.reward_model(self._source, self._preparer)
-        context.layer.apply_phase(Phase.AFTER_BUILD)
+        context.stack.apply_phase(Phase.AFTER_BUILD)
         self._offloads = config.reward_model.offload
         self._parked: Parked | None = None
         self._leave_device()

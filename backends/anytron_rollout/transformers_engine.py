@@ -61,7 +61,7 @@ class TransformersEngine:
         options = TransformersOptions.model_validate(rollout.options)
         self._context = context
         self._max_batch_size = rollout.max_batch_size
-        self._runtime = context.layer.platform.runtime()
+        self._runtime = context.stack.platform.runtime()
         self._tokenizer: Any = None
         self._version: int | None = None
         self._queue = RequestQueue()
@@ -145,7 +145,7 @@ class TransformersEngine:
             "model": type(self._model).__name__,
             "device": str(self._runtime.current_device()),
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-            "patches": self._context.layer.ledger.report(),
+            "patches": self._context.stack.ledger.report(),
         }
 
     @torch.inference_mode()

@@ -58,7 +58,7 @@ class VllmEngine:
         self._under_way: dict[int, UnderWay] = {}
         self._finished: list[tuple[int, Response]] = []
         self._stop_strings: dict[tuple[str, ...], StopStrings] = {}
-        accelerator = context.layer.platform.accelerator
+        accelerator = context.stack.platform.accelerator
         with start_directory(config, takes_images=takes_images) as directory:
             arguments = engine_arguments(config, options, directory, accelerator=accelerator, takes_images=takes_images)
             self._llm: Any = LLM(**arguments)
@@ -194,13 +194,13 @@ class VllmEngine:
         return {
             "engine": "vllm",
             "model": self._llm.model_config.architecture,
-            "device": str(self._context.layer.platform.runtime().current_device()),
+            "device": str(self._context.stack.platform.runtime().current_device()),
             "versions": {
                 "torch": torch.__version__,
                 "transformers": transformers.__version__,
                 "vllm": self._vllm_version,
             },
-            "patches": self._context.layer.ledger.report(),
+            "patches": self._context.stack.ledger.report(),
         }
 
     def close(self) -> None:

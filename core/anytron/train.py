@@ -1,12 +1,12 @@
-"""The device layer, for programs that bring their own trainer."""
+"""The device stack, for programs that bring their own trainer."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from anytron.cli.main import print_error
-    from anytron.device.layer import Layer, open_layer
     from anytron.device.loading import examine_requirements, open_session
     from anytron.device.platform import features_asked
+    from anytron.device.stack import DeviceStack, open_device_stack
 else:
 
     def __getattr__(name: str) -> object:
@@ -15,4 +15,4 @@ else:
         return find(__name__, name)
 
 
-__all__ = ["Layer", "examine_requirements", "features_asked", "open_layer", "open_session", "print_error"]
+__all__ = ["DeviceStack", "examine_requirements", "features_asked", "open_device_stack", "open_session", "print_error"]

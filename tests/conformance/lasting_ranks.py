@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from anytron.device.layer import Layer
 from anytron.device.loading import open_session
+from anytron.device.stack import DeviceStack
 from anytron.workers.engines import context as engines
 from anytron.workers.executor import worker
 from anytron.workers.executor.local import LocalExecutor
@@ -81,19 +81,19 @@ class ItsPlatform:
     def __init__(self):
         self._session = None
 
-    def __call__(self, *, config, layer, process, init_method):
+    def __call__(self, *, config, stack, process, init_method):
         """Arguments as the worker gives them, with the platform that it started with."""
         if process.role != "trainer":
-            return self.make(config, layer, process, init_method)
+            return self.make(config, stack, process, init_method)
         if self._session is None or self._session.platform.name != config.platform.name:
             from anytron_megatron.portable_te.binding import bind
 
             sys.path.append(str(Path(os.environ[FOLDER], config.platform.name)))
             self._session = open_session(config.platform.name, config.platform.options, config.engine.name)
             Kernels.hooks = self._session.hooks
-            layer.ledger.context = replace(layer.ledger.context, platform=self._session.platform, kernels=Kernels())
+            stack.ledger.context = replace(stack.ledger.context, platform=self._session.platform, kernels=Kernels())
             bind(Kernels(), self._session.platform.runtime().device_type)
-        return self.make(config, Layer(self._session, layer.ledger), process, init_method)
+        return self.make(config, DeviceStack(self._session, stack.ledger), process, init_method)
 
 
 def run():

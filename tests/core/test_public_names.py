@@ -92,7 +92,7 @@ def test_a_private_name_in_a_page_is_found(tmp_path):
     ("line", "named"),
     [
         ("from anytron.device.patches import Patch", "anytron.device.patches.Patch"),
-        ("import anytron.device.layer", "anytron.device.layer"),
+        ("import anytron.device.stack", "anytron.device.stack"),
         ("from anytron import device", "anytron.device"),
         ("from anytron.kernels.contract import KernelName as Name", "anytron.kernels.contract.KernelName"),
         ("from anytron_megatron.own_trainer import join", "anytron_megatron.own_trainer.join"),

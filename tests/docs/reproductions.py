@@ -118,14 +118,14 @@ def main(setting: str, *packages: str) -> None:
     warnings.simplefilter("ignore")
     chosen = [one for one in reproductions(*packages) if one.setting == setting and one.is_installed]
     if setting.startswith("on "):
-        from anytron.device.layer import open_layer
+        from anytron.device.stack import open_device_stack
 
         if setting == "on MindSpeed":
-            open_layer("ascend", {"adaptor": "mindspeed"})
+            open_device_stack("ascend", {"adaptor": "mindspeed"})
         elif setting == "on MindSpeed-LLM":
-            open_layer("ascend", engine="mindspeed_llm")
+            open_device_stack("ascend", engine="mindspeed_llm")
         else:
-            open_layer("cpu")
+            open_device_stack("cpu")
     for module in SETTINGS[setting]:
         __import__(module)
     found = [(one.title, *_forked(one.text)) for one in chosen]

@@ -46,4 +46,4 @@ def test_the_command_line_starts_verls_own_entry_point():
 
 
 def test_an_import_by_name_is_seen():
-    assert "anytron" in imported("import importlib\nimportlib.import_module('anytron.device.layer')")
+    assert "anytron" in imported("import importlib\nimportlib.import_module('anytron.device.stack')")

@@ -116,8 +116,8 @@ class RouterReplays:
                 "The batch has no routing to replay.",
                 where="router replay",
                 why=f"expected (tokens, {expected[0]} layers, {expected[1]} experts), found {found}",
-                fix="compute old log-probs with this engine first (engine.options.router_replay), or set "
-                "rollout.replay_routing=true to replay the rollout's routing",
+                fix="compute old log-probs with this engine first (engine.options.router_replay), or replay "
+                "the rollout's routing (rollout.replay_routing)",
             )
         routers = self._chunks[chunk]
         weights = self._weights(prepared)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anytron.base.traits import ModelTraits, ParallelSizes
     from anytron.device.hooks.facade import Hooks
     from anytron.sequences.batch import RaggedBatch
-    from anytron.sequences.layout import ContextShard, Format, SequenceLayout, TakenAs
+    from anytron.sequences.layout import ContextShard, Format, InputLayout, SequenceLayout
     from anytron.sequences.scopes import ScopeFactory
     from anytron_megatron.training.vision import VisionInputs
 
@@ -124,7 +124,7 @@ class BatchPreparer:
         self._shard = shard
         self.device = device
         self._context_length = context_length
-        self._taken_as = _taken_as(sequence_format, traits, accepted)
+        self._input_layout = _input_layout(sequence_format, traits, accepted)
         self._constraints = constraints or LayoutConstraints()
         self._request = MaskRequest(sequence_format, traits, sizes, accepted)
         self.mask_kind = hooks.build_attn_mask(self._request)
@@ -188,7 +188,7 @@ class BatchPreparer:
             constraints=self._constraints,
             context_length=self._context_length,
             fp8=self._fp8,
-            taken_as=self._taken_as,
+            input_layout=self._input_layout,
         )
 
     def mask_of(self, layout: SequenceLayout) -> AttnMask:
@@ -211,7 +211,7 @@ class BatchPreparer:
         refuse_images(batch)
         if pieces is not None:
             return pieces.position_ids(layout, self._context_length)
-        return layout.taken.position_ids if self._taken_as == "rows" else layout.position_ids
+        return layout.taken.position_ids if self._input_layout == "rows" else layout.position_ids
 
     @staticmethod
     def _packed(layout: SequenceLayout, longest: int) -> PackedSeqParams:
@@ -230,7 +230,7 @@ class BatchPreparer:
         )
 
 
-def _taken_as(sequence_format: Format, traits: ModelTraits, accepted: frozenset[MaskKind]) -> TakenAs:
+def _input_layout(sequence_format: Format, traits: ModelTraits, accepted: frozenset[MaskKind]) -> InputLayout:
     """Who packs and shards. Vision models shard inside, because images go into whole sequences."""
     if sequence_format == "thd" and MaskKind.NONE not in accepted:
         return "rows"

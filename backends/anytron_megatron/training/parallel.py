@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.base.traits import ParallelSizes
-    from anytron.device.layer import Layer
     from anytron.device.runtime import DeviceRuntime
+    from anytron.device.stack import DeviceStack
 
 
 def join(
-    layer: Layer, sizes: ParallelSizes, *, seed: int, timeout_s: float, init_method: str = "env://"
+    stack: DeviceStack, sizes: ParallelSizes, *, seed: int, timeout_s: float, init_method: str = "env://"
 ) -> DeviceRuntime:
     """Let this rank meet the others, with the patches that come before and after; return its device.
 
-    The platform has prepared the process (:meth:`anytron.device.layer.Layer.prepare`). The arguments are those of
+    The platform has prepared the process (:meth:`anytron.device.stack.DeviceStack.prepare`). The arguments are those of
     :func:`initialize`.
     """
-    runtime = layer.platform.runtime()
-    layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
+    runtime = stack.platform.runtime()
+    stack.apply_phase(Phase.BEFORE_PARALLEL_INIT)
     initialize(runtime, sizes, seed=seed, timeout_s=timeout_s, init_method=init_method)
-    layer.apply_phase(Phase.BEFORE_BUILD)
+    stack.apply_phase(Phase.BEFORE_BUILD)
     return runtime
 
 

@@ -114,8 +114,8 @@ def list_patches(
     """
     from anytron.base.components import TRAINING_ENGINES, find_component
     from anytron.device.hooks.types import Role
-    from anytron.device.layer import planned_patches
     from anytron.device.loading import open_session
+    from anytron.device.stack import planned_patches
 
     if engine is not None:
         find_component(TRAINING_ENGINES, engine, "--engine")

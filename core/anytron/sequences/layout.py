@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Format = Literal["thd", "bshd"]
 """How sequences lie in a model's input: ``thd`` packs them one behind the other, ``bshd`` pads each to a row."""
 
-TakenAs = Literal["shard", "whole", "rows"]
+InputLayout = Literal["shard", "whole", "rows"]
 """How a model takes its input: whether the engine or the model shards it for context parallelism and packs it.
 
 ``shard``: the engine does both; the model gets its own rank's slots. ``whole``: the model gets the

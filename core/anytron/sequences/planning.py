@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from anytron.base.errors import DataError
-from anytron.sequences.layout import ContextShard, Format, LayoutConstraints, SequenceLayout, TakenAs
+from anytron.sequences.layout import ContextShard, Format, InputLayout, LayoutConstraints, SequenceLayout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def plan_layout(
     constraints: LayoutConstraints | None = None,
     fp8: bool = False,
     context_length: int | None = None,
-    taken_as: TakenAs = "shard",
+    input_layout: InputLayout = "shard",
     device: torch.device | str = "cpu",
 ) -> SequenceLayout:
     """Turn lengths into a layout.
@@ -61,7 +61,7 @@ def plan_layout(
         fp8: Pad for FP8 kernels.
         context_length: The longest sequence that the model reads; None = no limit. Positions of
             padding stay below it too, for models that look positions up in a table.
-        taken_as: How the model takes its input; see :data:`TakenAs`.
+        input_layout: How the model takes its input; see :data:`InputLayout`.
         device: Where the index tensors go.
 
     Returns:
@@ -73,7 +73,7 @@ def plan_layout(
     """
     shard = shard or ContextShard()
     constraints = constraints or LayoutConstraints()
-    _check_options(format, tensor_parallel, taken_as)
+    _check_options(format, tensor_parallel, input_layout)
     real = checked_lengths(lengths, context_length)
     cp = shard.size
     align = math.lcm(tensor_parallel * shard.chunks, constraints.align)
@@ -82,24 +82,24 @@ def plan_layout(
     else:
         padded = padded_rows(real, align, constraints.bucket, tensor_parallel * cp, fp8=fp8)
     whole = None
-    if taken_as == "rows":
+    if input_layout == "rows":
         whole = _arrange("bshd", real, padded_rows(real, 1, 1, 1, fp8=False), ContextShard(), context_length)
-    elif taken_as == "whole" and cp > 1:
+    elif input_layout == "whole" and cp > 1:
         whole = _arrange(format, real, padded, ContextShard(), context_length)
     return _arrange(format, real, padded, shard, context_length, whole).to(device)
 
 
-def _check_options(format: Format, tensor_parallel: int, taken_as: TakenAs) -> None:
+def _check_options(format: Format, tensor_parallel: int, input_layout: InputLayout) -> None:
     where = "plan_layout"
     if format not in ("thd", "bshd"):
         raise DataError("Unknown sequence format.", where=where, why=f"{format!r}", fix="use 'thd' or 'bshd'")
-    if taken_as not in ("shard", "whole", "rows"):
+    if input_layout not in ("shard", "whole", "rows"):
         fix = "use 'shard', 'whole' or 'rows'"
-        raise DataError("Unknown value of taken_as.", where=where, why=f"{taken_as!r}", fix=fix)
+        raise DataError("Unknown value of input_layout.", where=where, why=f"{input_layout!r}", fix=fix)
     if tensor_parallel < 1:
         raise DataError("Impossible tensor-parallel size.", where=where, why=str(tensor_parallel))
-    if format == "bshd" and taken_as == "rows":
-        fix = "use taken_as='whole': in bshd the model gets rows in any case"
+    if format == "bshd" and input_layout == "rows":
+        fix = "use input_layout='whole': in bshd the model gets rows in any case"
         raise DataError("Only a packed layout can be taken as rows.", where=where, why="format is 'bshd'", fix=fix)
 
 

@@ -5,9 +5,9 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.device.hooks.types import ProcessInfo
-from anytron.device.layer import Layer
 from anytron.device.loading import open_session
 from anytron.device.patches import Ledger
+from anytron.device.stack import DeviceStack
 from anytron.workers.engines.context import EngineContext
 from anytron.workers.engines.rollout_engine import PromptInputs, SamplingParams
 from anytron.workers.weights.transfer import WeightManifest, checksum
@@ -18,8 +18,8 @@ PROMPTS = [PromptInputs((1, 2, 3)), PromptInputs((4, 5))]
 
 
 def engine_on(session, **options):
-    layer = Layer(session, Ledger())
-    return TransformersEngine(EngineContext(run_config(options=options), layer, ProcessInfo("rollout")))
+    stack = DeviceStack(session, Ledger())
+    return TransformersEngine(EngineContext(run_config(options=options), stack, ProcessInfo("rollout")))
 
 
 def test_balanced_over_all_npus(tmp_path):

@@ -1,4 +1,4 @@
-"""``anytron-swift``: ms-swift's command ``megatron``, on the layer."""
+"""``anytron-swift``: ms-swift's command ``megatron``, on the device stack."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from anytron import ParallelSizes
 from anytron.sequences import LayoutConstraints, RaggedBatch, scopes
 from anytron_megatron import accepted_masks, batch_preparer, features_of, traits_of
-from anytron_swift.process import layer
+from anytron_swift.process import stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,9 +107,9 @@ class _Hashed:
 def _preparer(hashed: _Hashed, columns: int) -> BatchPreparer:
     """Make what lays out rows of ``columns`` tokens for a model; layouts agree with ms-swift's rows by their length."""
     config = hashed.config
-    portable = layer().platform.portable_modules
+    portable = stack().platform.portable_modules
     return batch_preparer(
-        layer(),
+        stack(),
         "bshd",
         context_length=sys.maxsize,  # ms-swift limits its sequences itself
         traits=traits_of(config),

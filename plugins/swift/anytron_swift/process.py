@@ -1,4 +1,4 @@
-"""The layer of a process in which ms-swift trains."""
+"""The device stack of a process in which ms-swift trains."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 from pathlib import Path
 
 from anytron import AnytronError, EngineError, Patch, Phase
-from anytron.train import Layer, open_layer
+from anytron.train import DeviceStack, open_device_stack
 from anytron_swift.cli import fail
 from anytron_swift.installation import MS_SWIFT, load
 
 REPORT = "ANYTRON_SWIFT_REPORT"
 """The variable that names a directory in which each rank writes what was changed in it."""
 
-_layer: Layer | None = None
+_stack: DeviceStack | None = None
 
 
 def start(entry: str) -> None:
-    """Open the layer and run one of ms-swift's entry points in it, which reads its options from ``sys.argv``.
+    """Open the device stack and run one of ms-swift's entry points in it, which reads its options from ``sys.argv``.
 
     An :class:`AnytronError` ends the process with status 1, printed as ``anytron`` does: the platform cannot be used,
     Megatron is imported already, a patch cannot be applied, or the platform refuses the model.
@@ -33,35 +33,35 @@ def start(entry: str) -> None:
 
 
 def _start(entry: str) -> None:
-    global _layer  # noqa: PLW0603 - a state of the process, as what it patches is
+    global _stack  # noqa: PLW0603 - a state of the process, as what it patches is
     # CUDA_DEVICE_MAX_CONNECTIONS as in ms-swift's own files (swift/cli/_megatron/sft.py).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    # ms-swift's models are mcore-bridge's, as those of Anytron's engine are. The layer ends with the process.
-    _layer = open_layer(engine="megatron")
-    _layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
+    # ms-swift's models are mcore-bridge's, as those of Anytron's engine are. The device stack ends with the process.
+    _stack = open_device_stack(engine="megatron")
+    _stack.apply_phase(Phase.BEFORE_PARALLEL_INIT)
     run = load("swift.megatron", entry)
 
-    _layer.apply_phase(Phase.BEFORE_BUILD, PATCHES)
+    _stack.apply_phase(Phase.BEFORE_BUILD, PATCHES)
     if directory := os.environ.get(REPORT):
         path = Path(directory) / f"patches-{os.getpid()}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(_layer.ledger.report(), indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(_stack.ledger.report(), indent=1) + "\n", encoding="utf-8")
     run()
 
 
-def layer() -> Layer:
-    """Return the layer of this process.
+def stack() -> DeviceStack:
+    """Return the device stack of this process.
 
     Raises:
-        EngineError: No layer was opened.
+        EngineError: No device stack was opened.
     """
-    if _layer is None:
+    if _stack is None:
         raise EngineError(
             "ms-swift runs without Anytron in this process.",
-            why="ms-swift's patches are applied, but Anytron's device layer was not opened",
+            why="ms-swift's patches are applied, but Anytron's device stack was not opened",
             fix="start ms-swift with the command anytron-swift",
         )
-    return _layer
+    return _stack
 
 
 PATCHES = (
@@ -88,4 +88,4 @@ PATCHES = (
         replacement="anytron_swift.masks:forward",
     ),
 )
-"""They join the layer's own of the phase."""
+"""They join the device stack's own of the phase."""

@@ -24,14 +24,14 @@ ROLLOUTS = "verl.workers.rollout.replica"
 
 
 class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent where types are checked
-    """The layer's platform: ``torch.cuda`` where that is redirected, else the device's own module.
+    """The device stack's platform: ``torch.cuda`` where that is redirected, else the device's own module.
 
     Processes without a device ask only what needs none: names, and how Ray counts the devices.
     """
 
     @property
     def _platform(self) -> Platform:
-        return process.layer().platform
+        return process.stack().platform
 
     @property
     def _runtime(self) -> DeviceRuntime:

@@ -1,4 +1,4 @@
-"""verl's own Megatron engines, with the layer's phases around them and Anytron's layouts inside."""
+"""verl's own Megatron engines, with the device stack's phases around them and Anytron's layouts inside."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ PATCHES = (
     _patch("preprocess_bshd_engine", _BSHD),
     _patch("postprocess_bshd_engine", _BACK),
 )
-"""They join the layer's own of the phase. Calls from outside of our engines' forward passes go to verl's functions."""
+"""Joined to the device stack's own patches of the phase. Calls from outside of our engines' forward passes go to
+verl's functions."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def register(device_name: str) -> None:
 
 
 class _OnTheLayer:
-    """Before one of verl's engines in its classes: what the layer does at each of its steps."""
+    """Before one of verl's engines in its classes: what the device stack does at each of its steps."""
 
     engine_config: Any
     model_config: Any
@@ -73,26 +74,26 @@ class _OnTheLayer:
     module: list[torch.nn.Module]
 
     def __init__(self, *args: Any, engine_config: Any, **kwargs: Any) -> None:
-        layer = process.layer()
-        layer.prepare(EngineFacts(sizes_of(engine_config), deterministic=engine_config.full_determinism))
-        layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
+        stack = process.stack()
+        stack.prepare(EngineFacts(sizes_of(engine_config), deterministic=engine_config.full_determinism))
+        stack.apply_phase(Phase.BEFORE_PARALLEL_INIT)
         super().__init__(*args, engine_config=engine_config, **kwargs)  # type: ignore[call-arg]  # of verl's engine
         self._layouts: Layouts | None = None
 
     def initialize(self) -> None:
-        """Build the model between the layer's phases, and its layouts."""
-        layer = process.layer()
-        layer.apply_phase(Phase.BEFORE_BUILD)
+        """Build the model between the device stack's phases, and its layouts."""
+        stack = process.stack()
+        stack.apply_phase(Phase.BEFORE_BUILD)
         super().initialize()  # type: ignore[misc]
-        layer.apply_phase(Phase.AFTER_BUILD, PATCHES)
+        stack.apply_phase(Phase.AFTER_BUILD, PATCHES)
         process.write_report()
         if hasattr(self.model_config.hf_config, "vision_config"):
             asked = features_asked(traits_of(self.tf_config), sizes_of(self.engine_config))
-            layer.require([Feature.VISION, *asked, *features_of(self.tf_config)])
+            stack.require([Feature.VISION, *asked, *features_of(self.tf_config)])
             logger.warning("verl's own layouts are used: Anytron's do not support images in verl's models")
             return
         sequence_format: Format = "thd" if self.engine_config.use_remove_padding else "bshd"
-        self._layouts = Layouts(layer, self.tf_config, sequence_format, sizes_of(self.engine_config))
+        self._layouts = Layouts(stack, self.tf_config, sequence_format, sizes_of(self.engine_config))
         self._layouts.settle(self.module)
 
     def forward_step(self, batch_iter: Iterator[Any], *args: Any, **kwargs: Any) -> Any:

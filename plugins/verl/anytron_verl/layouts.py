@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from anytron import ParallelSizes
     from anytron.sequences import Format
-    from anytron.train import Layer
+    from anytron.train import DeviceStack
     from anytron_megatron import BatchPreparer, PreparedBatch
 
 
@@ -89,7 +89,7 @@ class Layouts:
     """Layouts and masks for one of verl's models.
 
     Args:
-        layer: Device layer of the process.
+        stack: Device layer of the process.
         config: Megatron's, of the model.
         sequence_format: verl's ``use_remove_padding``: ``thd``, else ``bshd``.
         sizes: The parallel sizes of the ranks, which have met.
@@ -98,8 +98,10 @@ class Layouts:
         ConfigError: The platform lacks a feature that the model requires.
     """
 
-    def __init__(self, layer: Layer, config: TransformerConfig, sequence_format: Format, sizes: ParallelSizes) -> None:
-        self._layer = layer
+    def __init__(
+        self, stack: DeviceStack, config: TransformerConfig, sequence_format: Format, sizes: ParallelSizes
+    ) -> None:
+        self._stack = stack
         self._format = sequence_format
         self._config = config
         self._sizes = sizes
@@ -108,7 +110,7 @@ class Layouts:
 
     def settle(self, modules: Iterable[nn.Module]) -> None:
         """Set the mask type of a vendor's attention modules, which are not portable, for the platform's masks."""
-        if not self._layer.platform.portable_modules:
+        if not self._stack.platform.portable_modules:
             set_mask_type(modules, self._preparer(1).mask_kind, self._format)
 
     def prepare(self, input_ids: Tensor, *, bucket: int | None = None, rows: int | None = None) -> MicroBatch:
@@ -128,9 +130,9 @@ class Layouts:
 
     def _preparer(self, bucket: int) -> BatchPreparer:
         if bucket not in self._preparers:
-            portable, ranks = self._layer.platform.portable_modules, self._sizes.context
+            portable, ranks = self._stack.platform.portable_modules, self._sizes.context
             self._preparers[bucket] = batch_preparer(
-                self._layer,
+                self._stack,
                 self._format,
                 context_length=sys.maxsize,  # verl limits its sequences itself
                 traits=traits_of(self._config),

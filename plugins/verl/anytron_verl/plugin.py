@@ -1,4 +1,4 @@
-"""Open the layer as ``import verl`` loads the plugin, and make its platform verl's."""
+"""Open the device stack as ``import verl`` loads the plugin, and make its platform verl's."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ whose number is not limited."""
 
 
 def load() -> None:
-    """Open the layer, and make its platform verl's; do nothing if :data:`CHOICE` names another platform.
+    """Open the device stack, and make its platform verl's; do nothing if :data:`CHOICE` names another platform.
 
     verl goes on without a plugin that fails, and says so at level DEBUG only: so the error is logged here as well.
 
     Raises:
-        AnytronError: There is no layer in this process.
+        AnytronError: There is no device stack in this process.
     """
     chosen = os.environ.get(CHOICE, "").strip().lower()
     if chosen not in ("", PLATFORM):
         logger.info("%s=%s selects another platform: Anytron stays inactive", CHOICE, chosen)
         return
     try:
-        layer = process.begin()
-        if layer.platform.ray_resource is None and RAY_RESOURCES not in os.environ:
+        stack = process.begin()
+        if stack.platform.ray_resource is None and RAY_RESOURCES not in os.environ:
             os.environ[RAY_RESOURCES] = RANKS
             process.at_stop(os.environ.pop, RAY_RESOURCES, None)
         _offer()

@@ -1,4 +1,4 @@
-"""The layer of a process that has imported verl."""
+"""The device stack of a process that has imported verl."""
 
 from __future__ import annotations
 
@@ -9,49 +9,51 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron import EngineError
-from anytron.train import Layer, open_layer
+from anytron.train import DeviceStack, open_device_stack
 from anytron_verl import REPORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_layer: Layer | None = None
+_stack: DeviceStack | None = None
 _told = ExitStack()
 
 
-def begin() -> Layer:
-    """Open the layer of this process, once: its platform is that of ``ANYTRON_PLATFORM``, else the only usable one.
+def begin() -> DeviceStack:
+    """Open the device stack of this process, once.
+
+    Its platform is that of ``ANYTRON_PLATFORM``, else the only usable one.
 
     ``ANYTRON_PLATFORM_OPTIONS`` gives the platform's options.
 
     Raises:
         AnytronError: Its platform cannot be used, or Megatron is imported already.
     """
-    global _layer  # noqa: PLW0603 - the layer is a state of the process, as what it patches is
-    _layer = _layer or open_layer()
-    return _layer
+    global _stack  # noqa: PLW0603 - the device stack is a state of the process, as what it patches is
+    _stack = _stack or open_device_stack()
+    return _stack
 
 
-def layer() -> Layer:
-    """Return the layer of this process.
+def stack() -> DeviceStack:
+    """Return the device stack of this process.
 
     Raises:
-        EngineError: No layer was opened.
+        EngineError: No device stack was opened.
     """
-    if _layer is None:
+    if _stack is None:
         raise EngineError(
             "verl runs without Anytron in this process.",
             why="Anytron's plugin for verl was not loaded, or it failed",
             fix="run anytron doctor to see why; VERL_USE_EXTERNAL_PLUGINS must include the plugin",
         )
-    return _layer
+    return _stack
 
 
 def write_report() -> None:
     """Write the ledger to ``patches-PID.json`` if :data:`REPORT` asks for it: a Ray worker has no console."""
     if directory := os.environ.get(REPORT):
         path = Path(directory) / f"patches-{os.getpid()}.json"
-        path.write_text(json.dumps(layer().ledger.report(), indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(stack().ledger.report(), indent=1) + "\n", encoding="utf-8")
 
 
 def at_stop(undo: Callable[..., object], *arguments: Any) -> None:
@@ -67,8 +69,8 @@ def stop() -> None:
     Raises:
         PatchError: Someone else has changed a target since; all others are undone.
     """
-    global _layer
+    global _stack
     _told.close()
-    opened, _layer = _layer, None
+    opened, _stack = _stack, None
     if opened is not None:
         opened.undo()

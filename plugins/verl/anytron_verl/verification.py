@@ -134,7 +134,7 @@ def compute(path: Path, directory: Path, overrides: Sequence[str], *, alone: boo
     from anytron_verl.scoring import ScoringEngine
 
     section = compose(path, overrides)
-    process.layer().platform.runtime().set_device(int(os.environ["LOCAL_RANK"]))
+    process.stack().platform.runtime().set_device(int(os.environ["LOCAL_RANK"]))
     initialize_global_process_group_ray(timeout_second=600)
     given = load_file(directory / EXPECTED)
     drawn = random_sequences(len(given["logits"][0]))

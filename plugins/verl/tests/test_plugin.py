@@ -1,4 +1,4 @@
-"""How verl's process comes to a layer, or does not, and who says so."""
+"""How verl's process comes to a stack, or does not, and who says so."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 from anytron.base.errors import ConfigError, EngineError, PlatformError
 from anytron.base.traits import ParallelSizes
-from anytron.device.layer import Layer
 from anytron.device.platform import Feature, Limit
+from anytron.device.stack import DeviceStack
 from anytron.proof.doctor.subject import Subject
 from anytron_cpu import CpuPlatform
 from anytron_verl import examination, plugin, process
@@ -25,7 +25,7 @@ def test_another_platform_of_verls_is_left_alone(monkeypatch):
     monkeypatch.setenv("VERL_PLATFORM", "nvidia")
     plugin.load()
     with pytest.raises(EngineError, match="verl runs without Anytron"):
-        process.layer()
+        process.stack()
 
 
 def test_a_plugin_that_fails_says_so(monkeypatch, caplog):
@@ -112,15 +112,15 @@ def test_a_plugin_that_fails_half_way_takes_back_what_it_did(monkeypatch):
     monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
     monkeypatch.delenv("RAY_OVERRIDE_RESOURCES", raising=False)
     undone = []
-    layer = SimpleNamespace(platform=SimpleNamespace(ray_resource=None), undo=lambda: undone.append(True))
-    monkeypatch.setattr(process, "open_layer", lambda: layer)
+    stack = SimpleNamespace(platform=SimpleNamespace(ray_resource=None), undo=lambda: undone.append(True))
+    monkeypatch.setattr(process, "open_device_stack", lambda: stack)
     monkeypatch.setattr(plugin, "_offer", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         plugin.load()
     assert undone == [True]
     assert "RAY_OVERRIDE_RESOURCES" not in os.environ
     with pytest.raises(EngineError):
-        process.layer()
+        process.stack()
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_doctor_names_the_plugins_that_verl_passes_over(monkeypatch):
     assert found["verl.platform"].detail == "anytron_verl.device.AnytronDevice"
 
 
-@pytest.mark.filterwarnings("ignore")  # Megatron is imported without the layer here
+@pytest.mark.filterwarnings("ignore")  # Megatron is imported without the device stack here
 def test_a_way_to_share_sequences_that_no_layout_has_is_refused():
     from anytron_verl.layouts import MicroBatch, current_micro_batch, preprocess_thd_engine
 
@@ -176,8 +176,8 @@ def test_a_model_that_the_platform_declines_is_refused_as_it_is_built():
 
     def build(sequence_format, **options):
         config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, **options)
-        layer = Layer(SimpleNamespace(platform=Limited()), None)  # type: ignore[arg-type]
-        Layouts(layer, config, sequence_format, ParallelSizes())
+        stack = DeviceStack(SimpleNamespace(platform=Limited()), None)  # type: ignore[arg-type]
+        Layouts(stack, config, sequence_format, ParallelSizes())
 
     with pytest.raises(ConfigError, match="no attention-sinks: no sinks yet"):
         build("thd", softmax_type="learnable")

@@ -42,7 +42,7 @@ def test_the_comparison_would_notice_another_rotary_base(model, one):
 
 def test_verl_has_our_platform_and_its_own_engines_on_it(one):
     assert one["platform"] == "AnytronDevice"
-    assert one["layer"] == "cpu"
+    assert one["stack"] == "cpu"
     assert {one[each]["engine"] for each in FORMATS} == {"LanguageModelEngine"}
     assert {one[each]["critic"] for each in FORMATS} == {"ValueModelEngine"}
 

@@ -40,9 +40,9 @@ for directory in sys.argv[1:]:
 IN_A_WORKER = """
 import sys
 from anytron.base.errors import EngineError
-from anytron.device.layer import open_layer
+from anytron.device.stack import open_device_stack
 from anytron.device.patches import Phase
-layer = open_layer("cpu", engine="megatron")
+layer = open_device_stack("cpu", engine="megatron")
 layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
 from mcore_bridge.model.mm_gpts import internvl, kimi_vl, llava, qwen
 from mcore_bridge.model.mm_gpts.utils import patch_get_dynamic_module

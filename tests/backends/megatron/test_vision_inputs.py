@@ -109,7 +109,7 @@ def test_images_come_in_the_order_of_the_sequences_and_types_for_whole_sequences
     one.pixel_values.fill_(1)
     two.pixel_values.fill_(2)
     batch = batch_of(([3, *image(1, 4, 4)], [5], one), ([4], [6], None), ([*image(1, 2, 2), *image(1, 2, 4)], [7], two))
-    layout = plan_layout(batch.lengths, format="bshd", shard=ContextShard(2, 1), taken_as="whole")
+    layout = plan_layout(batch.lengths, format="bshd", shard=ContextShard(2, 1), input_layout="whole")
     arguments = vision.arguments(batch, layout, torch.device("cpu"))
     assert arguments["pixel_values"][:, 0].tolist() == [1] * 16 + [2] * 12
     assert arguments["image_grid_thw"].tolist() == [[1, 4, 4], [1, 2, 2], [1, 2, 4]]

@@ -14,8 +14,8 @@ from anytron.base.seeds import derive_seed
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.device.hooks.types import ProcessInfo
-from anytron.device.layer import Layer
 from anytron.device.patches import Ledger
+from anytron.device.stack import DeviceStack
 from anytron.workers.engines.context import EngineContext
 from anytron.workers.engines.rollout_engine import GenerationRequest
 from anytron.workers.weights.transfer import WeightManifest, checksum
@@ -51,8 +51,8 @@ def run_config(model=None, **rollout) -> RunConfig:
 
 
 def engine_for(config: RunConfig) -> TransformersEngine:
-    layer = Layer(SimpleNamespace(platform=CpuPlatform()), Ledger())
-    return TransformersEngine(EngineContext(config, layer, ProcessInfo("rollout")))
+    stack = DeviceStack(SimpleNamespace(platform=CpuPlatform()), Ledger())
+    return TransformersEngine(EngineContext(config, stack, ProcessInfo("rollout")))
 
 
 def write_weights(path: Path, weights: dict[str, torch.Tensor], version: int = 1) -> WeightManifest:

@@ -74,7 +74,7 @@ def test_5_a_square_mask_over_the_local_zigzag_is_refused(cp):
 @pytest.mark.parametrize("cp", [1, 2])
 def test_8_ids_and_labels_of_a_vision_model_are_aligned_alike_in_fp8(format, cp):
     """The vision path left out FP8's alignment, the label path had it: logits and labels differed in shape."""
-    for layout in shards(cp, format=format, fp8=True, taken_as="whole"):
+    for layout in shards(cp, format=format, fp8=True, input_layout="whole"):
         labels = layout.next_tokens(torch.arange(14))
         rows, columns = layout.taken.shape
         assert (rows, columns) == (labels.shape[0], labels.shape[1] * cp)

@@ -68,7 +68,7 @@ def test_a_gather_gives_the_gradient_of_the_local_slice_only(plan, cp):
 @settings(deadline=None, max_examples=80)
 @given(plan=plans, cp=context_sizes)
 def test_a_model_that_shards_inside_gets_whole_sequences_whose_shards_are_ours(plan, cp):
-    layouts = all_shards(plan, cp, taken_as="whole")
+    layouts = all_shards(plan, cp, input_layout="whole")
     ids = torch.arange(layouts[0].num_tokens)
     whole = layouts[0].taken.pack(ids, fill=-1)
     positions = layouts[0].taken.position_ids
@@ -92,7 +92,7 @@ def test_a_model_that_shards_inside_gets_whole_sequences_whose_shards_are_ours(p
 @given(plan=plans, cp=context_sizes)
 def test_a_model_that_packs_inside_gets_bare_rows_and_answers_in_our_slots(plan, cp):
     plan = {**plan, "format": "thd"}
-    for layout in all_shards(plan, cp, taken_as="rows"):
+    for layout in all_shards(plan, cp, input_layout="rows"):
         taken = layout.taken
         assert taken.format == "bshd"
         assert taken.shape == (len(plan["lengths"]), max(plan["lengths"]))
@@ -101,7 +101,7 @@ def test_a_model_that_packs_inside_gets_bare_rows_and_answers_in_our_slots(plan,
 
 
 def test_without_context_parallelism_the_whole_is_the_shard():
-    layout = plan_layout([3, 4], taken_as="whole")
+    layout = plan_layout([3, 4], input_layout="whole")
     assert layout.taken is layout
 
 
@@ -114,8 +114,8 @@ def test_positions_of_padding_stay_inside_of_the_context():
     ("arguments", "message"),
     [
         ({"format": "bhsd"}, "use 'thd' or 'bshd'"),
-        ({"taken_as": "model"}, "Unknown value of taken_as"),
-        ({"format": "bshd", "taken_as": "rows"}, "taken_as='whole'"),
+        ({"input_layout": "model"}, "Unknown value of input_layout"),
+        ({"format": "bshd", "input_layout": "rows"}, "input_layout='whole'"),
         ({"tensor_parallel": 0}, "Impossible tensor-parallel size"),
         ({"context_length": 4}, "length 5, the context 4"),
     ],

@@ -56,7 +56,7 @@ def test_one_micro_batch(format, cp, where, copies):
     request = MaskRequest(format, TRAITS, ParallelSizes(context=cp), frozenset({MaskKind.NONE, MaskKind.PADDING_2D}))
     with CountHostCopies(LENGTHS) as counted:
         layout = plan_layout(
-            lengths, format=format, tensor_parallel=2, shard=ContextShard(cp), taken_as="whole", device="meta"
+            lengths, format=format, tensor_parallel=2, shard=ContextShard(cp), input_layout="whole", device="meta"
         )
         ids, labels = layout.taken.pack(tokens), layout.next_tokens(tokens)
         mask = hooks.build_attn_mask(MaskRequest(format, TRAITS, request.parallel, request.accepted, layout))

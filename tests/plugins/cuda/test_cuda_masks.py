@@ -23,7 +23,7 @@ def hooks(plugin):
 
 @pytest.mark.parametrize("cp", [1, 2, 4])
 @pytest.mark.parametrize(
-    ("format", "accepted", "taken_as"),
+    ("format", "accepted", "input_layout"),
     [
         ("thd", {MaskKind.NONE}, "shard"),
         ("thd", {MaskKind.NONE}, "whole"),
@@ -33,10 +33,10 @@ def hooks(plugin):
     ],
 )
 @pytest.mark.parametrize("window", [None, (2, 0)])
-def test_transformer_engine_reads_the_definition(hooks, format, accepted, taken_as, cp, window):
-    traits = ModelTraits(window=window, vision=taken_as != "shard")
+def test_transformer_engine_reads_the_definition(hooks, format, accepted, input_layout, cp, window):
+    traits = ModelTraits(window=window, vision=input_layout != "shard")
     layouts = [
-        plan_layout(LENGTHS, format=format, tensor_parallel=2, shard=ContextShard(cp, rank), taken_as=taken_as)
+        plan_layout(LENGTHS, format=format, tensor_parallel=2, shard=ContextShard(cp, rank), input_layout=input_layout)
         for rank in range(cp)
     ]
     request = MaskRequest(format, traits, ParallelSizes(tensor=2, context=cp), frozenset(accepted), layouts[0])

@@ -15,7 +15,7 @@ Role = Literal["driver", "trainer", "rollout"]
 
 
 OWN_TRAINER = "own_trainer"
-"""Name of the engine in a process whose training loop and models are not Anytron's (:mod:`anytron.device.layer`)."""
+"""Name of the engine in a process whose training loop and models are not Anytron's (:mod:`anytron.device.stack`)."""
 
 
 @dataclass(frozen=True)

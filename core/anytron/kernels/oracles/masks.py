@@ -194,7 +194,7 @@ def _packed_by_map(mask: AttnMask, layout: SequenceLayout) -> list[list[int]]:
     """What a model that packs inside makes of its rows ``[B, S]`` and the 2-D map."""
     taken = layout.taken
     if taken.format != "bshd":
-        raise ValueError("a model that packs by the map takes rows: plan the layout with taken_as='rows'")
+        raise ValueError("a model that packs by the map takes rows: plan the layout with input_layout='rows'")
     keep = _required(mask, Polarity.KEEP)
     shown = torch.tensor(_tokens(taken)).view(taken.shape)
     return [row[kept].tolist() for row, kept in zip(shown, keep.cpu(), strict=True)]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from anytron.base.results import Result, of_error
 from anytron.config.schema import default_run
 from anytron.device.hooks.types import ProcessInfo
-from anytron.device.layer import planned_patches
 from anytron.device.loading import State, survey_plugins
 from anytron.device.patches import Verdict
 from anytron.device.platform import decisions_of
+from anytron.device.stack import planned_patches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

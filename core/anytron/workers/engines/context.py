@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.device.hooks.types import ProcessInfo
-    from anytron.device.layer import Layer
+    from anytron.device.stack import DeviceStack
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class EngineContext:
 
     Attributes:
         config: The run's configuration.
-        layer: The device layer of this process: plugins, platform, patches; ``before_import`` has been applied.
+        stack: The device stack of this process: plugins, platform, patches; ``before_import`` has been applied.
         process: Role and rank of this process.
         init_method: Where the ranks of the group meet, for ``torch.distributed.init_process_group``: the executor's
             choice. Ranks on one machine meet in a file that is theirs alone; nothing listens.
     """
 
     config: RunConfig
-    layer: Layer
+    stack: DeviceStack
     process: ProcessInfo
     init_method: str = "env://"

@@ -112,12 +112,12 @@ def start(bootstrap: Bootstrap) -> Parts:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     from anytron.config.schema import RunConfig
-    from anytron.device.layer import enter_layer
     from anytron.device.loading import open_process
+    from anytron.device.stack import enter_device_stack
 
     run, engine_name = RunConfig.model_validate(bootstrap.config), bootstrap.engine_name
     session = open_process(bootstrap.process, run, platform=bootstrap.platform, engine=engine_name)
-    layer = enter_layer(session, bootstrap.role, engine_name)
+    stack = enter_device_stack(session, bootstrap.role, engine_name)
 
     import torch
 
@@ -136,14 +136,14 @@ def start(bootstrap: Bootstrap) -> Parts:
         return engine_class(
             EngineContext(
                 config=RunConfig.model_validate(config),
-                layer=layer,
+                stack=stack,
                 process=bootstrap.process,
                 init_method=init_method,
             )
         )
 
-    observer = RankObserver(layer.platform.runtime() if bootstrap.role == "trainer" else None)
-    return Parts(build, observer, MemoryExplainer(layer.platform, bootstrap))
+    observer = RankObserver(stack.platform.runtime() if bootstrap.role == "trainer" else None)
+    return Parts(build, observer, MemoryExplainer(stack.platform, bootstrap))
 
 
 def _serve(connection: Connection, engine: Any, parts: Parts) -> int:

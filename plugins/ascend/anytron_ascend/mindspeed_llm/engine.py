@@ -46,7 +46,7 @@ class MindSpeedLlmEngine(MegatronEngine):
         config = self._context.config
         options = MindSpeedLlmOptions.model_validate(config.engine.options)
         model = load_hf_config(config.model)
-        install_arguments(translate(config, model, options), self._context.layer.ledger)
+        install_arguments(translate(config, model, options), self._context.stack.ledger)
 
     def open_source(self, directory: Path, *, policy: bool) -> MindSpeedLlmSource:
         """Open a model directory; the policy's and the critic's are alike."""

@@ -51,7 +51,7 @@ class TransformersServer:
         self._config = config
         self._seed = config.seed + replica_rank
         model = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
-        device = process.layer().platform.runtime().current_device()
+        device = process.stack().platform.runtime().current_device()
         self._generation = Generation(config, model, device)
         self._queue = RequestQueue()
         self._answers: dict[int, asyncio.Future[Response]] = {}

@@ -79,9 +79,9 @@ class Asked:
 
 
 def main(model):
-    layer = process.layer()
+    stack = process.stack()
     util.is_npu_available = Asked()
-    facts = {"platform": type(device.get_platform()).__name__, "layer": layer.platform.name}
+    facts = {"platform": type(device.get_platform()).__name__, "stack": stack.platform.name}
     for sequence_format in ("thd", "bshd"):
         Asked.count = 0
         of_format, worker = user.main(model, sequence_format, "float32")
@@ -89,7 +89,7 @@ def main(model):
         of_format["differing"] = [differing(worker.engine, sequence_format, seed) for seed in range(4)]
         of_format["asked by verl's own"] = Asked.count
         facts[sequence_format] = of_format
-    facts["patches"] = {row["id"]: [row["outcome"], row["detail"]] for row in layer.ledger.report()}
+    facts["patches"] = {row["id"]: [row["outcome"], row["detail"]] for row in stack.ledger.report()}
     facts["replaced"] = hasattr(model_forward.preprocess_thd_engine, "__wrapped__")
     process.stop()
     facts["torch"] = (torch.cuda.current_device, torch.cuda.Stream, torch.compile, torch.zeros, torch.Tensor.to) == OWN

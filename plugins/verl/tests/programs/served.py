@@ -11,7 +11,7 @@ import os
 import sys
 from collections import Counter
 
-import verl  # noqa: F401 - opens the layer
+import verl  # noqa: F401 - opens the device stack
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from verl.workers.config import RolloutConfig

@@ -10,8 +10,8 @@ from anytron.device.hooks.types import PatchContext
 from anytron.device.loading import hooks_of
 from anytron.device.patches import Phase
 from anytron_cpu import CpuPlatform
-from anytron_megatron.patches.catalog.attention import DELTA_NET_KERNELS
 from anytron_megatron.patches import trainer_patches
+from anytron_megatron.patches.catalog.attention import DELTA_NET_KERNELS
 
 
 class WithTorchCuda(CpuPlatform):

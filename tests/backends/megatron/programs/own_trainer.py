@@ -11,9 +11,9 @@ import torch
 sys.path.insert(0, sys.argv[1])
 import own_trainer
 
-from anytron.device.layer import open_layer
 from anytron.device.patches import Phase
 from anytron.device.platform import Feature, Limit
+from anytron.device.stack import open_device_stack
 
 torch.set_num_threads(1)
 OWN = (torch.cuda.current_device, torch.cuda.Stream, torch.compile, torch.zeros, torch.Tensor.to)
@@ -26,7 +26,7 @@ def attempt(sequence_format):
         return f"{type(error).__name__}: {error}"
 
 
-with open_layer("cpu", engine=sys.argv[2]) as layer:
+with open_device_stack("cpu", engine=sys.argv[2]) as layer:
     from megatron.core.tensor_parallel import random as recomputation
 
     own = (recomputation.checkpoint,)  # in a tuple, as above: the ledger gives modules that hold it the replacement

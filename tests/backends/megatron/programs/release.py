@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from anytron.device.layer import open_layer
+from anytron.device.stack import open_device_stack
 from anytron_megatron.models.release import auxiliary_losses, delta_net_modules, forget_auxiliary_losses, is_release
 
 
@@ -37,7 +37,7 @@ def construct() -> str:
 
 
 if __name__ == "__main__":
-    with open_layer("cpu", engine="megatron"):
+    with open_device_stack("cpu", engine="megatron"):
         note()
         print("fact-noted", told())
         forget_auxiliary_losses()

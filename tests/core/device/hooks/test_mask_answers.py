@@ -38,7 +38,7 @@ traits = st.builds(
 def plan(lengths, format, cp, traits, accepted):
     """All shards' layouts, as an engine plans them for such a model."""
     packs_inside = format == "thd" and MaskKind.NONE not in accepted
-    taken_as = "rows" if packs_inside else "whole" if traits.vision else "shard"
+    input_layout = "rows" if packs_inside else "whole" if traits.vision else "shard"
     return [
         plan_layout(
             lengths,
@@ -46,7 +46,7 @@ def plan(lengths, format, cp, traits, accepted):
             tensor_parallel=2,
             shard=ContextShard(cp, rank),
             constraints=LayoutConstraints(align=3),
-            taken_as=taken_as,
+            input_layout=input_layout,
         )
         for rank in range(cp)
     ]

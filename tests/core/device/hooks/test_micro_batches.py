@@ -37,7 +37,7 @@ def _changing(**changes):
 
 def _rows_of_a_model_that_packs_by_itself():
     """Its positions are those of its rows, which are wider than any sequence of the packed layout."""
-    layout = plan_layout([3, 2], taken_as="rows", constraints=LayoutConstraints(align=4))
+    layout = plan_layout([3, 2], input_layout="rows", constraints=LayoutConstraints(align=4))
     tokens = torch.arange(5)
     return ModelInputs(layout, layout.taken.pack(tokens), layout.taken.position_ids, layout.next_tokens(tokens))
 

@@ -18,8 +18,8 @@ from anytron.base.metric import joined
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.device.hooks.types import ProcessInfo
-from anytron.device.layer import Layer
 from anytron.device.patches import Ledger
+from anytron.device.stack import DeviceStack
 from anytron.record.checkpoint.manifest import FileRecord
 from anytron.run.trainer import checkpointing
 from anytron.run.trainer.loop import train
@@ -259,7 +259,7 @@ class InProcessExecutor:
         assert 0 <= spec.replica < spec.replicas
         config = spec.config or self.config
         context = EngineContext(
-            config, Layer(SimpleNamespace(platform=CpuPlatform()), Ledger()), ProcessInfo(spec.role)
+            config, DeviceStack(SimpleNamespace(platform=CpuPlatform()), Ledger()), ProcessInfo(spec.role)
         )
         self.started.append(spec.role if spec.model == "policy" else spec.model)
         if spec.model == "reward_model":

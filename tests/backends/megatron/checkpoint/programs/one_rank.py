@@ -10,13 +10,13 @@ import threading
 from pathlib import Path
 
 from anytron.device.hooks.types import ProcessInfo
-from anytron.device.layer import open_layer
+from anytron.device.stack import open_device_stack
 from anytron.workers.engines.context import EngineContext
 from tests.backends.megatron.ranks import engine_config
 
 model, output, port = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-layer = open_layer("cpu", engine="megatron")
+layer = open_device_stack("cpu", engine="megatron")
 
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402

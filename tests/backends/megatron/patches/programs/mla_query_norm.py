@@ -4,8 +4,8 @@ import json
 
 import torch
 
-from anytron.device.layer import open_layer
 from anytron.device.patches import Phase
+from anytron.device.stack import open_device_stack
 
 torch.set_num_threads(1)
 
@@ -26,7 +26,7 @@ def build():
     return sorted(name for name, _ in attention.linear_q_proj.named_parameters())
 
 
-with open_layer("cpu") as layer:
+with open_device_stack("cpu") as layer:
     layer.apply_phase(Phase.BEFORE_PARALLEL_INIT)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     from megatron.core import parallel_state

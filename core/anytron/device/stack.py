@@ -1,4 +1,4 @@
-"""The device layer by itself, as used by Anytron's workers and by frameworks that bring their own trainer.
+"""The device stack by itself, as used by Anytron's workers and by frameworks that bring their own trainer.
 
 ``docs/how-to/use-in-your-own-trainer.md`` is a complete example with a Megatron model.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Layer:
+class DeviceStack:
     """A process on a platform: its plugins, and its patches of third-party code.
 
     Leaving it as a context manager undoes all patches.
@@ -100,13 +100,13 @@ class Layer:
         self.undo()
 
 
-def open_layer(
+def open_device_stack(
     platform: str | None = None,
     options: Mapping[str, Any] | None = None,
     *,
     role: Role = "trainer",
     engine: str = OWN_TRAINER,
-) -> Layer:
+) -> DeviceStack:
     """Choose the platform of this process, and apply the patches that come before Megatron is imported.
 
     Args:
@@ -121,18 +121,18 @@ def open_layer(
         ConfigError: ``options`` are not valid for the platform, or differ from ``ANYTRON_PLATFORM_OPTIONS``.
         PatchError: Megatron, or another package that must be patched before its import, is imported already.
     """
-    return enter_layer(open_session(platform, options, engine), role, engine)
+    return enter_device_stack(open_session(platform, options, engine), role, engine)
 
 
-def enter_layer(session: Session, role: Role, engine: str) -> Layer:
+def enter_device_stack(session: Session, role: Role, engine: str) -> DeviceStack:
     """Apply the patches that come before Megatron is imported, in a process whose session is open.
 
-    Args and raises: As :func:`open_layer`.
+    Args and raises: As :func:`open_device_stack`.
     """
     ledger = Ledger(context=PatchContext(session.platform, role, session.hooks, engine))
-    layer = Layer(session, ledger)
-    layer.apply_phase(Phase.BEFORE_IMPORT)
-    return layer
+    stack = DeviceStack(session, ledger)
+    stack.apply_phase(Phase.BEFORE_IMPORT)
+    return stack
 
 
 def planned_patches(
