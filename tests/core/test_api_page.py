@@ -89,7 +89,7 @@ def test_what_a_platform_and_its_runtime_must_define_is_marked():
 
 def test_a_name_s_own_words_are_there():
     """One of each form: a field with its default, a method, a protocol's argument, an alias, a member, a function."""
-    assert "| `scope` | `ScopeFactory \\| None = None` | Makes a context manager" in section("ModelInputs")
+    assert "| `scope` | `ScopeFactory \\| None = None` | Factory of a context manager" in section("ModelInputs")
     assert "- `pack(values: Tensor, fill: float | bool = 0) -> Tensor`: Arrange flat" in section("SequenceLayout")
     assert "- `hidden`: `[N, H]`" in section("LogProbKernel")
     assert "ScopeFactory = Callable[[], AbstractContextManager[None]]" in section("ScopeFactory")

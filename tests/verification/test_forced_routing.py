@@ -50,5 +50,5 @@ def test_other_experts_change_every_token_and_leave_nothing_behind(model):
 
 def test_the_routing_of_another_model_is_refused(model):
     routing = torch.zeros(len(TOKENS), 7, 2, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="routing is of 7 layers"):
+    with pytest.raises(ValueError, match="routing has 7 layers"):
         computed(model, routing)

@@ -57,7 +57,7 @@ def test_a_fault_of_the_kernel_fails_and_the_kernel_is_named(fault, wrong):
     result = compare(updated(**fault))
     assert result.status == "failed"
     assert result.detail.startswith(f"{wrong} of 3 weights after one update")
-    assert "are not where torch's AdamW brings them" in result.detail
+    assert "differ from torch's AdamW with the same gradients" in result.detail
     assert result.detail.endswith("look at the adam kernel")
 
 

@@ -147,7 +147,7 @@ def test_images_that_do_not_fit_their_tokens_are_named_by_sequence(vision, promp
 
 def test_a_text_model_refuses_images():
     refuse_images(batch_of(([3], [4], None)))
-    with pytest.raises(DataError, match="takes no images"):
+    with pytest.raises(DataError, match="does not accept images"):
         refuse_images(batch_of(([3, *image(1, 4, 4)], [5], patches((1, 4, 4)))))
 
 
@@ -172,7 +172,7 @@ def test_parts_are_frozen_of_vision_language_models_only():
 
 def test_something_is_trained_on_every_stage():
     everything = ["vision_tower", "aligner", "language_model"]
-    assert remarks(CONFIGS["qwen3_vl"], everything) == [("error", "model.freeze", "all parts are frozen")]
+    assert remarks(CONFIGS["qwen3_vl"], everything) == [("error", "model.freeze", "all parts are frozen, so nothing is trained")]
     ((severity, key, message),) = remarks(CONFIGS["qwen3_vl"], ["language_model"], pipeline_model_parallel_size=2)
     assert (severity, key) == ("error", "model.freeze")
     assert "frozen language model" in message

@@ -52,5 +52,5 @@ def test_the_entry_of_a_tensor_is_read(tmp_path, form):
 
 @pytest.mark.parametrize(("owner", "name"), [(Metadata, "__init__"), (_MEM_FORMAT_ENCODING, "__class__")])
 def test_other_attributes_are_refused(tmp_path, owner, name):
-    with pytest.raises(EngineError, match=f"it takes '{name}'"):
+    with pytest.raises(EngineError, match=f"it reads the attribute '{name}'"):
         read(tmp_path, Metadata({"weight": Named(owner, name)}))

@@ -202,17 +202,17 @@ def test_the_tracker_warns_without_the_filter():
     # The filtered message is real: without the patch every fork that draws says it.
     _, stderr = run("""
         from anytron_megatron.redirect import redirect_torch_cuda
-        from anytron_megatron.patches import generator_warning, import_noise
+        from anytron_megatron.patches import imports
         from anytron_megatron.patches.triton_stand_in import stand_in_for_triton
         redirect_torch_cuda(host)
-        import_noise.filter_messages(context)
+        imports.filter_messages(context)
         stand_in_for_triton(context)
         from megatron.core.tensor_parallel import random as megatron_random
         tracker = megatron_random.CudaRNGStatesTracker()
         tracker.add("test", 5)
         with tracker.fork("test"):
             torch.rand(1)
-        generator_warning.drop_warning(context)
+        imports.drop_warning(context)
         with tracker.fork("test"):
             torch.rand(1)
     """)

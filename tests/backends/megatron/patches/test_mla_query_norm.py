@@ -32,7 +32,7 @@ def test_the_patch_leaves_the_projection_alone_and_is_skipped_elsewhere(facts, m
 )
 def test_the_program_to_file_ends_with_0_where_the_fault_is_and_only_there(megatron_version):
     (fault,) = [one for one in reproductions("megatron-core") if "without `q_lora_rank`" in one.title]
-    opened = "from anytron.device.stack import open_device_stack\nopen_layer('cpu')\n" + fault.text
+    opened = "from anytron.device.stack import open_device_stack\nopen_device_stack('cpu')\n" + fault.text
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", opened], capture_output=True, text=True, timeout=240, check=False
     )

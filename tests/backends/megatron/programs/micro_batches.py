@@ -189,7 +189,7 @@ def test_log_probs_that_are_rounded_are_refused(recorder, monkeypatch):
     rows, columns = prepared.inputs.layout.shape
     with (
         scopes.enter(head.scope(prepared)),
-        pytest.raises(EngineError, match=r"returns torch\.float32 and torch\.bfloat16"),
+        pytest.raises(EngineError, match=r"returned torch\.float32 and torch\.bfloat16"),
     ):
         layer.forward(torch.zeros(columns, rows, 2))
 
@@ -243,5 +243,5 @@ def test_a_model_that_computes_in_fp8_gets_whole_blocks_of_tokens(sequence_forma
 
 
 def test_images_that_no_part_of_the_model_takes_are_refused(preparer):
-    with pytest.raises(DataError, match="takes no images"):
+    with pytest.raises(DataError, match="does not accept images"):
         preparer.prepare(batch_with_an_image())

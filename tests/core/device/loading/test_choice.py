@@ -240,7 +240,7 @@ def test_the_variable_holds_the_options_where_none_are_given(site, monkeypatch):
     assert open_session("npx").platform.seen.tile == 32
     assert open_session("npx", {}).platform.seen.tile == 32
     assert open_session("npx", {"tile": 32}).platform.seen.tile == 32, "the same twice is no conflict"
-    with pytest.raises(ConfigError, match="given twice") as caught:
+    with pytest.raises(ConfigError, match="set in two places") as caught:
         open_session("npx", {"tile": 16})
     assert caught.value.where == "platform.options, ANYTRON_PLATFORM_OPTIONS"
 

@@ -17,14 +17,14 @@ def test_an_environment_with_this_version_of_anytron_is_accepted(tmp_path):
 
 @pytest.mark.parametrize(
     ("anytron", "message"),
-    [(None, "No module named 'anytron'"), ("0.0.9", f"has Anytron 0.0.9, and this is {__version__}")],
+    [(None, "No module named 'anytron'"), ("0.0.9", f"has Anytron 0.0.9, but this process runs {__version__}")],
 )
 def test_one_without_it_or_with_another_version_is_refused(tmp_path, anytron, message):
     python = make_environment(tmp_path / "venv", anytron=anytron)
     (found,) = interpreter_diagnostics("rollout.python", str(python))
     assert (found.severity, found.key) == ("error", "rollout.python")
     assert message in found.message
-    assert found.fix == f"{python} -m pip install {installable(__version__)}"
+    assert found.fix == f"run {python} -m pip install {installable(__version__)}"
 
 
 def test_what_is_no_interpreter_is_refused(tmp_path):

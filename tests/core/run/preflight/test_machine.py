@@ -166,7 +166,7 @@ def test_a_reward_model_has_no_more_ranks_than_training_whose_devices_it_shares(
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [
-        ({"kl_estimator": "k1"}, "a gradient that is 0 in expectation"),
+        ({"kl_estimator": "k1"}, "the gradient of k1 is 0 in expectation"),
         ({"kl_placement": "reward"}, "k3 does not have the policy gradient of the KL divergence"),
     ],
 )

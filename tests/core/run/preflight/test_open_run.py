@@ -119,7 +119,7 @@ def test_in_the_driver_the_platform_has_the_options_of_the_ranks(opened, monkeyp
     monkeypatch.setattr(os, "environ", {**os.environ})  # which open_process adds to
     session = open_process(ProcessInfo("trainer"), run.config, platform="testchip", engine="megatron")
     assert session.platform.options == Options(clock="fast", tile=4)
-    with pytest.raises(ConfigError, match="given twice"):
+    with pytest.raises(ConfigError, match="set in two places"):
         opened("platform.options={tile: 8}")
 
 

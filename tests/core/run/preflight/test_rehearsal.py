@@ -155,7 +155,7 @@ BROKEN = {
     "no room for the answer": (changed(1, answer="12345"), [], None, "line 2", "raise rollout.max_new_tokens"),
     "a constant": (ROWS, [], function("r.py:constant"), "line 1", "stricter pattern"),
     "a function that never rewards": (ROWS, [], function("r.py:never"), "line 1", "ask for a form"),
-    "a function that raises": (ROWS, [], function("r.py:raises"), "line 1", "let it give 0"),
+    "a function that raises": (ROWS, [], function("r.py:raises"), "line 1", "return 0 for a response"),
     "two beginnings": (
         [{**one, "prompt": f"<extra0>{one['prompt']}"} for one in ROWS],
         ["model.tokenizer=tok.py:begun", "data.options.chat=true"],

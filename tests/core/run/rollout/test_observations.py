@@ -67,7 +67,7 @@ def test_text_is_tokenised_by_itself_and_tokens_are_taken(tokenizer):
         ("{{ messages[-1].content }}", Observation(messages=MESSAGES), "cannot be tokenised", "once and unchanged"),
         (CHATML, Observation(text="\ud800"), "cannot be tokenised", "surrogate"),
         (CHATML, Observation(text=""), "has no tokens", "not stopped"),
-        (CHATML, Observation(tokens=[-1]), "does not know", "ids from -1"),
+        (CHATML, Observation(tokens=[-1]), "does not know", "ids are from -1"),
         (None, Observation(messages=MESSAGES), "cannot be tokenised", "chat_template"),
     ],
 )

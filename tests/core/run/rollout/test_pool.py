@@ -105,7 +105,7 @@ WRONG = {
     "twice": (lambda finished, engine: [*finished, *finished[:1]], "it was not requested"),
     "log-probs": (changed(log_probs=(-0.1,)), "2 tokens have 1 log-probs and 2 versions"),
     "versions": (changed(versions=()), "2 tokens have 2 log-probs and 0 versions"),
-    "length": (changed(tokens=(1,) * 6, log_probs=(0.0,) * 6, versions=(1,) * 6), "6 tokens, and 5 were allowed"),
+    "length": (changed(tokens=(1,) * 6, log_probs=(0.0,) * 6, versions=(1,) * 6), "6 tokens, but only 5 were allowed"),
     "aborted": (changed(stop_reason="abort"), "it was aborted"),
     "mixed": (changed(versions=(0, 1)), "it comes from weights of version 0, but version 1 is current"),
 }

@@ -284,7 +284,7 @@ def test_validation_is_none_of_it(new_run, tmp_path):
         ({"algorithm": {"overlong_buffer": 4}}, "overlong_buffer=4 must be at most rollout.max_new_tokens=3"),
         (
             {"algorithm": {"overlong_buffer": 2}, "environment": {"path": "task.py:Environment"}},
-            "where rollout.max_new_tokens limits a turn",
+            "where rollout.max_new_tokens limits each turn",
         ),
     ],
     ids=["returns", "critic", "long-buffer", "environment"],

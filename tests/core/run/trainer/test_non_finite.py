@@ -188,5 +188,5 @@ def test_a_directory_of_something_else_is_refused(damage, new_run, tmp_path):
         (tmp_path / "bad" / "batch.safetensors").write_bytes(b"\x00" * 20)
     if damage == "foreign":
         (tmp_path / "bad" / "batch.json").write_text("[]")
-    with pytest.raises(DataError, match="no saved mini-batch"):
+    with pytest.raises(DataError, match="not a saved mini-batch"):
         read_bad_batch(tmp_path / "bad")

@@ -201,9 +201,9 @@ def add_source(state):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (change_prompts, "there were 63 and are 64"),
-        (change_tokens, r"those of task\.py:prompts have other tokens"),
-        (add_source, "there were 64, 64 and are 64"),
+        (change_prompts, "there were 63 prompts and now there are 64"),
+        (change_tokens, r"prompts of task\.py:prompts have other tokens"),
+        (add_source, "there were 64, 64 prompts and now there are 64"),
     ],
 )
 def test_other_prompts_at_the_same_place_are_refused(new_run, monkeypatch, change, message):

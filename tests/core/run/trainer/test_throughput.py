@@ -75,7 +75,7 @@ def test_replicas_with_devices_of_their_own_count_as_devices_and_not_for_mfu(mon
         ([{"peak_flops": {"per_s": None, "source": "a processor"}}], "count", "a processor"),
         ([{}], "count", "the engine reports no peak"),
         ([{"peak_flops": PEAK}], "", "the engine megatron does not count operations"),
-        ([{"peak_flops": PEAK}], "count_not", "Not known. no list of tensors"),
+        ([{"peak_flops": PEAK}], "count_not", "Not known; no list of tensors"),
         ([{"peak_flops": PEAK}, {}], "count", "the engine reports no peak"),
     ],
 )

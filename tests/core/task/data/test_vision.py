@@ -116,20 +116,20 @@ def damaged(tmp_path):
     [
         (
             lambda _: {"text": "1?", "images": [picture()]},
-            r"(?s)does not have one image token.*p7.*1 image, and 0 times.*image_pad.*13",
+            r"(?s)does not have one image token.*p7.*1 image, but 0 times.*image_pad.*13",
         ),
-        (lambda _: {"text": f"{PLACE}?"}, "(?s)does not have one image token.*p7.*0 images, and 1 times"),
+        (lambda _: {"text": f"{PLACE}?"}, "(?s)does not have one image token.*p7.*0 images, but 1 times"),
         (
             lambda _: {"text": f"{PLACE}{PLACE}?", "images": [picture()]},
-            "(?s)does not have one image token.*p7.*1 image, and 2 times",
+            "(?s)does not have one image token.*p7.*1 image, but 2 times",
         ),
         (
             lambda _: {"text": f"{PLACE}?", "images": [picture()] * 3},
-            "(?s)does not have one image token.*p7.*3 images, and 1 times",
+            "(?s)does not have one image token.*p7.*3 images, but 1 times",
         ),
         (
             lambda _: {"tokens": (IMAGE,) * 4, "images": [picture()]},
-            "(?s)does not have one image token.*p7.*1 image, and 4 times",
+            "(?s)does not have one image token.*p7.*1 image, but 4 times",
         ),
         (lambda _: {"text": "<|video_pad|>?"}, "(?s)Videos are not supported.*p7"),
         (lambda path: {"text": f"{PLACE}?", "images": [path / "x.png"]}, r"(?s)cannot be read.*p7.*x\.png.*No such"),

@@ -59,7 +59,7 @@ def test_one_with_another_version_of_anytron_is_refused_as_the_two_meet(executor
         rollout.call("describe")
     assert caught.value.where == f"rollout rank 0 on {socket.gethostname()}, rollout.python = {python}"
     assert caught.value.why == f"the driver has {__version__}, and {python} has 0.0.9"
-    assert caught.value.fix == f"{python} -m pip install {installable(__version__)}"
+    assert caught.value.fix == f"run {python} -m pip install {installable(__version__)}"
 
 
 COMMITS = ("0.1.dev7+g0123abcde", "0.1.dev7+gfedcba987", "0.1.dev7+g0123abcde.d20260102")
