@@ -56,7 +56,10 @@ def test_it_says_what_it_has_decided(session):
 
 @pytest.mark.parametrize(
     ("answer", "why"),
-    [(["tile"], "'tile', which is not a Decision"), ([Decision("tile", "4", "")] * 2, "two decisions have the same name: tile, tile")],
+    [
+        (["tile"], "'tile', which is not a Decision"),
+        ([Decision("tile", "4", "")] * 2, "have the same name: tile, tile"),
+    ],
 )
 def test_a_platform_that_decides_otherwise_is_named(session, monkeypatch, answer, why):
     monkeypatch.setattr(session.platform, "decisions", lambda: answer)

@@ -298,7 +298,7 @@ CASES = {
     "generation config is a list": (put(GENERATION, [2]), r"generation_config\.json.*of type list"),
     "end token is text": (put(GENERATION, {"eos_token_id": "2"}), r"generation_config\.json: eos_token_id: it must be"),
     "end token is negative": (put(GENERATION, {"eos_token_id": [2, -3]}), "eos_token_id: it must be a list"),
-    "end token is out of the vocabulary": (put(GENERATION, {"eos_token_id": 5000}), "eos_token_id is 5000, but the voc"),
+    "end token is out of the vocabulary": (put(GENERATION, {"eos_token_id": 5000}), "eos_token_id is 5000, but"),
     "tokenizer is cut short": (put("tokenizer.json", b"{"), "The tokenizer cannot be loaded"),
     "tokenizer is a list": (put("tokenizer.json", []), "The tokenizer cannot be loaded"),
     "tokenizer is nested": (put("tokenizer.json", TOO_DEEP), "The tokenizer cannot be loaded"),
