@@ -58,7 +58,7 @@ def test_it_says_what_it_has_decided(session):
     ("answer", "why"),
     [
         (["tile"], "'tile', which is not a Decision"),
-        ([Decision("tile", "4", "")] * 2, "have the same name: tile, tile"),
+        ([Decision("tile", "4", "")] * 2, "the same name: tile, tile"),
     ],
 )
 def test_a_platform_that_decides_otherwise_is_named(session, monkeypatch, answer, why):
