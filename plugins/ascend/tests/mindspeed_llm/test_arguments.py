@@ -154,7 +154,7 @@ def test_grouped_products_of_float32_are_refused():
 
 def test_further_arguments_are_passed_on_unless_they_follow_from_the_rest():
     assert translated(options={"arguments": {"swap_attention": True}})["swap_attention"] is True
-    with pytest.raises(ConfigError, match="given twice") as caught:
+    with pytest.raises(ConfigError, match="are set twice") as caught:
         translated(options={"arguments": {"num_layers": 2}})
     assert "engine.options.arguments.num_layers" in caught.value.where
 

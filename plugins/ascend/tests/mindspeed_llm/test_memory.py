@@ -30,7 +30,7 @@ def estimated(monkeypatch, request, tiny_family):
     def examine(family, *overrides):
         asked = ["engine.name=mindspeed_llm", f"model.path={tiny_family(family)}", "model.config=null", *overrides]
         subject = look(request.config.rootpath / "examples/grpo_sort.yaml", asked)
-        return {entry.name.removeprefix(RANK): entry for entry in devices.examine(subject, Device())}
+        return {entry.name.removeprefix(RANK): entry for entry in devices.examine_memory(subject, Device())}
 
     return examine
 
