@@ -14,7 +14,7 @@ CALLS = ("call", "scatter", "submit", "submit_each")
 SNIPPET = """
 from anytron.algorithms.contract import LossFunction
 from anytron.sequences.batch import RaggedBatch
-from anytron.workers import remote
+from anytron.workers.executor import protocol
 from anytron.workers.engines.training_engine import CheckpointEngine, TrainingEngine
 from anytron.workers.executor.protocol import WorkerGroup
 
@@ -48,12 +48,12 @@ def test_the_group_gets_the_methods_name_and_arguments():
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        ("remote.scatter(group, TrainingEngine.update, [(batches, loss)])", None),
-        ("remote.call(group, TrainingEngine.descibe)", "attr-defined"),
-        ('remote.call(group, CheckpointEngine.save_checkpoint, "here", asynchronos=True)', "call-arg"),
-        ('remote.call(group, CheckpointEngine.save_checkpoint, "here", asynchronous="yes")', "arg-type"),
-        ("remote.scatter(group, TrainingEngine.update, [(loss, batches)])", "arg-type"),
-        ("version: int = remote.call(group, TrainingEngine.describe)[0]", "assignment"),
+        ("protocol.scatter(group, TrainingEngine.update, [(batches, loss)])", None),
+        ("protocol.call(group, TrainingEngine.descibe)", "attr-defined"),
+        ('protocol.call(group, CheckpointEngine.save_checkpoint, "here", asynchronos=True)', "call-arg"),
+        ('protocol.call(group, CheckpointEngine.save_checkpoint, "here", asynchronous="yes")', "arg-type"),
+        ("protocol.scatter(group, TrainingEngine.update, [(loss, batches)])", "arg-type"),
+        ("version: int = protocol.call(group, TrainingEngine.describe)[0]", "assignment"),
     ],
 )
 def test_mypy_finds_a_wrong_name_argument_or_result(call, error, tmp_path):
