@@ -30,7 +30,7 @@ def join(stack: DeviceStack, sizes: ParallelSizes | None = None, *, seed: int = 
     """Bring up this rank, up to where models can be built: the platform's state, patches, process groups, generators.
 
     Args:
-        stack: Of this process.
+        stack: Device stack of this process.
         sizes: How the ranks are split; None = one rank. Started by ``torchrun``, ranks meet where it says.
         seed: Seed of the random generators.
         timeout_s: A collective that takes longer is an error.
@@ -60,7 +60,7 @@ def batch_preparer(
     The platform is asked first whether it does what the format, the traits and the sizes say.
 
     Args:
-        stack: Of this process, whose rank has joined.
+        stack: Device stack of this process, whose rank has joined.
         sequence_format: ``thd``, packed, or ``bshd``, padded.
         context_length: Longest sequence that the model can take, in tokens.
         traits: Traits of the model that decide its mask; None = the traits of a dense causal model.

@@ -17,7 +17,7 @@ def conformance(
 
     With ``test_conformance = conformance("acme", level="device")`` pytest makes one test per rule of that level, such
     as ``test_conformance[device.rng-round-trip]``. Features that the platform lacks are skipped with its reason; if
-    only some cases of a rule are skipped, the test's properties name them.
+    only some cases of a rule are skipped, the test's properties count them.
 
     Args:
         platform: Name of the platform, as in ``platform.name``; it must be installed.

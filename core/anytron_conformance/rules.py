@@ -1,4 +1,7 @@
-"""What a rule is: one sentence of the contract, the cases in which it is checked, and the function that checks it."""
+"""What a rule is: one sentence of the contract, the cases in which it is checked, and the function that checks it.
+
+Rules belong to levels; :func:`rules_of` imports the rules of one.
+"""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ import yaml
 
 from anytron.base.errors import AnytronError, ConfigError
 from anytron.base.results import Result, in_one_line
-from anytron.cli.checks import print_report, progress_of
 from anytron.cli.output import ScratchDirectory, error_console
 from anytron.proof.checks import Report, make
 from anytron.task.isolation.process import Gone, IsolatedProcess, ProcessSettings
-from anytron_conformance.rules import rules_of
+from anytron_conformance.rules import checked_levels, rules_of
+from anytron_conformance.subject import Source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from anytron.proof.checks import Watcher
     from anytron_conformance.rules import Level, Rule
-    from anytron_conformance.subject import Source
 
 
 START_S = 300.0
@@ -135,8 +134,8 @@ def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str]
         AnytronError: The platform is not installed, its device is absent, or a level or option does not exist.
         KeyboardInterrupt: Ctrl-C. The rules that had been checked are printed; all processes have ended.
     """
-    from anytron_conformance.rules import checked_levels, rules_of
-    from anytron_conformance.subject import Source
+    # With all of doctor, which the pytest plugin, a user of Checker alone, does not need.
+    from anytron.cli.checks import print_report, progress_of
 
     asked = checked_levels(levels)
     source = Source(platform, _parsed(options))

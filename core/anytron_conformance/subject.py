@@ -124,7 +124,7 @@ class Subject:
         return cast("Kept", self._kept[name])
 
     def drop(self, name: str) -> None:
-        """Close what is kept under a name; it is made anew at the second call."""
+        """Close what is kept under a name; the next :meth:`keep` makes it anew."""
         self._kept.pop(name).close()
 
     def close(self) -> None:

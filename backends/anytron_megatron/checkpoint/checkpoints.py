@@ -170,7 +170,7 @@ class Checkpoints:
             return
         file = directory / _random_file(dist.get_rank())
         try:
-            _restore(load_file(file), self._runtime)
+            _set_random_states(load_file(file), self._runtime)
         except (OSError, SafetensorError, KeyError, RuntimeError, TypeError) as error:
             raise exhausted(error, str(file)) or refusal(file, f"{type(error).__name__}: {error}") from error
 
@@ -208,7 +208,7 @@ def _random_states(runtime: DeviceRuntime) -> dict[str, Tensor]:
     return {name: state.detach().cpu().clone() for name, state in states.items()}
 
 
-def _restore(states: Mapping[str, Tensor], runtime: DeviceRuntime) -> None:
+def _set_random_states(states: Mapping[str, Tensor], runtime: DeviceRuntime) -> None:
     """Set every random state of this rank."""
     torch.set_rng_state(states[HOST])
     runtime.set_rng_state(states[DEVICE])

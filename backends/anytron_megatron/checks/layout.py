@@ -22,7 +22,7 @@ _PIPELINE = "parallel.pipeline_model_parallel_size"
 
 _CONTEXT = "parallel.context_parallel_size"
 
-CLASSES = "USE_MCORE_GDN"
+_LAYER_SWITCH = "USE_MCORE_GDN"
 """Environment variable of mcore-bridge (config/parser.py): 0 builds Hugging Face layers instead of Megatron layers."""
 
 _FALSE = ("0", "n", "no", "f", "false", "off")
@@ -57,8 +57,7 @@ def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions)
             f"raise {_PIPELINE}, or remove {key_chunks}",
         )
     layers = model.get("num_hidden_layers")
-    # Uneven stages have options of Megatron's own; who sets them knows.
-    uneven = [name for name in options.transformer if "pipeline" in name]
+    uneven = _has_uneven_stages(options)
     if layers and layers % pipeline and not uneven:
         yield _not_divisible(_PIPELINE, f"{layers} layers", pipeline)
     elif layers and layers % (pipeline * chunks) and not uneven:
@@ -112,13 +111,13 @@ def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[D
             "Megatron's deterministic Gated DeltaNet takes no packed sequences",
             "set engine.sequence_format=bshd",
         )
-    if os.environ.get(CLASSES, "1").lower() in _FALSE:
+    if os.environ.get(_LAYER_SWITCH, "1").lower() in _FALSE:
         yield Diagnostic(
             "error",
             "engine.name",
-            f"with {CLASSES}={os.environ[CLASSES]} mcore-bridge builds layers that get no mask and are not split over "
-            "ranks",
-            f"unset {CLASSES}",
+            f"with {_LAYER_SWITCH}={os.environ[_LAYER_SWITCH]} mcore-bridge builds layers that get no mask and are not "
+            "split over ranks",
+            f"unset {_LAYER_SWITCH}",
         )
 
 
@@ -145,8 +144,7 @@ def vision_diagnostics(subject: Subject, run: RunConfig, options: MegatronOption
     chunks = run.parallel.pipeline_model_parallel_size * options.virtual_pipeline_model_parallel_size
     features = len((subject.config.get("vision_config") or {}).get("deepstack_visual_indexes") or ())
     layers = subject.text.get("num_hidden_layers")
-    uneven = any("pipeline" in name for name in options.transformer)
-    if features and layers and not uneven and layers // chunks < features:
+    if features and layers and not _has_uneven_stages(options) and layers // chunks < features:
         yield Diagnostic(
             "error",
             _PIPELINE,
@@ -158,6 +156,11 @@ def vision_diagnostics(subject: Subject, run: RunConfig, options: MegatronOption
 
 def _not_divisible(key: str, what: str, size: int) -> Diagnostic:
     return Diagnostic("error", key, f"{what} cannot be split over {size} ranks", f"use a size that divides {what}")
+
+
+def _has_uneven_stages(options: MegatronOptions) -> bool:
+    """Whether Megatron's own options divide the layers: who sets them knows the stages."""
+    return any("pipeline" in name for name in options.transformer)
 
 
 def _has_linear_attention(model: Mapping[str, Any]) -> bool:

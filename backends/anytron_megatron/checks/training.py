@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 NO_NONDETERMINISTIC_ALGORITHM = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
-"""Megatron asserts it, whoever supplies Transformer Engine's modules (TEDotProductAttention in
-megatron/core/extensions/transformer_engine.py)."""
+"""The variable that Megatron's deterministic mode asserts, whoever supplies Transformer Engine's modules
+(TEDotProductAttention in megatron/core/extensions/transformer_engine.py)."""
 
 _OVERLAP = "engine.options.overlap_grad_reduce"
 
@@ -27,7 +27,7 @@ _SEES = frozenset({"vision_tower", "aligner"})
 
 
 def deterministic_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
-    """Refuse a deterministic run whose user has set the variable to another value."""
+    """Refuse a deterministic run if the environment contradicts :data:`NO_NONDETERMINISTIC_ALGORITHM`."""
     for name, value in NO_NONDETERMINISTIC_ALGORITHM.items() if run.engine.deterministic else ():
         if os.environ.get(name, value) != value:
             message = f"Megatron refuses a deterministic run with {name}={os.environ[name]}"

@@ -37,7 +37,7 @@ class Held:
     """Numbers on one rank.
 
     Attributes:
-        dense: Outside of routed experts.
+        dense: Number of elements outside of routed experts.
         expert: Number of elements in routed experts.
     """
 

@@ -70,7 +70,7 @@ def generation(run: RunConfig, training: TrainingEstimate, device: DeviceMemory)
 
 
 def estimate_reward_model(run: RunConfig) -> TrainingEstimate:
-    """Estimate what the rank takes that has the most.
+    """Estimate what the rank of a reward model takes that has the most.
 
     Args:
         run: The run, as the ranks of the model have it (:attr:`anytron.config.schema.RunConfig.of_reward_model`).

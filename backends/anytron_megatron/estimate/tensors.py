@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING
 
 from anytron.base.errors import ConfigError
@@ -145,15 +144,15 @@ def pieces(shapes: Shapes, config: Mapping[str, Any], sizes: ParallelSizes) -> I
             yield Piece(name, shape, size, last, expert=False, layer=None)  # tied, and used at both ends
 
 
-def adapter_pieces(pieces: Iterable[Piece], lora: LoraSection) -> list[Piece]:
+def adapter_pieces(layers: Iterable[Piece], lora: LoraSection) -> list[Piece]:
     """Estimate the adapters of a rank's layers; Megatron splits one of the two matrices, which is not counted here."""
     wanted = [one.rpartition(".")[2] for one in lora.targets]
     kinds = {kind for name, several in LAYERS.items() if ALL_LINEAR in wanted or name in wanted for kind in several}
     found = []
-    for piece in pieces:
+    for piece in layers:
         if piece.layer is None or len(piece.shape) < 2 or piece.kind not in kinds or piece.name.endswith(".bias"):
             continue
-        part = piece.size / max(1, prod(piece.shape))
+        part = piece.size / max(1, math.prod(piece.shape))
         size = lora.rank * (piece.shape[-2] + (0 if piece.kind in _SECOND else piece.shape[-1]))
         matrices = piece.shape[0] if len(piece.shape) == 3 else 1
         found.append(replace(piece, size=int(size * matrices * (part if piece.expert else 1.0))))

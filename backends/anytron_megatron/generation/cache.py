@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 SWITCHES = ("sequence_parallel", "scatter_to_sequence_parallel", "reduce_scatter_embeddings")
-"""Attributes of modules and their configurations that turn it on (``megatron/core/transformer/utils.py``)."""
+"""Attributes of modules and their configurations that turn sequence parallelism on
+(``megatron/core/transformer/utils.py``)."""
 
 
 class Cache:

@@ -1,4 +1,4 @@
-"""What is read from a model's configuration: its traits, its masks, missing fields, and number formats."""
+"""What is read from a model's configuration: traits, masks, missing fields, number formats. Imports no Megatron."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def features_of(config: TransformerConfig) -> list[Feature]:
 
 
 def accepted_masks(sequence_format: str, *, context_parallel: int, vision: bool, portable: bool) -> frozenset[MaskKind]:
-    """Name the kinds, as ``build_attn_mask`` is told them (``MaskRequest.accepted``).
+    """Return the kinds of mask that can reach the attention of mcore-bridge's models (``MaskRequest.accepted``).
 
     Packed sequences end where ``cu_seqlens`` says, and context parallelism has no layer with all keys: both
     go without a tensor. Otherwise a full mask is possible. Portable attention modules find it in the

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from contextlib import ExitStack
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -94,14 +93,14 @@ def install_exchange(_context: PatchContext) -> Installed:
     gradients is zero on it, and the sum over context-parallel ranks, which every gradient goes through, is the whole
     one.
 
-    It calls them once for each packed sequence; here ``_unpack_sequence``, which would cut a buffer for that, leaves
-    it in one piece, and one exchange moves all of it.
+    mcore-bridge's layer calls them once for each packed sequence; here ``_unpack_sequence``, which would cut a buffer
+    for that, leaves it in one piece, and one exchange moves all of it.
     """
     from mcore_bridge.model.modules import gated_delta_net as bridge
     from megatron.core.ssm import gated_delta_net as megatron
 
     # No property: an adaptor may put in a constructor that sets the attribute by itself.
-    context_size = cached_property(lambda layer: layer.pg_collection.cp.size())
+    context_size = functools.cached_property(lambda layer: layer.pg_collection.cp.size())
     context_size.__set_name__(bridge.GatedDeltaNet, "cp_size")
     with ExitStack() as stack:
         stack.callback(setattr, bridge, "_unpack_sequence", bridge._unpack_sequence)
@@ -184,7 +183,8 @@ def install_kernels(context: PatchContext) -> Installed:
         wanted = {name: value for name, value in unused.items() if value not in (None, False)}
         if wanted:
             raise EngineError(
-                "The gated delta rule does not support these options.", why=f"set are {', '.join(sorted(wanted))}"
+                "The gated delta rule does not support these options.",
+                why=f"these are set: {', '.join(sorted(wanted))}",
             )
         return rule(q, k, v, g, beta, q.shape[-1] ** -0.5, cu_seqlens), None
 

@@ -1,4 +1,4 @@
-"""Fixes of what is imported, and of code that expects CUDA: torch.cuda, torch.compile and Transformer Engine."""
+"""Fixes of what is imported, and of code that expects CUDA, its generator, torch.compile or Transformer Engine."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ TALKATIVE_LOGGERS = ("megatron.core.distributed.fsdp", "megatron.core.num_microb
 
 
 def filter_messages(_context: PatchContext) -> Installed:
-    """Filter the warnings, and the talkative loggers below WARNING."""
+    """Filter the known warnings that Megatron emits when it is imported, and talkative loggers below WARNING."""
     filters_before = list(warnings.filters)
     for message, category in WARNINGS:
         warnings.filterwarnings("ignore", message=r"\s*" + message, category=category)
@@ -218,12 +218,12 @@ def alias_portable_modules(context: PatchContext) -> Installed:
     return Installed(install(context.kernels, context.platform.runtime().device_type))
 
 
-LOGGER = "megatron.core.tensor_parallel.random"
-MESSAGE = "CPU RNG state changed within GPU RNG context"
+_TRACKER_LOGGER = "megatron.core.tensor_parallel.random"
+_TRACKER_WARNING = "CPU RNG state changed within GPU RNG context"
 
 
 def drop_warning(context: PatchContext) -> Installed:
-    """Filter the message if the device draws from the host's generator.
+    """Drop one warning of Megatron's RNG tracker if the device draws from the host's generator.
 
     The tracker forks the device's generator and warns if the host's state has changed meanwhile. Where both are
     one object it always changes, and the fork restores it.
@@ -232,10 +232,10 @@ def drop_warning(context: PatchContext) -> Installed:
 
     if context.platform.runtime().default_generator() is not torch.default_generator:
         return Installed(lambda: None, "not needed: the device has its own generator")
-    logger = logging.getLogger(LOGGER)
+    logger = logging.getLogger(_TRACKER_LOGGER)
 
     def keep(record: logging.LogRecord) -> bool:
-        return record.msg != MESSAGE
+        return record.msg != _TRACKER_WARNING
 
     logger.addFilter(keep)
     return Installed(lambda: logger.removeFilter(keep))

@@ -200,7 +200,7 @@ def shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def keep_query_projection(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``QKNormConfigResolver._mla_fused_linear_or_default``.
+    """Wrap ``QKNormConfigResolver._mla_fused_linear_or_default``: project uncompressed queries without a norm.
 
     DeepSeek's norm of queries is that of their compressed form (``q_a_layernorm``). Where ``q_lora_rank`` is None there
     is none, and the layer specs name a projection without one; megatron-core 0.19 takes one with a norm instead.
@@ -216,11 +216,12 @@ def keep_query_projection(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def share_whole_sequences(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap mcore-bridge's ``MLASelfAttention.get_query_key_value_tensors``.
+    """Wrap mcore-bridge's ``get_query_key_value_tensors``: share the rotary key between ranks with whole sequences.
 
-    All heads share one rotary key, ``[S, B, D]``. It gathers this key over the sequence with any tensor parallelism,
-    although each rank has whole sequences unless ``sequence_parallel`` is set. Then the key is passed on as it is, and
-    its gradient is summed over the ranks, as each rank has a part of the heads that it serves (Megatron-LM #6839).
+    All heads share one rotary key, ``[S, B, D]``. The original gathers this key over the sequence with any tensor
+    parallelism, although each rank has whole sequences unless ``sequence_parallel`` is set. Then the key is passed on
+    as it is, and its gradient is summed over the ranks, as each rank has a part of the heads that it serves
+    (Megatron-LM #6839).
     """
     module = sys.modules[original.__module__]
 

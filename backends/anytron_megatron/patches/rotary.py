@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytron.kernels.contract import KernelName
-from anytron_megatron.portable_te.binding import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +21,9 @@ def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     From 0.19 on ``multi_latent_attention`` is called ``mla_rotary_interleaved``; the fourth argument is the same.
     """
+    # Not above: the other fixes here are also for platforms without the portable modules.
+    from anytron_megatron.portable_te.binding import kernels
+
     rotate = kernels().fused(KernelName.ROPE, None)
 
     @functools.wraps(original)
@@ -53,6 +55,8 @@ def rotate_in_layers(original: Callable[..., Any]) -> Callable[..., Any]:
     matters, it computes.
     """
     from megatron.core.models.common.embeddings import rope_utils
+
+    from anytron_megatron.portable_te.binding import kernels
 
     rotate = kernels().fused(KernelName.ROPE, None)
 

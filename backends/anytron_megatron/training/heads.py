@@ -1,6 +1,6 @@
-"""What stands in the place of a model's output layer: scores of tokens, or of sequences, and never whole logits.
+"""What stands in the place of a model's output layer: scores of tokens, or of sequences.
 
-Only comparisons with another computation ask for whole logits.
+No pass of a training step makes whole logits; comparisons with another computation and generation do.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class TokenScoreHead:
         del unused
         weight = self._layer.weight if weight is None else weight
         if self._whole:
-            shard = torch.nn.functional.linear(self._on_every_rank(hidden), weight)
+            shard = nn.functional.linear(self._on_every_rank(hidden), weight)
             return gather_from_tensor_model_parallel_region(shard), None
         prepared = self._micro_batch()
         log_probs, entropy = self._evaluate(hidden, prepared.inputs.labels, weight, prepared.scored)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 SCALE = 2.0**40
-"""Gradients are multiplied by it meanwhile: of a 1 that an export adds to a weight, as to some norms, 1e-12 is left."""
+"""Gradients are multiplied by it while they are exported: of a 1 that an export adds to a weight, as to some norms,
+1e-12 is left."""
 
 UNTRAINED = 2.0**120
 """Stands in the places of what has no gradient; also bfloat16 has this number."""
@@ -42,7 +43,7 @@ What = Literal["output", "loss", "gradient of its input", "gradient of its outpu
 
 @torch.no_grad()
 def gather_gradients(wrapped: Sequence[DistributedDataParallel]) -> None:
-    """Gather the whole reduced gradients on each data-parallel replica, of which a distributed optimizer has shards.
+    """Gather the whole reduced gradients, of which a distributed optimizer has shards, on each data-parallel replica.
 
     A collective over data-parallel replicas.
     """
@@ -181,13 +182,13 @@ class _Watch:
         for handle in self._handles:
             handle.remove()
 
-    def _takes(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _takes(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         del module
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(partial(self._look_at_gradient, name, "gradient of its input"))
 
-    def _gives(self, name: str, module: torch.nn.Module, args: tuple[Any, ...], output: object) -> None:
+    def _gives(self, name: str, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         del module, args
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor) and tensor.is_floating_point():

@@ -160,7 +160,7 @@ def _run(
 
 
 class FrozenModel:
-    """A model without gradient buffers and optimizer.
+    """A model that is never updated, such as a teacher or a reward model: no gradient buffers and no optimizer.
 
     Args:
         chunks: The model on this rank, its modules as they were built.

@@ -78,9 +78,9 @@ def gspo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
 def gspo_token(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
     """Clip by the response's ratio, and let the gradient be each token's own. ``algorithm.loss=gspo_token``.
 
-    The ratio is ``sg(s_i) * p / sg(p)``, with ``sg`` stopping the gradient (eq. 13 and 14): its value is that of
-    :func:`gspo`, and tokens of one response may have different advantages. Where they have the same, and
-    ``aggregation=sequence-mean``, both have the same gradient.
+    The ratio is ``sg(s_i) * p / sg(p)``, with ``sg`` stopping the gradient (GSPO, arXiv:2507.18071, eq. 13 and 14):
+    its value is that of :func:`gspo`, and tokens of one response may have different advantages. Where they have the
+    same, and ``aggregation=sequence-mean``, both have the same gradient.
     """
     mean = tokens.sequence_mean(tokens.log_ratio().detach())
     own = (tokens.log_probs - tokens.log_probs.detach()).exp()
@@ -176,9 +176,9 @@ class ValueLoss:
         error = (values - returns).square()
         limited = torch.zeros_like(batch.response_mask)
         if self.clip > 0.0:
-            clipped = (torch.clamp(values, old - self.clip, old + self.clip) - returns).square()
-            limited = clipped > error
-            error = torch.maximum(error, clipped)
+            held = (torch.clamp(values, old - self.clip, old + self.clip) - returns).square()
+            limited = held > error
+            error = torch.maximum(error, held)
         loss = 0.5 * torch.sum(weights * error)
         metrics = {
             "critic/loss": loss,

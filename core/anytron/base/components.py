@@ -91,7 +91,7 @@ class EngineInfo:
         components: The libraries that it uses.
         memory: Function that estimates the device memory of a rank, ``module:function`` that imports no engine; empty =
             the engine gives no estimate. For a training engine
-            :class:`anytron.workers.engines.estimates.EstimatesTraining`; of a rollout engine:
+            :class:`anytron.workers.engines.estimates.EstimatesTraining`; for a rollout engine
             :class:`anytron.workers.engines.estimates.EstimatesRollout`.
         process_bytes: Resident memory of one of its processes before it has a model, as measured: Python and what it
             imports. It counts where the device is the processor. 0 = not measured, or no process of its own.

@@ -87,7 +87,7 @@ def export(
 
     Example: anytron checkpoint export runs/grpo_sort model
     """
-    from anytron.cli.alone import export_model
+    from anytron.cli.single_rank import export_model
 
     export_model(path, out, overrides or [])
 

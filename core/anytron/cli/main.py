@@ -244,7 +244,7 @@ def replay(
 
     Example: anytron replay runs/default/bad_batches/step-000012-update-1
     """
-    from anytron.cli.alone import run_replay
+    from anytron.cli.single_rank import run_replay
 
     _handle_signals()
     if not run_replay(batch, overrides or [], checkpoint=checkpoint, as_json=as_json):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_TEMPLATE = "acme"
+_PLACEHOLDER = "acme"
+"""The platform's name in the template."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class Names:
     def fill(self, text: str) -> str:
         """Put the name into text, or a path, of the template."""
         forms = {
-            f"anytron_{_TEMPLATE}": self.package,
-            _TEMPLATE.capitalize(): "".join(word.capitalize() for word in self.platform.split("-")),
-            _TEMPLATE: self.platform,
+            f"anytron_{_PLACEHOLDER}": self.package,
+            _PLACEHOLDER.capitalize(): "".join(word.capitalize() for word in self.platform.split("-")),
+            _PLACEHOLDER: self.platform,
         }
         return re.sub("|".join(forms), lambda found: forms[found.group()], text)
 
@@ -97,6 +98,7 @@ def _taken(names: Names) -> str:
 
 
 TEMPLATE = Path(__file__).parent / "scaffold" / "template"
+"""A complete package for a platform called ``acme``, of real files: its name is replaced in them."""
 
 
 def write_package(names: Names, into: Path) -> Path:

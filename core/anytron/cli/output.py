@@ -123,7 +123,7 @@ def run_output() -> Iterator[Console]:
 
 
 TABLE_WIDTH = 200
-"""Columns where the output is not a terminal: rich would take 80 and cut names short."""
+"""The same for tables, whose names would otherwise be cut short."""
 
 
 def print_table(table: Table) -> None:

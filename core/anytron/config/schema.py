@@ -1,10 +1,9 @@
 """The schema of a run's YAML file: what is trained, and the file as a whole.
 
 Where prompts come from is in :mod:`anytron.config.data`, how responses are made in :mod:`anytron.config.generation`,
-how they are judged in :mod:`anytron.config.scoring`, what they teach in :mod:`anytron.config.algorithm`, the optimizer
-and the models beside the policy in :mod:`anytron.config.running`, how the run is carried out in
-:mod:`anytron.config.running`. Every key is documented there or here and nowhere else: ``docs/reference/config.md`` is
-generated from them.
+how they are judged in :mod:`anytron.config.scoring`, what they teach in :mod:`anytron.config.algorithm`; the optimizer,
+the models beside the policy, and how the run is carried out in :mod:`anytron.config.running`. Every key is documented
+there or here and nowhere else: ``docs/reference/config.md`` is generated from them.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None 
             where="engine.name",
             why=f"the engine {run.engine.name} gives no estimate",
             fix="start with a small engine.max_tokens_per_micro_batch "
-            "and monitor device memory (nvidia-smi, npu-smi info)",
+            "and watch the device's memory with its vendor's tool",
         )
     training: TrainingEstimate = estimate(run if prompt_tokens is None else _of_real_size(run, prompt_tokens))
     rank = [*training.parts, *_process(trains, device)]

@@ -157,8 +157,6 @@ def ranks_own_devices(subject: Subject, case: Case) -> None:
 
 def compare_device(member: Member) -> None:
     """Compare the device of this rank's tensors with its number."""
-    import torch
-
     device = torch.ones(1, device=member.subject.device).device
     if device.index not in (None, member.rank):
         raise Broken("A rank's tensors are on another rank's device.", f"rank {member.rank} has them on {device}")

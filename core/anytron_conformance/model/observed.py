@@ -1,4 +1,4 @@
-"""What the training engine computes of tiny models on the platform under test, and what transformers does."""
+"""The tiny models and their layouts, and what the training engine under test and transformers compute of them."""
 
 from __future__ import annotations
 

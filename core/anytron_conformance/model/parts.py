@@ -76,7 +76,7 @@ def hold_values(what: str, found: Tensor, expected: Tensor, dtype: str) -> None:
     """Hold values of tokens against what they should be, float32 ``[T]`` both.
 
     Args:
-        what: Names them at the beginning of a sentence, and says whose they should be.
+        what: What a difference means, a sentence for the platform's author.
         found: Result of the platform.
         expected: Results of transformers.
         dtype: ``model.dtype``.

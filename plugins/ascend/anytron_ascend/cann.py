@@ -1,4 +1,4 @@
-"""Ask CANN how many NPUs there are and which operators, through its C interface, without torch."""
+"""Ask CANN how many NPUs there are and which operators, through its C interface; or load the simulator instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-VARIABLE = "ANYTRON_ASCEND_SIMULATOR"
+SIMULATOR = "ANYTRON_ASCEND_SIMULATOR"
 """Asks for the simulator, a test tool; only this file knows of it."""
 
 ACL_SUCCESS = 0
@@ -74,30 +74,30 @@ def preload_simulator() -> None:
     Raises:
         PlatformError: The simulator is not installed, not built, or not for this torch_npu.
     """
-    _run("preload")
+    _call_simulator("preload")
 
 
 def activate_simulator() -> None:
     """Import torch_npu on simulated devices, if asked for."""
-    _run("activate")
+    _call_simulator("activate")
 
 
-def _run(step: str) -> None:
-    if os.environ.get(VARIABLE) != "1":
+def _call_simulator(step: str) -> None:
+    if os.environ.get(SIMULATOR) != "1":
         return
     try:
         import anytron_ascend_simulator as simulator
     except ImportError as error:
         raise PlatformError(
             "The Ascend simulator is not installed.",
-            where=f"{VARIABLE}=1",
+            where=f"{SIMULATOR}=1",
             why=str(error),
-            fix=f"pip install anytron-ascend-simulator, or unset {VARIABLE}",
+            fix=f"pip install anytron-ascend-simulator, or unset {SIMULATOR}",
         ) from error
     try:
         getattr(simulator, step)()
     except simulator.SimulatorError as error:
-        raise PlatformError("The Ascend simulator cannot be used.", where=f"{VARIABLE}=1", why=str(error)) from error
+        raise PlatformError("The Ascend simulator cannot be used.", where=f"{SIMULATOR}=1", why=str(error)) from error
 
 
 def _operator_libraries() -> Iterator[ctypes.CDLL]:

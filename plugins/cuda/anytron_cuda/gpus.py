@@ -57,7 +57,7 @@ FP4: tuple[Capability, Capability | None, str] = ((10, 0), None, "Blackwell")
 
 
 def peak_flops(name: str, dtype: str, configured: float | None) -> PeakFlops:
-    """Find the number.
+    """Find the peak of a GPU, in operations a second.
 
     Args:
         name: The driver's name of the GPU.

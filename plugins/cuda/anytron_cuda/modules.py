@@ -1,4 +1,4 @@
-"""Choose whose building blocks models are made of: Transformer Engine's, or the portable ones."""
+"""Choose whose building blocks models are made of, Transformer Engine's or the portable ones, and try imports."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def import_transformer_engine() -> None:
 
 @functools.cache
 def import_error(module: str) -> str:
-    """Return why a module cannot be imported; empty if it can be or already is. Neither it nor CUDA is loaded here.
+    """Return why a module cannot be imported; empty if it can be or already is. Another process tries it.
 
     A library that was built for another torch, or another CUDA, is found by this: its symbols are missing.
     """

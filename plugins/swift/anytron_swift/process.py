@@ -40,7 +40,6 @@ def _start(entry: str) -> None:
     _stack = open_device_stack(engine="megatron")
     _stack.apply_phase(Phase.BEFORE_PARALLEL_INIT)
     run = load("swift.megatron", entry)
-
     _stack.apply_phase(Phase.BEFORE_BUILD, PATCHES)
     if directory := os.environ.get(REPORT):
         path = Path(directory) / f"patches-{os.getpid()}.json"
@@ -72,7 +71,7 @@ PATCHES = (
         phase=Phase.BEFORE_BUILD,
         package=MS_SWIFT.package,
         requires=MS_SWIFT.specifier,
-        reason=("ms-swift makes a mask of all pairs of tokens, except on NPUs, and layers that keep a state get none"),
+        reason="ms-swift makes a mask of all pairs of tokens, except on NPUs, and layers that keep a state get none",
         upstream="https://github.com/modelscope/ms-swift/pull/9196; swift/template/base.py, lines 2151 to 2157",
         remove_when="ms-swift asks its platform for masks",
         replacement="anytron_swift.masks:prepare_batch",

@@ -146,7 +146,7 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
 def _register_rollout() -> None:
     """Add the rollout to verl's two registries, of replicas and of what training workers have of them; once.
 
-    That is when verl's are registered: to import them takes seconds. Our rollout's code is not imported.
+    Not before verl's own rollouts are imported, which takes seconds. Our rollout's code is not imported.
     """
     if ROLLOUTS not in sys.modules:
         return

@@ -65,7 +65,7 @@ def register(device_name: str) -> None:
             process.at_stop(registered.pop, (device_name, PLATFORM), None)
 
 
-class _OnTheLayer:
+class _OnTheStack:
     """Before one of verl's engines in its classes: what the device stack does at each of its steps."""
 
     engine_config: Any
@@ -109,11 +109,11 @@ class _OnTheLayer:
             return super().forward_step(again, *args, **kwargs)  # type: ignore[misc]
 
 
-class LanguageModelEngine(_OnTheLayer, MegatronEngineWithLMHead):  # type: ignore[misc]
+class LanguageModelEngine(_OnTheStack, MegatronEngineWithLMHead):  # type: ignore[misc]
     """verl's engine of policies and their references."""
 
 
-class ValueModelEngine(_OnTheLayer, MegatronEngineWithValueHead):  # type: ignore[misc]
+class ValueModelEngine(_OnTheStack, MegatronEngineWithValueHead):  # type: ignore[misc]
     """verl's engine of critics."""
 
 

@@ -89,7 +89,7 @@ class Layouts:
     """Layouts and masks for one of verl's models.
 
     Args:
-        stack: Device layer of the process.
+        stack: Device stack of the process.
         config: Megatron's, of the model.
         sequence_format: verl's ``use_remove_padding``: ``thd``, else ``bshd``.
         sizes: The parallel sizes of the ranks, which have met.

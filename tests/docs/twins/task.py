@@ -20,14 +20,20 @@ TASK = (
     Twin(
         "tests/core/task/data/test_examination.py::test_the_driver_loads_what_a_confined_process_has_loaded",
         "core/anytron/task/data/examination.py",
-        "        next(steps, None)  # it is loaded\n",
-        "",
+        "if next(steps, None) != _LOADED:",
+        "if False:",
     ),
     Twin(
         "tests/core/task/data/test_examination.py::test_the_driver_loads_nothing_of_teacher_reward_model_and_critic",
         "core/anytron/task/data/examination.py",
-        "{key: list(reader.ask(key, _errand(place))) for",
+        "{key: list(islice(reader.ask(key, _errand(place)), 2)) for",
         "{key: list(service(key, lambda: None)) for",
+    ),
+    Twin(
+        "tests/core/task/data/test_examination.py::test_what_a_process_answers_that_its_files_have_taken_over_is_refused",
+        "core/anytron/task/data/examination.py",
+        "if next(steps, None) is not None:",
+        "if False:",
     ),
     Twin(
         "tests/core/task/data/test_examination.py::test_whatever_loading_does_is_an_error_that_names_the_directory",

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from anytron.device.hooks.specs import Kind
     from anytron.sequences.layout import ModelInputs
 
-VARIABLE = "ANYTRON_TRACE_HOOKS"
+TRACE_VARIABLE = "ANYTRON_TRACE_HOOKS"
 _LONGEST = 160
-_HOOK = "preprocess_sequences"
-_FRESH = "a scope is a function without arguments that makes a fresh context manager each time it is called"
+"""Characters of an argument or a result in a trace."""
+_PREPROCESS = "preprocess_sequences"
+_FRESH_SCOPE = "a scope is a function without arguments that makes a fresh context manager each time it is called"
 
 
 class Implementation(NamedTuple):
@@ -140,7 +141,7 @@ def check_class(hook: str, plugin: str, answer: object, kind: type) -> None:
 
 def tracing() -> bool:
     """Whether the user asked for a trace."""
-    return os.environ.get(VARIABLE, "0") not in ("", "0")
+    return os.environ.get(TRACE_VARIABLE, "0") not in ("", "0")
 
 
 def traced(hook: str, plugin: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -209,14 +210,14 @@ class InputChecks:
         from anytron.sequences.layout import ModelInputs
         from anytron.sequences.scopes import parts
 
-        check_class(_HOOK, plugin, after, ModelInputs)
+        check_class(_PREPROCESS, plugin, after, ModelInputs)
         if after.layout is not before.layout:
-            raise broken(_HOOK, plugin, "the layout stays the same object", "it returned another layout")
+            raise broken(_PREPROCESS, plugin, "the layout stays the same object", "it returned another layout")
         for name in ("input_ids", "labels", "position_ids"):
             old, new = getattr(before, name), getattr(after, name)
             if old.shape != new.shape or old.dtype != new.dtype:
                 why = f"{name} was {old.dtype} {tuple(old.shape)} and became {new.dtype} {tuple(new.shape)}"
-                raise broken(_HOOK, plugin, "ids, labels and positions keep shape and dtype", why)
+                raise broken(_PREPROCESS, plugin, "ids, labels and positions keep shape and dtype", why)
         if after.position_ids is not before.position_ids and plugin not in self._positions_of:
             self._positions_of.add(plugin)
             _check_positions(plugin, before, after)
@@ -236,7 +237,7 @@ def _check_positions(plugin: str, before: ModelInputs, after: ModelInputs) -> No
         place = tuple(int(index) for index in moved.nonzero()[0])
         was, now = int(before.position_ids[place]), int(after.position_ids[place])
         why = f"position_ids{list(place)} was {was} and became {now}; only positions of padding may change"
-        raise broken(_HOOK, plugin, "real tokens keep their positions", why)
+        raise broken(_PREPROCESS, plugin, "real tokens keep their positions", why)
 
 
 def _check_scope(plugin: str, scope: Any) -> None:
@@ -257,4 +258,4 @@ def _check_scope(plugin: str, scope: Any) -> None:
 
 
 def _no_factory(plugin: str, why: str) -> HookContractError:
-    return broken(_HOOK, plugin, _FRESH, why)
+    return broken(_PREPROCESS, plugin, _FRESH_SCOPE, why)

@@ -263,7 +263,7 @@ def options_of_variable() -> dict[str, Any]:
 
 
 def _malformed(why: str) -> ConfigError:
-    fix = f"""set it to a JSON object, for example {OPTIONS_VARIABLE}='{{"adaptor": "mindspeed"}}'"""
+    fix = f"""set it to a JSON object, for example {OPTIONS_VARIABLE}='{{"tile": 64}}'"""
     return ConfigError(f"{OPTIONS_VARIABLE} is not a JSON object.", where="environment variables", why=why, fix=fix)
 
 

@@ -114,7 +114,7 @@ def _attend(kernel: AttentionKernel, call: AttentionCall, layout: SequenceLayout
 
 
 TOKENS, HIDDEN, VOCABULARY, FILLED_UP = 37, 64, 1500, 1536
-"""Number of last rows of the output layer that belong to no token."""
+"""The last ``FILLED_UP - VOCABULARY`` rows of the output layer belong to no token."""
 TEMPERATURE = 0.7
 IGNORED_EVERY = 5
 LOG_PROB_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}

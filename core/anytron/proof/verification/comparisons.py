@@ -116,7 +116,7 @@ def compare_observations(check: str, dtype: str, own: Observation, found: Observ
             return Result(
                 check,
                 "failed",
-                f"the {name} is 0, although every token contributes to the loss: the backward pass does not reach it",
+                f"the {name} is 0, although every token contributes to the loss: no gradient reaches the weights",
             )
     differences = {
         name: (largest(found.outputs[name] - values), tolerance(dtype, values)) for name, values in own.outputs.items()

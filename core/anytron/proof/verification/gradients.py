@@ -15,7 +15,7 @@ import torch
 
 from anytron.base.errors import ResourceError
 from anytron.base.results import Result, of_error
-from anytron.proof.verification.comparisons import FACTORS, measured
+from anytron.proof.verification.comparisons import FACTORS, largest, measured
 from anytron.proof.verification.engines import first_mini_batch, gradient_temperature, plan_of
 from anytron.proof.verification.hugging_face import LOSS, expected_gradients, off_policy
 from anytron.proof.verification.weights import tied_copies
@@ -87,7 +87,7 @@ def compare_gradients(
         whose: Owner of ``expected`` in the genitive, for messages.
     """
     limit = 10 * FACTORS[dtype]  # gradients add up the differences of the forward pass
-    size = max((_largest(tensor) for tensor in expected.values()), default=0.0)
+    size = max((largest(tensor) for tensor in expected.values()), default=0.0)
     if not expected or size == 0.0:
         return Result(check, "failed", f"there is nothing to compare: {whose} gradients are 0{_counted(skipped)}")
     differences = [_difference(name, found.get(name), tensor, size, whose) for name, tensor in expected.items()]
@@ -179,19 +179,19 @@ def _weight_of(layer: str, weights: Mapping[str, Tensor]) -> str:
 
 
 def _difference(name: str, found: Tensor | None, expected: Tensor, size: float, whose: str) -> Difference:
-    largest = _largest(expected)
+    own = largest(expected)
     if found is None:
         return Difference(name, 1.0, "is missing", absent=True)
     if found.shape != expected.shape:
         return Difference(name, math.inf, f"has shape {tuple(found.shape)}, not {tuple(expected.shape)}")
     if not bool(found.isfinite().all()):
         return Difference(name, math.inf, "is not finite")
-    if largest > ROUNDING * size and _largest(found) <= ROUNDING * largest:
+    if own > ROUNDING * size and largest(found) <= ROUNDING * own:
         return Difference(name, 1.0, "is zero", absent=True)
-    relative = _largest(found - expected) / max(largest, SMALL * size)
+    relative = largest(found - expected) / max(own, SMALL * size)
     wide = expected.double()
-    times = float((found.double() * wide).sum() / wide.square().sum()) if largest > 0.0 else math.nan
-    parallel = _largest(found - times * expected) <= 0.1 * _largest(found - expected)
+    times = float((found.double() * wide).sum() / wide.square().sum()) if own > 0.0 else math.nan
+    parallel = largest(found - times * expected) <= 0.1 * largest(found - expected)
     words = f"is {times:.3g} times {whose}" if parallel else f"is off by {relative:.2g}"
     return Difference(name, relative, words)
 
@@ -233,10 +233,6 @@ def _distance(name: str, *, untied: bool) -> tuple[int, int, int, str]:
 def _counted(skipped: Mapping[str, int]) -> str:
     parts = [f"{count} not compared: {reason}" for reason, count in skipped.items() if count]
     return "".join(f"; {part}" for part in parts)
-
-
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:

@@ -178,7 +178,9 @@ def load_model(
         )
     given = {} if weights is None else {"state_dict": load_file(weights)}
     origin = directory if weights is None else None
-    model = type(empty).from_pretrained(origin, config=config, dtype=dtype, local_files_only=True, **given)
+    model = type(empty).from_pretrained(
+        origin, config=config, dtype=dtype, local_files_only=True, use_safetensors=True, **given
+    )
     take_latent_epsilon(model)
     return model.float().eval()
 

@@ -135,7 +135,7 @@ def compare_moves(
 def _difference(
     before: Tensor, after: Tensor, gradient: Tensor, size: float, section: OptimizerSection, name: str
 ) -> float:
-    """The largest error of a weight's entries, as a part of the largest way that one of them goes.
+    """The largest error of a weight's entries, as a part of the largest step that one of them takes.
 
     How far an entry may be off because its gradient is known with an error is left out of it, and so is rounding.
     """

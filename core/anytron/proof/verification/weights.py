@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _SHARED = ("embed_tokens.weight", "lm_head.weight")
+"""What some files and exports hold several times, and some once: an output layer may be the embedding, and multi-token
+prediction modules have both in common with the model."""
 
 
 def tied_copies(these: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[str]:

@@ -1,4 +1,8 @@
-"""What has changed in a run's configuration since its last start, and whether the run is still the same."""
+"""What has changed in a run's configuration since its last start, and whether the run is still the same.
+
+Run ``python -m anytron.record.checkpoint.differences docs/how-to/resume-a-run.md`` after a change of the keys; a test
+compares.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The checkpoints of a run: ``step-000120/`` with the engine's files, ``driver.json`` and the manifest."""
+"""The checkpoints of a run: ``step-000120/`` with the engine's files, ``driver.json`` and the manifest.
+
+The file ``best`` beside them names the best one.
+"""
 
 from __future__ import annotations
 

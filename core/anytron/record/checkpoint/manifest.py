@@ -107,7 +107,7 @@ class Manifest:
                 "This checkpoint is not complete.",
                 where=str(directory),
                 why=f"it has no {MANIFEST}, which is written last" if directory.is_dir() else "no such directory",
-                fix="use another checkpoint: anytron checkpoint list",
+                fix="use another checkpoint: `anytron checkpoint list` shows them",
             ) from None
         except OSError as error:
             raise _unreadable(path, error) from error

@@ -1,4 +1,4 @@
-"""The metrics of a run, by name instead of by step."""
+"""Read the records that a run appends to its files, and keep its metrics by name instead of by step."""
 
 from __future__ import annotations
 

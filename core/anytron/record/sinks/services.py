@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from anytron.record.sinks.contract import SinkRun
 
 
-BATCH, NAME, VALUE, PARAMETERS = 1000, 250, 6000, 100
+MLFLOW_METRICS, MLFLOW_NAME, MLFLOW_VALUE, MLFLOW_PARAMETERS = 1000, 250, 6000, 100
 """What MLflow takes (its utils/validation.py): metrics of a request, characters of a name and of a parameter's value,
 parameters of a request."""
 
@@ -63,18 +63,20 @@ class MlflowSink(MetricSink):
             experiment = found.experiment_id if found else self._client.create_experiment(options.experiment)
             self._id = self._client.create_run(experiment, run_name=options.name or run.name).info.run_id
             known.write_text(self._id, encoding="utf-8")
-            parameters = [Param(name[:NAME], text[:VALUE]) for name, text in _flat("", run.config)]
-            for begin in range(0, len(parameters), PARAMETERS):
-                self._client.log_batch(self._id, params=parameters[begin : begin + PARAMETERS])
+            parameters = [
+                Param(name[:MLFLOW_NAME], text[:MLFLOW_VALUE]) for name, text in _mlflow_parameters("", run.config)
+            ]
+            for begin in range(0, len(parameters), MLFLOW_PARAMETERS):
+                self._client.log_batch(self._id, params=parameters[begin : begin + MLFLOW_PARAMETERS])
         self._client.update_run(self._id, status="RUNNING")
         self.place = uri
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log a batch."""
         now = int(time.time() * 1000)
-        found = [self._metric(valid_name(name), value, now, step) for name, value in metrics.items()]
-        for begin in range(0, len(found), BATCH):
-            self._client.log_batch(self._id, metrics=found[begin : begin + BATCH])
+        found = [self._metric(mlflow_name(name), value, now, step) for name, value in metrics.items()]
+        for begin in range(0, len(found), MLFLOW_METRICS):
+            self._client.log_batch(self._id, metrics=found[begin : begin + MLFLOW_METRICS])
 
     write_validation = write
 
@@ -83,16 +85,16 @@ class MlflowSink(MetricSink):
         self._client.set_terminated(self._id)
 
 
-def valid_name(name: str) -> str:
+def mlflow_name(name: str) -> str:
     """Write a name with the characters that MLflow takes: no others, and no path that is not a plain one."""
-    parts = re.sub(r"[^\w.\- :/]", "_", name)[:NAME].split("/")
+    parts = re.sub(r"[^\w.\- :/]", "_", name)[:MLFLOW_NAME].split("/")
     return "/".join("_" if part.strip(".") == "" else part for part in parts)
 
 
-def _flat(key: str, value: object) -> Iterator[tuple[str, str]]:
+def _mlflow_parameters(key: str, value: object) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict) and value:
         for name, part in value.items():
-            yield from _flat(f"{key}.{valid_name(str(name))}" if key else str(name), part)
+            yield from _mlflow_parameters(f"{key}.{mlflow_name(str(name))}" if key else str(name), part)
     else:
         yield key, str(value)
 

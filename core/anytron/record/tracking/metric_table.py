@@ -1,4 +1,7 @@
-"""Every metric that a run writes, whatever its engine; engines add theirs (``EngineInfo.metrics``)."""
+"""Every metric that a run writes, whatever its engine; engines add theirs (``EngineInfo.metrics``).
+
+Run ``python -m anytron.record.tracking.metric_table docs/reference/metrics.md`` after a change; a test compares.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""The responses that a reward is tried on: right answers in the forms that models write, and wrong ones."""
+"""The responses that a reward is tried on: right answers in the forms that models write, and wrong ones."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def machine_diagnostics(config: RunConfig, platform: Platform, probe: Probe) -> 
 
     Yields:
         Errors: components that are not installed, more ranks than devices, a model directory without config or weights,
-        memory that cannot be shared, an interpreter without this version of Anytron. Warning: more ranks than
-        CPUs.
+        weights that cannot be streamed or compared as asked, an interpreter without this version of Anytron. Warning:
+        more ranks than CPUs.
     """
     yield from _components(config)
     yield from _devices(config, platform, probe)

@@ -1,4 +1,4 @@
-r"""Try rewards on the run's own data before anything is generated.
+"""Try rewards on the run's own data before anything is generated.
 
 For each prompt, the check is that the right answer earns the reward and that wrong answers do not. The right answer is
 written in the forms that models use, and each form is scored; the best of them must score more than an empty

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from anytron.config.running import ParallelSection
     from anytron.config.schema import RunConfig
 
-WITH = "algorithm.name=sft"
-OF_ALGORITHM = ("name", "aggregation", "length_constant")
-"""Keys of section ``algorithm`` that mean something here."""
-OF_A_SET = ("name", "data")
-"""Keys of a validation set that mean something here."""
+SUPERVISED = "algorithm.name=sft"
+"""The setting that chooses supervised fine-tuning, for messages."""
+ALGORITHM_KEYS = ("name", "aggregation", "length_constant")
+"""Keys of section ``algorithm`` that have an effect in supervised fine-tuning."""
+SET_KEYS = ("name", "data")
+"""Keys of a validation set that have an effect in supervised fine-tuning."""
 
 
 def setting_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
@@ -179,10 +180,10 @@ def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         if data.on_bad_answer != "error":
             yield _useless(f"{key}.on_bad_answer", "no reward reads an answer")
     yield from _changed("rollout", config.rollout, (), "nothing is generated")
-    yield from _changed("algorithm", config.algorithm, OF_ALGORITHM, "the loss is the responses' cross-entropy")
+    yield from _changed("algorithm", config.algorithm, ALGORITHM_KEYS, "the loss is the responses' cross-entropy")
     for index, one in enumerate([] if config.validation is None else config.validation.sets):
         key = f"validation.sets.{index}"
-        yield from _changed(key, one, OF_A_SET, "validation measures the loss of the set's responses")
+        yield from _changed(key, one, SET_KEYS, "validation measures the loss of the set's responses")
     if config.algorithm.aggregation == "length-constant" and config.algorithm.length_constant is None:
         message = (
             "aggregation=length-constant needs it: supervised fine-tuning has no rollout.max_new_tokens as its default"
@@ -199,11 +200,11 @@ def _changed(key: str, section: BaseModel, meant: Collection[str], what: str) ->
 
 
 def _useless(key: str, what: str) -> Diagnostic:
-    return Diagnostic("error", key, f"it has no effect with {WITH}: {what}", "remove it")
+    return Diagnostic("error", key, f"it has no effect with {SUPERVISED}: {what}", "remove it")
 
 
 def reward_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find options that a registered reward does not take, and say loudly where programs run half-protected."""
+    """Find options that a registered reward does not take; warn where programs run in a reduced sandbox."""
     places = {f"rewards.{index}": section for index, section in enumerate(config.rewards)}
     for number, one in enumerate([] if config.validation is None else config.validation.sets):
         places |= {f"validation.sets.{number}.rewards.{index}": section for index, section in enumerate(one.rewards)}

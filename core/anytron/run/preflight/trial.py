@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 SHOWN = 3
 """Prompts that a finding names."""
 OTHERS = 9
-"""Prompts behind one, among which another answer is looked for, and one."""
+"""End of the range of following prompts, from 1, among which a different right answer is looked for."""
 SURE = frozenset({"exact_match", "contains", "math"})
 """Rewards that read some form of every answer that they can read at all."""
 CHANCE = 0.25
-"""Of the prompts: as often an answer may be right by chance, where a reward may mean that."""
+"""Share of the prompts for which a wrong text may be right by chance, with rewards that allow for it."""
 
 
 @dataclass
@@ -292,7 +292,7 @@ def _kinds(name: str, section: RewardSection, prepared: PreparedRun) -> tuple[Fi
         ),
         Finding(
             f"The reward {name} fails for a wrong answer, and a failure ends the run.",
-            "return 0 for a response that the function cannot read, or set rewards[].on_error to drop",
+            "return 0 for a response that the function cannot read, or set on_error of this reward to drop",
         ),
         Finding(
             f"The right answer is longer than rollout.max_new_tokens, for {name}.",

@@ -1,4 +1,4 @@
-"""One response of several turns while it is being made."""
+"""One response of several turns while it is being made, and the tokens of what an environment says in between."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ far, token by token::
     prompt -> turn -> observation -> turn -> observation -> turn        conversation: one sample
               [own]   [not trained]  [own]   [not trained]  [own]       response mask
 
-While some conversations wait for their environment, the engines work on others.
+While some conversations wait for their environment, the engines work on others; and while the driver waits for training
+ranks, :class:`AttendedGroup` keeps both at work.
 """
 
 from __future__ import annotations

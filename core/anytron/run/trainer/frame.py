@@ -223,7 +223,9 @@ class RunFrame:
 
 
 class Traces:
-    """Lets training ranks record steps. An error in it is reported and does not stop the run.
+    """Lets training ranks record steps with torch's profiler (``trainer.profile``).
+
+    An error in it is reported and does not stop the run.
 
     Args:
         profile: Which steps and ranks; None = nothing is recorded.

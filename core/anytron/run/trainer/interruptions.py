@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from anytron.base.errors import AnytronError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""What schedulers send before they take the machine away."""
 
 
 class Restarts:

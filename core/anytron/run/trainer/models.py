@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from anytron.base.errors import ConfigError
 from anytron.base.files import publish_directory
-from anytron.run.trainer.workers import start_training
 from anytron.task.data.examination import examined
 from anytron.task.data.pretrained import load_tokenizer, model_class, save_generation_config, save_processor
 
@@ -131,6 +130,9 @@ def export_checkpoint(
         out: The directory to write.
         beginning: What the run began with: its chat template goes with the tokenizer; None = the tokenizer's own.
     """
+    # Engines import this module for model_directory, and need nothing of the loop.
+    from anytron.run.trainer.workers import start_training
+
     with examined(config.model):
         tokenizer = load_tokenizer(config.model)
     if beginning is not None:

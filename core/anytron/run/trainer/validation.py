@@ -8,6 +8,10 @@ the second is under way::
 Training goes on as if there were no validation: prompts, seeds, processes of reward functions and of environments are
 validation's own. Its prompts and seeds are the same each time, so that what differs between two validations is the
 policy.
+
+:class:`ValidationSchedule` decides when this happens, and what follows from it: a checkpoint that is kept, or the end
+of the run. Supervised fine-tuning has the same schedule, and measures a loss instead
+(:class:`anytron.run.trainer.supervised.HeldOutLoss`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import sys
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,14 @@ from anytron.task.isolation.reader import ConfinedReader, Errand
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from anytron.base.errors import AnytronError
     from anytron.config.schema import ModelSection
     from anytron.task.isolation.reader import Note
 
 AT_ONCE = 4096
 """Tokens that are decoded in one call."""
 _OWN = "model"
+_LOADED = "loaded"
 _FIX = "copy or download the model directory again; if it is an unchanged copy, the published files are at fault"
 
 
@@ -57,8 +60,9 @@ def examined(
 ) -> Iterator[dict[str, AskedModel]]:
     """Load config, tokenizer and image processor of a model in a confined process, before the block loads them.
 
-    Meanwhile the process decodes every token, and tokenises every character that tokens have: the block ends when this
-    has gone well. What a function of the user returns is not checked: it is a program, and trusted.
+    Meanwhile the process decodes every token, and tokenises every character that tokens have; the context ends when
+    this has gone well. So the block only loads config and tokenizer, and uses neither. What a function of the user
+    returns is not checked: it is a program, and trusted.
 
     Args:
         model: The model.
@@ -89,17 +93,20 @@ def examined(
         _import_once(model, *(asked or {}).values(), *(() if critic is None else (critic,)))
     reader = ConfinedReader(service)
     try:
-        answers = {key: list(reader.ask(key, _errand(place))) for key, place in places.items()}
-        found = {key: _asked(answers[key], _errand(places[key])) for key in asked or {}}
+        answers = {key: list(islice(reader.ask(key, _errand(place)), 2)) for key, place in places.items()}
+        if answers.pop("critic.path", []):
+            raise _nonsense(_errand(places["critic.path"]))
+        found = {key: _asked(answer, _errand(places[key])) for key, answer in answers.items()}
         if not own:
             yield found
             return
         errand = _errand(f"{model.path or model.tokenizer} (model.path, model.tokenizer, model.processor)")
         steps = reader.ask(_OWN, errand)
-        next(steps, None)  # it is loaded
+        if next(steps, None) != _LOADED:
+            raise _nonsense(errand)
         yield found
-        for _ in steps:
-            pass
+        if next(steps, None) is not None:  # the files may have taken the process over: it could answer without end
+            raise _nonsense(errand)
     finally:
         reader.close()
 
@@ -111,8 +118,8 @@ def _errand(place: str) -> Errand:
 def _import_once(model: ModelSection, *directories: Path) -> None:
     """Import what loading these directories imports: otherwise the confined process would, and the driver once more.
 
-    Some classes of configs import half of the library, and accelerate with a vendor's package that prints where only
-    results are expected; most import next to nothing. So it is those that the directories name in the library's list.
+    Some classes of configs import half of the library, and with accelerate a vendor's package that prints where only
+    results are expected; most import next to nothing. So only the classes that the directories name are imported.
     """
     own = None if _made(model.tokenizer) else model.tokenizer or model.path
     places = {*directories, *(Path(one) for one in (model.path, own) if one is not None)}
@@ -145,11 +152,15 @@ def _facts(directory: Path, key: str, note: Note) -> dict[str, Any]:
 def _asked(answers: list[Any], errand: Errand) -> AskedModel:
     """Read what the process has answered, which may be anything."""
     match answers:
-        case [{"vocabulary": dict(vocabulary), "context_length": int() | None as length}] if all(
+        case [{"vocabulary": dict(vocabulary), "context_length": length}] if all(
             type(number) is int for number in vocabulary.values()
-        ):
+        ) and (length is None or type(length) is int):
             return AskedModel(vocabulary, length)
-    raise errand.failed("the process that reads it wrote an invalid answer")
+    raise _nonsense(errand)
+
+
+def _nonsense(errand: Errand) -> AnytronError:
+    return errand.failed("the process that reads it wrote an invalid answer")
 
 
 def _load_and_use(model: ModelSection, note: Note) -> Iterator[str]:
@@ -160,7 +171,7 @@ def _load_and_use(model: ModelSection, note: Note) -> Iterator[str]:
     note()
     if not _made(model.processor) and (model.processor or (model.path and processor_files(Path(model.path)))):
         load_image_processor(model)
-    yield "loaded"
+    yield _LOADED
     if tokenizer is not None:
         _use(tokenizer, note)
 

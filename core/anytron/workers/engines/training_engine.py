@@ -1,4 +1,4 @@
-"""The protocols of training engines.
+"""The protocols of training engines, and of the reward models that they offer.
 
 Implementations are found by entry point (:class:`anytron.base.components.EngineInfo`) and live in worker processes; the
 loop calls them through an executor. :class:`TrainingEngine` is what every engine needs. What some can do besides is a
@@ -331,7 +331,7 @@ class NonFinite:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What :meth:`anytron.workers.engines.training_engine.InspectableEngine.inspect_update` found.
+    """What :meth:`InspectableEngine.inspect_update` found.
 
     Attributes:
         weights: Names of parameters that hold numbers that are not finite, before the pass.
@@ -363,7 +363,7 @@ class RewardModelEngine(Protocol):
         """
 
     def describe(self) -> Mapping[str, Any]:
-        """Facts for the run's records, as :meth:`anytron.workers.engines.training_engine.TrainingEngine.describe`."""
+        """Facts for the run's records, as :meth:`TrainingEngine.describe`."""
 
     def close(self) -> None:
         """Release what the engine holds; another may be built in this process afterwards."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import FrameType
 
+logger = logging.getLogger(__name__)
+
 BEAT_S = 1.0
 """Time between two beats."""
 FRESH_S = 10.0
@@ -37,7 +39,6 @@ _MOMENT = struct.Struct("d")
 _NOTE = struct.Struct("dII")  # when it was written, its length and its checksum; the note follows
 _BEAT_AT, _ASKED_AT, _NOTE_AT = 0, 8, 16
 _TEXT_AT = _NOTE_AT + _NOTE.size
-logger = logging.getLogger(__name__)
 FRAMES = 6
 """Innermost frames of the main thread that are told."""
 _DUMP = re.compile(r"_dump_\w+_trace_json")

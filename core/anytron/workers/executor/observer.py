@@ -114,7 +114,7 @@ class RankObserver:
 
 @dataclass(frozen=True)
 class MemoryExplainer:
-    """Turn a device's out-of-memory error into one for people.
+    """Turns a device's out-of-memory error into one for people.
 
     Attributes:
         platform: Platform of the device. It is used only after an error: an engine may not use the device at all.

@@ -75,7 +75,7 @@ class Adaptor:
 
 
 class PortableAdaptor(Adaptor):
-    """Portable modules with torch_npu's kernels.
+    """The adaptor ``none``: portable modules with torch_npu's kernels.
 
     Masks are the neutral ones: in thd the kernel has the lengths, in right-padded bshd it is causal, and the
     compressed mask that belongs to both is the kernel's own.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anytron import Patch, Phase, PlatformError
@@ -142,7 +141,9 @@ def _ends_of_padded_sequences(packed: Any) -> Any:
         return None
     ends = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
     ends = ends[1:]
-    return replace(packed, cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=ends, cu_seqlens_kv_padded=ends)
+    return dataclasses.replace(
+        packed, cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=ends, cu_seqlens_kv_padded=ends
+    )
 
 
 def take_arguments(_original: Callable[..., None]) -> Callable[..., None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -30,8 +31,8 @@ GLOBALS = (
     ("mindspeed.core.context_parallel.get_batch_utils", "_ACTUAL_SEQ_LEN"),
     ("mindspeed.utils", "_POSITION_IDS"),
 )
-"""Module and name of MindSpeed core_r0.16.0. Two modules have a global of the same name; both are set and restored,
-also when a recomputation runs inside another micro-batch."""
+"""Where MindSpeed core_r0.16.0 keeps a micro-batch's sequence lengths and positions: module and name. Two modules have
+a global of the same name; both are set and restored, also when a recomputation runs inside another micro-batch."""
 
 
 def engine_arguments(defaults: Mapping[str, Any], sizes: ParallelSizes, options: MindSpeedOptions) -> dict[str, Any]:
@@ -201,19 +202,17 @@ def sequence_scope(layout: SequenceLayout) -> ScopeFactory:
 
     @contextlib.contextmanager
     def scope() -> Iterator[None]:
-        before = _set((ends, ends, positions))
+        before = _set_globals((ends, ends, positions))
         try:
             yield
         finally:
-            _set(before)
+            _set_globals(before)
 
     return scope
 
 
-def _set(values: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+def _set_globals(values: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
     """Set the globals; return what they held."""
-    from importlib import import_module
-
     before = []
     for (module, name), value in zip(GLOBALS, values, strict=True):
         holder = import_module(module)

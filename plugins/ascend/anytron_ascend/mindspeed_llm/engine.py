@@ -111,7 +111,7 @@ class MindSpeedLlmSource:
 
     def export(self, chunks: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights under their Hugging Face names, on the host, on rank 0. A collective."""
-        first = torch.distributed.get_rank() == 0
+        first = dist.get_rank() == 0
         for name, tensor in self._weights.export(chunks):
             if first:
                 yield name, tensor.cpu()
@@ -124,11 +124,11 @@ class MindSpeedLlmSource:
     def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
         """Write a Hugging Face model directory: sharded safetensors and config. A collective."""
         tensors = {name: tensor.contiguous() for name, tensor in self.export(chunks)}
-        if torch.distributed.get_rank() == 0:
+        if dist.get_rank() == 0:
             path.mkdir(parents=True, exist_ok=True)
             save_torch_state_dict(tensors, path)
             self._weights.hf_config.save_pretrained(path)
-        torch.distributed.barrier()
+        dist.barrier()
 
     def close(self) -> None:
         """Let the next engine of this process install other arguments."""
@@ -136,7 +136,7 @@ class MindSpeedLlmSource:
 
 
 class HuggingFaceWeights:
-    """The weights of one model directory.
+    """The weights of one model directory, read and exported by mbridge.
 
     Args:
         directory: Directory with ``config.json`` and safetensors files.

@@ -14,7 +14,10 @@ from anytron_ascend_simulator.build import SimulatorError, library_paths
 
 
 def install_pyacl(runtime: ctypes.CDLL) -> None:
-    """Make ``import acl`` find it; ``runtime`` is the simulated libascendcl.so."""
+    """Make ``import acl`` find pyACL, CANN's Python interface, which no package registry has.
+
+    ``runtime`` is the simulated libascendcl.so.
+    """
     sys.modules["acl"] = _PyAcl(runtime)
 
 

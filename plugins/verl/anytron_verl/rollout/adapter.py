@@ -54,7 +54,8 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
             raise EngineError(
                 "The rollout transformers accepts full weights only.",
                 why="these are adapters" if peft_config is not None else f"these are {wire_format}",
-                fix="set actor_rollout_ref.model.lora.merge=True and checkpoint_engine.backend=naive",
+                fix="set actor_rollout_ref.model.lora.merge=True and "
+                "actor_rollout_ref.rollout.checkpoint_engine.backend=naive",
             )
         if self._server is None:
             self._server = ray.get_actor(server_name(self._replica))

@@ -159,7 +159,7 @@ class Generation:
             raise EngineError(
                 "A prompt leaves no room for a response.",
                 why=f"it has {prompt} tokens, and rollout.max_model_len is {self._context_length}",
-                fix="raise rollout.max_model_len, or lower data.max_prompt_length",
+                fix="raise actor_rollout_ref.rollout.max_model_len, or lower data.max_prompt_length",
             )
         whole, response = self._rollout.prompt_length + self._rollout.response_length, self._rollout.response_length
         room: int = max(1, min(left, min(response, whole - prompt) if asked is None else asked))
@@ -230,5 +230,6 @@ def _refuse_settings(rollout: Any, model: Any) -> None:
         )
 
 
-def _cannot(what: str, where: str, fix: str = "set rollout.name=vllm or sglang, if installed") -> EngineError:
+def _cannot(what: str, where: str, fix: str = "") -> EngineError:
+    fix = fix or "set actor_rollout_ref.rollout.name=vllm or sglang, if installed"
     return EngineError(f"The rollout transformers does not support {what}.", where=where, fix=fix)

@@ -196,7 +196,7 @@ class TransformersReplica(RolloutReplica):  # type: ignore[misc]
         if self.rollout_mode is not RolloutMode.HYBRID or self.is_reward_model or self.is_teacher_model:
             raise ConfigError(
                 "The rollout transformers works only beside training workers.",
-                where="rollout.name",
+                where="actor_rollout_ref.rollout.name",
                 why="it receives weights from training workers only, and cannot serve reward models and teachers",
                 fix="set trainer.v1.trainer_mode=sync, actor_rollout_ref.hybrid_engine=True; use vllm for other models",
             )

@@ -7,6 +7,7 @@ import mmap
 import os
 import subprocess
 import sys
+from itertools import repeat
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,8 @@ from anytron.base.errors import ConfigError
 from anytron.config.load import load_config
 from anytron.config.schema import ModelSection
 from anytron.run.preflight.prepare import prepare
-from anytron.run.trainer import models
+from anytron.run.trainer import models, workers
+from anytron.task.data import examination
 from anytron.task.data.examination import examined
 from tests.core.run.preflight.test_teacher import tokenizer
 from tests.house import ROOT
@@ -80,7 +82,7 @@ def exported(config, monkeypatch, tmp_path):
     def start(executor, config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(models, "start_training", start)
+    monkeypatch.setattr(workers, "start_training", start)
     with pytest.raises(KeyboardInterrupt):
         models.export_checkpoint(config, SimpleNamespace(), tmp_path, tmp_path / "out")
 
@@ -102,6 +104,27 @@ def test_the_driver_loads_what_a_confined_process_has_loaded(command, directorie
 def test_the_driver_loads_nothing_of_teacher_reward_model_and_critic(directories, loads, tmp_path):
     prepare(run_of(directories, tmp_path / "run"))
     assert {name for name, where in loads() if where == HERE} == {"policy"}
+
+
+@pytest.mark.parametrize(
+    "answer", [(), ("another",), ("loaded", "loaded"), repeat("loaded")], ids=["nothing", "another", "twice", "no end"]
+)
+def test_what_a_process_answers_that_its_files_have_taken_over_is_refused(answer, directories, monkeypatch):
+    monkeypatch.setattr(examination, "_load_and_use", lambda model, note: iter(answer))
+    with pytest.raises(ConfigError, match="invalid answer"), examined(ModelSection(path=str(directories["policy"]))):
+        pass
+
+
+@pytest.mark.parametrize("length", [True, 1.5, "16"])
+def test_a_context_length_that_is_not_an_integer_is_refused(length, directories, monkeypatch):
+    facts = {"vocabulary": {"0": 0}, "context_length": length}
+    monkeypatch.setattr(examination, "_facts", lambda directory, key, note: facts)
+    asked = {"teacher.path": directories["teacher"]}
+    with (
+        pytest.raises(ConfigError, match=r"(?s)teacher\.path.*invalid answer"),
+        examined(ModelSection(path=str(directories["policy"])), asked),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("role", ROLES)

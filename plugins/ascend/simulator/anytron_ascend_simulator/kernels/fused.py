@@ -62,6 +62,7 @@ HALF, INTERLEAVED = 0, 1
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
+    """``npu_rotary_mul``."""
     if mode == HALF:
         first, second = x.chunk(2, -1)
         rotated = torch.cat((-second, first), -1)
@@ -170,7 +171,7 @@ def _adamw(
     amsgrad: bool,
     maximize: bool,
 ) -> None:
-    """AdamW (arXiv:1711.05101) with bias correction; ``step`` counts the updates before this one."""
+    """``_fused_adamw_``: AdamW (arXiv:1711.05101) with bias correction; ``step`` counts the updates before this one."""
     require(largest is None and not amsgrad, "amsgrad is not modelled")
     require(param.shape == grad.shape == first.shape == second.shape, "shapes differ")
     require(first.dtype == second.dtype == param.dtype, "parameter and moments differ in dtype")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anytron.cli.alone import alone
+from anytron.cli.single_rank import alone
 from anytron.config.load import load_config
 from anytron.run.preflight.open_run import open_run
 

@@ -126,7 +126,7 @@ def _config(checkpoint: Checkpoint) -> RunConfig:
 def _refuse_code(config: RunConfig, overrides: Sequence[str]) -> None:
     """A checkpoint is data, whoever wrote it: a function in its configuration runs only if the user names it too."""
     for key, reference in (("model.tokenizer", config.model.tokenizer), ("model.processor", config.model.processor)):
-        named = any(override.startswith(f"{key}=") for override in overrides)
+        named = any(one.startswith(f"{key}=") for one in overrides)
         if reference is not None and ":" in reference and not named:
             raise ConfigError(
                 "The checkpoint's configuration names a function, and code named by a checkpoint is not run.",
@@ -147,8 +147,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
     Raises:
         AnytronError: The directory holds no saved mini-batch, or this machine cannot run the update.
     """
-    from anytron.record.checkpoint.directory import locate
-    from anytron.run.trainer.non_finite import CONFIG, read_bad_batch
+    from anytron.run.trainer.non_finite import CONFIG, read_bad_batch, replay
 
     notes = error_console()
     path = path.resolve()
@@ -165,9 +164,6 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
             notes.print(line)
         refuse([*run.diagnostics, *replay_diagnostics(run.config)])
         executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
-
-        from anytron.run.trainer.non_finite import replay  # torch: only when nothing has been found wrong so far
-
         notes.print(f"replaying step {update.step}, update {update.update} of the {update.model}, from {origin}")
         files = None if found is None else found.training
         with executor_class(run.config, run.session) as executor:
