@@ -25,7 +25,7 @@ from anytron.device.loading.session import Session
 from anytron.device.platform import Feature, Limit
 from anytron.proof.checks import Inapplicable, Report, Watcher
 from anytron_conformance import document
-from anytron_conformance import rules as rules_module
+from anytron_conformance import run as run_module
 from anytron_conformance.rules import LEVELS, PAGE, TITLE, Broken, Case, checked_levels, find_rule, rule, rules_of
 from anytron_conformance.run import Checker, run, run_conformance
 from anytron_conformance.subject import Source, Subject
@@ -259,7 +259,7 @@ def test_before_any_rule_ctrl_c_gives_an_empty_report(monkeypatch, capsys):
     def interrupted(level):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rules_module, "rules_of", interrupted)
+    monkeypatch.setattr(run_module, "rules_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_conformance("cpu", [], ["device"], as_json=True)
     found = json.loads(capsys.readouterr().out)
