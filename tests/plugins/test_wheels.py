@@ -220,7 +220,7 @@ def test_the_tutorial_word_for_word(installed, tmp_path):
         name = heading.removeprefix("# ")
         before = (package / name).read_text()
         assert before.count(INTO[name]) == 1
-        text = before.replace("import Platform\n", "import Platform, hookimpl\n")
+        text = before.replace("from anytron import ", "from anytron import hookimpl, ")
         (package / name).write_text(text.replace(INTO[name], f"{method}\n{INTO[name]}"))
         return package / name, before
 
