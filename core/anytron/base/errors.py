@@ -20,7 +20,7 @@ class AnytronError(Exception):
         what: What failed, as a sentence.
         where: The file, key, plugin or process concerned.
         why: The cause.
-        fix: The command or setting that cures it.
+        fix: The command or setting that solves the problem.
     """
 
     def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "") -> None:
@@ -61,7 +61,7 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     Args:
         name: What was written.
         known: What could have been meant.
-        prefix: Stands before the known names, for example the section of a key.
+        prefix: Text before the known names, for example the section of a key.
 
     Returns:
         ``did you mean PREFIXNAME?``, or nothing if no name is near.

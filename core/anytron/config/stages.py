@@ -1,7 +1,7 @@
 """Split a configuration of several stages into the runs that it describes, each of which is whole.
 
-Each stage is the file without its stages, and over it what the stage sets: mappings key by key, anything else as a
-whole. Whatever else reads a configuration knows nothing of stages.
+The configuration of a stage is the rest of the file, overridden by the keys of the stage: mappings are merged key by
+key, any other value is replaced as a whole. No other code that reads a configuration has to know of stages.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _Section = dict[str, Any]
 class StageSection(Section):
     """One of several trainings in a row, which starts from the weights of the previous one.
 
-    Its keys override the same keys of the file's sections; a list replaces a list, and null removes a section
-    that may be left out. docs/how-to/fine-tune.md has an example.
+    Its keys override the same keys of the file's sections; a list replaces a list, and null removes an
+    optional section. docs/how-to/fine-tune.md has an example.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")

@@ -212,7 +212,7 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu
 
     ``y[t] = sum over j < W of weight[:, W - 1 - j] * x[t - j]``; before a sequence's first token stand
     zeros. This is ``torch.nn.Conv1d`` with one group per channel, padded on the left. One product per
-    tap instead of a grouped convolution: faster on a processor, and the ends of packed sequences cost
+    tap instead of a grouped convolution: faster on a CPU, and the ends of packed sequences cost
     one comparison. Computed in float32 at least.
 
     Args:
@@ -266,7 +266,7 @@ def adam(
 ) -> None:
     """Make one Adam step in place (Kingma and Ba, arXiv:1412.6980; AdamW, arXiv:1711.05101).
 
-    Apex' and Transformer Engine's FusedAdam: one step number for all tensors, moments in float32,
+    As FusedAdam of Apex and Transformer Engine: one step number for all tensors, moments in float32,
     arithmetic in float32 whatever the parameters' type.
 
     Args:

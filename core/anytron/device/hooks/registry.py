@@ -1,9 +1,9 @@
 """Read the specifications, and check a plugin's hook implementations against them.
 
-pluggy marks and finds implementations. Order and dispatch are ours (:mod:`anytron.device.hooks.dispatch`),
-because pluggy's are traps where the order of installation must not matter: the plugin that registers
-last answers first, an unknown hook name is accepted, and an argument with a default value is never
-passed.
+pluggy marks and finds implementations. Anytron orders and calls them itself (:mod:`anytron.device.hooks.dispatch`),
+because with pluggy the result would depend on the order of installation: the plugin that registers
+last answers first. pluggy also accepts an unknown hook name, and never passes an argument that has a
+default value.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class NeutralDefaults:
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
         """Return the cheapest form that is exact and that the model accepts.
 
-        No tensor where the kernel knows all it needs: thd has ``cu_seqlens``, and with padding on
-        the right plain causal attention is exact on real rows. Then the 2-D map, for models that
-        pack or mask by it; a full 4-D mask only where the model takes nothing else.
+        The first choice is no tensor, where the kernel needs none: thd has ``cu_seqlens``, and with padding
+        on the right plain causal attention is exact on real rows. The second is the 2-D map, for models
+        that pack or mask by it. A full 4-D mask is built only if the model accepts nothing else.
 
         Raises:
             HookContractError: No accepted form is exact.
@@ -64,7 +64,7 @@ class NeutralDefaults:
 
     @hookimpl
     def postprocess_output(self, values: Tensor, layout: SequenceLayout) -> Tensor:
-        """Unpack by the layout; over the ranks of ``layout.shard.group`` with context parallelism."""
+        """Unpack by the layout; with context parallelism, gather over the ranks of ``layout.shard.group``."""
         from anytron.sequences.layout import gather_slots
 
         group = layout.shard.group

@@ -1,4 +1,4 @@
-"""Tell before a run which patches it would apply, which not, and why. This imports and changes nothing."""
+"""Determine, before a run, which patches it would apply or skip, and why. This imports and changes nothing."""
 
 from __future__ import annotations
 
