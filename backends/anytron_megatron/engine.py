@@ -371,5 +371,5 @@ class MegatronEngine:
 
     def _the_rollout(self, where: str) -> PolicyRollout:
         if self._rollout is None:
-            raise EngineError("The training ranks do not generate.", where=where, fix=f"set rollout.engine={ENGINE}")
+            raise EngineError("The training ranks cannot generate.", where=where, fix=f"set rollout.engine={ENGINE}")
         return self._rollout

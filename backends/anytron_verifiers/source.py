@@ -78,9 +78,7 @@ def load(name: str, args: Mapping[str, Any]) -> Any:
         raise ConfigError(
             f"The environment {name!r} of verifiers scores the responses to a prompt together.",
             where="option name",
-            why=(
-                "its rubric has reward functions of a whole group, but Anytron gives each response its own environment"
-            ),
+            why=("its rubric has reward functions that score a whole group, but Anytron scores each response alone"),
             fix="remove these functions from the rubric; algorithm.advantage compares the responses to a prompt",
         )
     return environment

@@ -125,10 +125,8 @@ class VllmEngine:
             raise EngineError("vLLM could not load the weights.", where=f"version {version}", why=str(error)) from error
         self._empty_caches()
         if (found := self._llm.get_weight_version()) != str(version):
-            why = f"it says version {found}"
-            raise EngineError(
-                "vLLM has different weights than the ones that were sent.", where=f"version {version}", why=why
-            )
+            why = f"the weights that vLLM holds have version {found}"
+            raise EngineError("vLLM did not take over the weights that were sent.", where=f"version {version}", why=why)
         self._version = version
         return version
 

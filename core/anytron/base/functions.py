@@ -93,7 +93,7 @@ class Called:
             fix = f"write {self.signature}" if self.method else f"let it take {wanted}"
             fix += ", or correct its options" if named else ""
             return Fault(
-                f"{self.name} takes other arguments than it is given.",
+                f"{self.name} does not accept the arguments that it is called with.",
                 f"{error}; it takes {takes} ({place(function)}), and is called with {given}",
                 self.advised(fix),
             )
@@ -106,7 +106,7 @@ class Called:
         headline = _writable(f"{type(error).__name__}{said}")
         if not isinstance(error, Exception):
             fix = "let it return instead; run programs in a separate process"
-            return Fault(f"{self.name} wanted to end its process.", f"{headline} ({line})\n{traced(error)}", fix)
+            return Fault(f"{self.name} tried to end its process.", f"{headline} ({line})\n{traced(error)}", fix)
         fix = self.advised(f"correct {line}")
         return Fault(f"{self.name} raised.", f"{headline} ({line})\n{traced(error)}", fix)
 
@@ -120,7 +120,7 @@ class Called:
         """
         fix = self.advised(f"return {self.gives}")
         return Fault(
-            what or f"{self.name} returned something unusable.", f"it returned {returned} ({place(function)})", fix
+            what or f"{self.name} returned an invalid value.", f"it returned {returned} ({place(function)})", fix
         )
 
     def returned_async(self, function: object, found: object) -> Fault | None:

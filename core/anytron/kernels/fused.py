@@ -210,10 +210,9 @@ def grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> T
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None) -> Tensor:
     """Convolve each channel with the last ``W`` tokens of its own sequence.
 
-    ``y[t] = sum over j < W of weight[:, W - 1 - j] * x[t - j]``; before a sequence's first token stand
-    zeros. This is ``torch.nn.Conv1d`` with one group per channel, padded on the left. One product per
-    tap instead of a grouped convolution: faster on a CPU, and the ends of packed sequences cost
-    one comparison. Computed in float32 at least.
+    ``y[t] = sum over j < W of weight[:, W - 1 - j] * x[t - j]``; before a sequence's first token stand zeros. This is
+    ``torch.nn.Conv1d`` with one group per channel, padded on the left. One product per tap instead of a grouped
+    convolution: faster on a CPU, and the ends of packed sequences cost one comparison. Computed in float32 at least.
 
     Args:
         x: ``[B, S, D]``; packed, ``[1, T, D]``.

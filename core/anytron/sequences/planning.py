@@ -100,7 +100,7 @@ def _check_options(format: Format, tensor_parallel: int, input_layout: InputLayo
         raise DataError("Impossible tensor-parallel size.", where=where, why=str(tensor_parallel))
     if format == "bshd" and input_layout == "rows":
         fix = "use input_layout='whole': in bshd the model gets rows in any case"
-        raise DataError("Only a packed layout can be taken as rows.", where=where, why="format is 'bshd'", fix=fix)
+        raise DataError("input_layout='rows' needs a packed layout.", where=where, why="format is 'bshd'", fix=fix)
 
 
 def _arrange(

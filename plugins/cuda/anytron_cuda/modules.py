@@ -56,7 +56,7 @@ class Library:
         if self.version is None:
             return "Transformer Engine is not installed"
         if not SpecifierSet(SUPPORTED).contains(self.version, prereleases=True):
-            return f"Transformer Engine {self.version} is installed, and {SUPPORTED} is supported"
+            return f"Transformer Engine {self.version} is installed, but only {SUPPORTED} is supported"
         if self.broken:
             return f"Transformer Engine {self.version} is installed and cannot be imported: {self.broken}"
         return ""

@@ -155,9 +155,9 @@ def _checked_call(hook: str, implementation: pluggy.HookImpl, plugin: str) -> Ca
         )
     if implementation.wrapper or implementation.hookwrapper:
         raise PluginError(
-            f"Plugin '{plugin}' wraps {hook}.",
+            f"Plugin '{plugin}' implements {hook} as a wrapper.",
             where=where,
-            why="wrappers would hide who answered; hooks are answered, chained or merged",
+            why="a wrapper would hide which plugin gave the answer; hooks are answered, chained or merged",
             fix="return an answer, or None to leave it to the next plugin",
         )
     return _by_position(implementation.function, implementation.argnames, arguments)

@@ -1,8 +1,7 @@
 """Choose the one active platform: explicit configuration > ``ANYTRON_PLATFORM`` > probe.
 
-A fallback is never silent. The CPU (a platform with ``accelerator = False``) is chosen unasked
-only if every installed accelerator is *absent*; one that is broken is an error, and two usable ones
-are an error that asks for a choice.
+A fallback is never silent. The CPU (a platform with ``accelerator = False``) is chosen unasked only if every installed
+accelerator is *absent*; one that is broken is an error, and two usable ones are an error that asks for a choice.
 """
 
 from __future__ import annotations

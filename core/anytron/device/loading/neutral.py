@@ -125,8 +125,8 @@ def _neutral_kind(request: MaskRequest) -> MaskKind:
         "The neutral default has no exact attention mask that this model accepts.",
         where=f"build_attn_mask, {request.format}, context parallel {request.parallel.context}, "
         f"{'causal' if request.traits.causal else 'not causal'}",
-        why=f"exact here: {', '.join(kind.value for kind in exact) or 'nothing'}; "
-        f"accepted: {', '.join(sorted(kind.value for kind in request.accepted)) or 'nothing'}",
+        why=f"exact masks here: {', '.join(kind.value for kind in exact) or 'none'}; "
+        f"masks that the model accepts: {', '.join(sorted(kind.value for kind in request.accepted)) or 'none'}",
         fix="set engine.sequence_format to the other format, or use a platform that answers this hook",
     )
 

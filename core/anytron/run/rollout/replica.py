@@ -82,9 +82,9 @@ class Replica:
             self._then(answers)
 
     def mistrusted(self, mistake: str) -> ProcessLost:
-        """Make the error of an engine that answered wrongly and can no longer be trusted."""
+        """Make the error of an engine that returned an invalid result and can no longer be trusted."""
         return ProcessLost(
-            f"Rollout replica {self.index} gave a wrong answer.",
+            f"Rollout replica {self.index} returned an invalid result.",
             where=f"rollout replica {self.index}",
             why=mistake,
             fix="if it happens again, the engine has a bug: report it with its log",

@@ -146,7 +146,7 @@ def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> No
             "Rollout and training log-probs differ.",
             where=f"step {metrics['step']:.0f}",
             why=f"mean absolute difference {difference:.3g} nats, allowed {tolerance:.3g}",
-            fix="look for differing dtypes or kernels; raise trainer.rollout_log_prob_tolerance if it is expected",
+            fix="look for differing dtypes or kernels, or raise trainer.rollout_log_prob_tolerance if this is expected",
         )
 
 

@@ -282,7 +282,7 @@ def replay(
         EngineError: The engine cannot do the passes.
     """
     if update.model == "critic" and config.critic is None:
-        raise DataError("The update is the critic's, and the configuration has no critic.", where="critic")
+        raise DataError("The mini-batch belongs to the critic, but the configuration has no critic.", where="critic")
     loss: LossFunction = SupervisedLoss() if config.supervised else PolicyLoss(config.corrected_algorithm)
     if config.critic is not None and update.model == "critic":
         loss = ValueLoss(config.critic.clip_value)

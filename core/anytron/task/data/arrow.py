@@ -121,7 +121,7 @@ def records(
 
 
 def _inflated(what: str, size: int, where: str, fix: str) -> DataError:
-    why = f"{what} in {size} bytes; at most {TIMES} times the file's size plus {FREE} bytes are read"
+    why = f"{what} in a file of {size} bytes; the limit is {TIMES} times the file's size plus {FREE} bytes"
     return DataError("A file of prompts expands to far more than its size.", where=where, why=why, fix=fix)
 
 

@@ -35,7 +35,7 @@ def environment(samples: Sequence[Sample]) -> list[float]:
 def _outcome(sample: Sample) -> Outcome:
     if sample.environment is None:
         raise DataError(
-            "The reward environment needs an environment.", where="rewards", fix="add a section environment"
+            "The reward function 'environment' needs an environment.", where="rewards", fix="add a section environment"
         )
     return sample.environment
 

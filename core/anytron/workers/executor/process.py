@@ -74,7 +74,7 @@ class WorkerProcess:
             with contextlib.ExitStack() as opened:
                 self._start(opened, bootstrap.python or sys.executable, env)
         except OSError as error:
-            fix = "remove the link that lies there: logs are not written through links"
+            fix = "remove the symbolic link at this path: logs are not written through links"
             raise exhausted(error, f"start of {self.name}") or WorkerError(
                 f"{self.name.capitalize()} could not be started.",
                 where=str(log),

@@ -150,7 +150,7 @@ class _Received:
                 raise TransferError(
                     "Weights were damaged in transfer.",
                     where=f"bucket {number}, version {self.version}",
-                    why=f"XXH3 {found:016x}, not {sent:016x}, in what was sent as bucket {table['number']}",
+                    why=f"bucket {table['number']} was sent with XXH3 {sent:016x}, but {found:016x} was received",
                 )
             for fields in table["entries"]:
                 entry = Entry(*fields)

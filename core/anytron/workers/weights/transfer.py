@@ -132,7 +132,7 @@ class WeightManifest:
             names = set(file.keys())  # type: ignore[no-untyped-call]
             differing = sorted((names ^ self.checksums.keys()) | (self.optional - self.checksums.keys()))
             if differing:
-                why = f"{differing[0]}; {len(differing)} such"
+                why = f"{len(differing)} weights, the first is {differing[0]}"
                 raise TransferError(
                     "A weight is in the file or in the manifest, not in both.", where=self._where, why=why
                 )
@@ -142,7 +142,7 @@ class WeightManifest:
         for name, crc in self.checksums.items():
             tensor = tensor_of(name)
             if (found := checksum(tensor)) != crc:
-                why = f"crc32 {found:08x}, not {crc:08x}"
+                why = f"its crc32 is {found:08x}, but the manifest has {crc:08x}"
                 raise TransferError("A weight was damaged in transfer.", where=f"{name}, {self._where}", why=why)
             yield Piece(name, tuple(tensor.shape), 0, tensor.reshape(-1), name in self.optional)
 

@@ -85,7 +85,7 @@ class MindSpeedAdaptor(Adaptor):
             raise HookContractError(
                 "MindSpeed's attention cannot compute this model's mask.",
                 where="platform.options.adaptor",
-                why="it is causal over whole sequences, and the model "
+                why="it supports causal masks of whole sequences only, and the model "
                 f"{'has a sliding window' if traits.causal else 'is not causal'}",
                 fix="set platform.options.adaptor=none",
             )

@@ -52,8 +52,8 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         """
         if wire_format != "named_tensors" or peft_config is not None:
             raise EngineError(
-                "The rollout transformers accepts full weights only.",
-                why="these are adapters" if peft_config is not None else f"these are {wire_format}",
+                "verl's rollout 'transformers' accepts full weights only.",
+                why="it received adapters" if peft_config is not None else f"it received {wire_format}",
                 fix="set actor_rollout_ref.model.lora.merge=True and "
                 "actor_rollout_ref.rollout.checkpoint_engine.backend=naive",
             )

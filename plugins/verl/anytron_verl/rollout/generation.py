@@ -133,7 +133,7 @@ class Generation:
             EngineError: No weights have been loaded.
         """
         if self._version is None:
-            raise EngineError("The rollout has no weights.", where="transformers", why="it has not received any yet")
+            raise EngineError("The rollout has received no weights yet.", where="rollout transformers")
         sampling = requests[0].sampling
         # What has gone through the warpers is drawn from as it is; the likeliest token is the first one of top-k.
         drawn = replace(sampling, temperature=1.0, top_p=1.0, top_k=int(sampling.temperature == 0))
@@ -214,7 +214,7 @@ def _refuse_settings(rollout: Any, model: Any) -> None:
     for key, (value, needed) in wrong.items():
         if value != needed:
             raise ConfigError(
-                "The rollout transformers does not support this setting.",
+                "verl's rollout 'transformers' does not support this setting.",
                 where=f"actor_rollout_ref.rollout.{key}",
                 why=f"it is {value!r}, but a replica of this rollout is one process with the training workers' weights",
                 fix=f"set actor_rollout_ref.rollout.{key}={'null' if needed is None else needed}",
@@ -232,4 +232,4 @@ def _refuse_settings(rollout: Any, model: Any) -> None:
 
 def _cannot(what: str, where: str, fix: str = "") -> EngineError:
     fix = fix or "set actor_rollout_ref.rollout.name=vllm or sglang, if installed"
-    return EngineError(f"The rollout transformers does not support {what}.", where=where, fix=fix)
+    return EngineError(f"verl's rollout 'transformers' does not support {what}.", where=where, fix=fix)

@@ -81,7 +81,7 @@ class TransformersServer:
         """
         del request_id
         if given := sorted(name for name, value in further.items() if value is not None):
-            raise EngineError("The rollout transformers reads text only.", where=", ".join(given))
+            raise EngineError("verl's rollout 'transformers' reads text only.", where=", ".join(given))
         while not self._open.is_set():
             if self._rejects:
                 return self._output((), None, "aborted")
@@ -195,7 +195,7 @@ class TransformersReplica(RolloutReplica):  # type: ignore[misc]
         """
         if self.rollout_mode is not RolloutMode.HYBRID or self.is_reward_model or self.is_teacher_model:
             raise ConfigError(
-                "The rollout transformers works only beside training workers.",
+                "verl's rollout 'transformers' works only beside training workers.",
                 where="actor_rollout_ref.rollout.name",
                 why="it receives weights from training workers only, and cannot serve reward models and teachers",
                 fix="set trainer.v1.trainer_mode=sync, actor_rollout_ref.hybrid_engine=True; use vllm for other models",
