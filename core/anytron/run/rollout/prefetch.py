@@ -7,15 +7,15 @@ trained, with the weights from before that step::
     1:  generate 1 | train 1              | train 2              | train 3
                    | generate 2 (weights 0) | generate 3 (weights 1)
 
-A step may have several rounds (``algorithm.dynamic_sampling``), all but the first with the newest weights. What is
-ahead is begun when the last one is over, so that prompts are drawn in the order of the steps; only with
-``continue_over_updates`` some steps ahead are begun before.
+A step may have several rounds (``algorithm.dynamic_sampling``), all but the first with the newest weights. The next
+step's responses are begun after the last round, so that prompts are drawn in the order of the steps. Only with
+``continue_over_updates`` some later steps are begun before that.
 
-New weights come between two steps, when all that was begun with older ones is finished. With
-``rollout.continue_over_updates`` they come at once, and responses under way go on with them.
+New weights are loaded between two steps, when all responses that were begun with older weights are finished. With
+``rollout.continue_over_updates`` they are loaded at once, and responses in progress continue with them.
 
-Nothing is under way at a checkpoint that comes every so many steps: the step after it has fresh responses, in the run
-that goes on as in one that is resumed there.
+At a periodic checkpoint no response is in progress. The next step begins with new responses, both in the run that goes
+on and in a run that is resumed there.
 """
 
 from __future__ import annotations
