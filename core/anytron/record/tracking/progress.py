@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Shows a run to a person; this base class shows nothing. A context manager: leaving cleans up, after errors too."""
+    """Shows a run to a person; this base class shows nothing. A context manager: leaving always cleans up."""
 
     def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str], done: int = 0) -> None:
         """Called when the workers have started and the first step begins.

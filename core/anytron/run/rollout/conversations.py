@@ -134,7 +134,7 @@ class Conversations:
             self._go_on()
 
     def attend(self, call: Pending) -> None:
-        """Continue until a call of the training ranks is over; the next call here raises errors that occurred meanwhile."""
+        """Continue until a call of the training ranks is over; the next call here raises errors from that time."""
         try:
             while not call.done:
                 self._go_on(call)

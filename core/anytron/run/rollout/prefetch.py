@@ -80,12 +80,12 @@ class RolloutPrefetch:
 
     @property
     def sampler(self) -> Mixture:
-        """The source of prompts. Its place must be set before anything is begun."""
+        """The source of prompts. Its place must be set before the first prompts are drawn."""
         return self._prepared.sampler
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where in the data the next step begins: responses that nothing was trained on are not counted.
+        """The places in the data at which the next step begins; responses that were not trained on are not counted.
 
         A resume draws their prompts again.
         """
@@ -97,7 +97,7 @@ class RolloutPrefetch:
             self._turns.finish_in_flight()
 
     def load_weights(self, give: GiveWeights) -> int:
-        """Send the replicas the weights that the next step begins with; return their version."""
+        """Send the weights of the next step to the replicas; return their version."""
         self._version = self._pool.load_weights(give)
         return self._version
 
@@ -119,13 +119,13 @@ class RolloutPrefetch:
         return begun.prompts, responses
 
     def move_on(self, step: int) -> dict[str, float]:
-        """Begin the responses of later steps that may come from the same weights, or let replicas sleep.
+        """Begin responses of later steps that may use the current weights, or let replicas sleep.
 
         Args:
             step: The step, whose responses are all complete.
 
         Returns:
-            The memory of replicas that sleep, as metrics.
+            Metrics of the memory of sleeping replicas.
         """
         self._begin_up_to(self._last_from(step), step + 1)
         if self._config.rollout.max_staleness:

@@ -81,7 +81,8 @@ def read_hf_config(directory: Path) -> Any:
     """Build the ``transformers.PretrainedConfig`` of a model directory.
 
     Settings of the directory that select code are dropped: classes in its files (``auto_map``), and the implementation
-    computes attention or experts, which may name a kernel on the network. Both are for a run to say.
+    computes attention or experts, which may name a kernel on the network. A run must select them in its own
+    configuration.
 
     Raises:
         ConfigError: As in :func:`load_hf_config`, or ``config.json`` is malformed.

@@ -1,4 +1,4 @@
-"""How a reward function is called, and what it answers, as plain numbers and texts."""
+"""Call a reward function, and represent its result as plain numbers and texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reward functions that have a name, and how a reward is made of what a configuration says."""
+"""The reward functions with a registered name, and how a reward is made from its section of the configuration."""
 
 from __future__ import annotations
 

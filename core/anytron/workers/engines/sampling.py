@@ -1,8 +1,8 @@
-"""Sample batch by batch: for engines that generate by themselves.
+"""Sampling for engines that generate with their own loop, batch by batch.
 
-They queue requests, draw the next token of each row with random numbers that belong to its response alone, give its
-log-prob, and find stop strings. A random number is a hash of the response's seed and the token's position: no generator
-has a state that batches could share.
+This module queues requests, draws the next token of each row with random numbers of its response alone, returns its
+log-prob, and finds stop strings. A random number is a hash of the response's seed and the token's position, so that
+there is no generator state that batches would share.
 
 Legend: B rows, V vocabulary.
 """
