@@ -329,7 +329,7 @@ def computed_gradients(
         directory: Directory for the files of the gradients.
         loss: The loss.
         model: Model whose gradients are computed.
-        additions: What the engine adds to the loss.
+        additions: Which of its own losses the engine adds.
 
     Returns:
         float32, by the weights' names in files; and the engine's manifest of them.

@@ -138,7 +138,7 @@ class AttentionLayers:
     window: int | None = None
 
     def pairs(self, length: int) -> float:
-        """Count the attended pairs (query, key) of a sequence, n^2 / 2 in all; a token's pair with itself counts half."""
+        """Count the attended pairs (query, key) of a sequence: n^2 / 2, as a token's pair with itself counts half."""
         if self.window is None or self.window >= length:
             return length**2 / 2
         return self.window * length - self.window**2 / 2
