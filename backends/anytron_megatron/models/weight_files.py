@@ -110,15 +110,15 @@ def _faults(directory: Path, config: Mapping[str, Any], *, scores: bool) -> Iter
 
 
 class DamagedFileError(Exception):
-    """A file is not what safetensors writes."""
+    """A file is not in the format of safetensors."""
 
 
 def read_header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read names and shapes, and check that the data is all there.
+    """Read names and shapes, and check that the data are complete.
 
     Raises:
         DamagedFileError: The file is not a safetensors file, or its size does not match its header.
-        ResourceError: No file can be opened any more, or the disk fails.
+        ResourceError: The process has run out of file descriptors, or the disk fails.
     """
     try:
         size = path.stat().st_size
