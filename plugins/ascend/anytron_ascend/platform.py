@@ -61,7 +61,7 @@ _OTHER = "or choose another platform, for example ANYTRON_PLATFORM=cpu"
 
 
 class AscendPlatform(Platform):
-    """The platform ``ascend``: portable modules and redirection of ``torch.cuda`` to torch_npu, or MindSpeed for both."""
+    """The platform ``ascend``: portable modules and redirection of ``torch.cuda`` to torch_npu, or MindSpeed's."""
 
     name = "ascend"
     api_version = 1
