@@ -57,7 +57,7 @@ def rank_facts(context: EngineContext, runtime: DeviceRuntime, mask: AttnMask) -
 
     Args:
         context: Context of the engine.
-        runtime: Its device.
+        runtime: Device of the rank.
         mask: The platform's mask at engine build.
     """
     return {

@@ -125,8 +125,8 @@ class RayWorkerGroup(RankGroup[RayRank]):
 
     Args:
         engine: Name of the engine, for messages.
-        ranks: In rank order, just started.
-        agents: Their agents, which end with the group.
+        ranks: Ranks in order, just started.
+        agents: Agents of the ranks, which end with the group.
         settings: The time limits.
     """
 

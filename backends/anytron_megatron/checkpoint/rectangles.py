@@ -17,7 +17,7 @@ def rectangles(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[t
     Args:
         shape: Shape of the tensor.
         begin: First element.
-        end: One past the last.
+        end: One past the last element.
 
     Yields:
         Offset and size of each rectangle, and its first flat position; in order.

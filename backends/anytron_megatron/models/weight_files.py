@@ -45,7 +45,7 @@ def weight_diagnostics(
     Args:
         key: The configuration key that names the directory.
         directory: Model directory.
-        config: Its Hugging Face config, whole.
+        config: The model's whole Hugging Face config.
         scores: Whether it is a reward model, which has a scoring head.
 
     Yields:

@@ -83,7 +83,7 @@ class BatchPreparer:
     Args:
         accepted: Mask kinds that can reach its attention.
         shard: This rank's context-parallel shard.
-        device: Where the tensors go.
+        device: Device of the tensors.
         context_length: Longest sequence that the model can take.
         portable: Whether the model is built of portable modules, which find the mask in the scope; a vendor's modules
             take it as an argument.

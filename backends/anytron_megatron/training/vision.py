@@ -31,7 +31,7 @@ class VisionInputs:
 
     Attributes:
         image_token: Token that occurs in the text once for each image embedding of the vision tower.
-        video_token: The same for videos, which are refused.
+        video_token: The corresponding token for videos, which are refused.
         merge: The vision tower merges ``merge * merge`` patches into one.
         patch_values: Values of one patch, D of ``pixel_values``.
     """

@@ -120,7 +120,7 @@ class SupervisedLoss:
         """Compute one micro-batch's part of the loss.
 
         Args:
-            outputs: With ``log_probs`` and ``entropy``.
+            outputs: Outputs of the model with ``log_probs`` and ``entropy``.
             batch: The micro-batch on the same device, with ``loss_weights`` and ``token_shares``.
 
         Raises:
@@ -160,7 +160,7 @@ class ValueLoss:
         """Compute one micro-batch's part of the loss.
 
         Args:
-            outputs: With ``values``.
+            outputs: Outputs of the model with ``values``.
             batch: The micro-batch on the same device, with ``values``, ``returns``, ``loss_weights`` and
                 ``token_shares``.
 

@@ -47,7 +47,7 @@ class PolicyLoss:
         """Compute one micro-batch's part of the loss.
 
         Args:
-            outputs: With ``log_probs`` and ``entropy``.
+            outputs: Outputs of the model with ``log_probs`` and ``entropy``.
             batch: The micro-batch on the same device, with ``advantages``, ``loss_weights`` and
                 ``token_shares``.
 
@@ -124,7 +124,7 @@ def policy_tokens(outputs: TokenOutputs, batch: RaggedBatch) -> PolicyTokens:
     """Make the input of a policy loss from a micro-batch.
 
     Args:
-        outputs: With ``log_probs`` and ``entropy``.
+        outputs: Outputs of the model with ``log_probs`` and ``entropy``.
         batch: Micro-batch with ``advantages``.
 
     Raises:

@@ -60,7 +60,7 @@ class Component:
     """A library that an engine uses; ``anytron doctor`` reports its version and where it is loaded from.
 
     Attributes:
-        distribution: Its name in ``pip list``.
+        distribution: Name of the library in ``pip list``.
         module: The module of it that the engine imports, for example ``megatron.core``.
     """
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class AnytronError(Exception):
     """Base class of Anytron's errors: what failed, where, why, and how to fix it.
 
-    The command line prints these four parts without a traceback; everything else that reaches it
-    is our bug and keeps its traceback.
+    The command line prints these four parts without a traceback; any other exception is a bug of Anytron and keeps its
+    traceback.
 
     Args:
         what: What failed, as a sentence.
@@ -59,8 +59,8 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Suggest the known name that is spelled most like a wrong one.
 
     Args:
-        name: What was written.
-        known: What could have been meant.
+        name: The wrong name.
+        known: The known names.
         prefix: Text before the known names, for example the section of a key.
 
     Returns:

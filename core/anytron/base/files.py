@@ -76,7 +76,7 @@ def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
     """Write a directory under another name and rename it when it is complete and on disk.
 
     Args:
-        path: Its final name; what is there is replaced.
+        path: Final path of the directory; an existing directory is replaced.
         write: Function that fills the empty directory that it is passed.
     """
     part, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("part", "old"))
@@ -191,7 +191,7 @@ def why_lost(path: Path, descriptor: int) -> str:
     """Return why a path no longer leads to the file that was opened there.
 
     Args:
-        path: Where it was opened.
+        path: Path at which the file was opened.
         descriptor: Descriptor of the open file or directory.
 
     Returns:

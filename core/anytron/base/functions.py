@@ -44,7 +44,7 @@ class Called:
     """How a user's function, or a method of a user's class, is called.
 
     Attributes:
-        name: What it is, for the beginning of a sentence: ``A reward function``.
+        name: Noun for the function, as the beginning of a sentence: ``A reward function``.
         takes: Names of its positional arguments, without ``self``.
         given: Description of these arguments, as a sentence without a full stop.
         gives: What it must return, as a phrase that follows "return".
@@ -186,7 +186,7 @@ class Kind:
         """Check that what the key names can be called.
 
         Args:
-            found: What the key names.
+            found: The object that the key names.
             key: The key, as it stands in this configuration.
             options: Names of keyword arguments that are passed.
             methods: Whether to check its methods too.

@@ -357,10 +357,9 @@ def plan(
 def run() -> None:
     """Run the command line.
 
-    Exit status: 0, 1 after an :class:`AnytronError` (printed as what, where, why, fix, without
-    traceback), 2 after wrong usage, 130 after Ctrl-C, 143 after SIGTERM before training
-    begins or where no checkpoint is saved. Any other exception is our bug and keeps
-    its traceback.
+    Exit status: 0, 1 after an :class:`AnytronError` (printed as what, where, why, fix, without traceback), 2 after
+    wrong usage, 130 after Ctrl-C, 143 after SIGTERM before training begins or where no checkpoint is saved. Any other
+    exception is a bug of Anytron and keeps its traceback.
     """
     disable_device_autoload()
     make_output_visible()

@@ -59,7 +59,7 @@ def is_causal(call: AttentionCall, kernel: str) -> bool:
 
     Args:
         call: The call of the kernel.
-        kernel: Its name, for the message.
+        kernel: Name of the kernel, for the message.
 
     Raises:
         HookContractError: The mode is not neutral, or its mask tensor is missing or superfluous.

@@ -197,7 +197,7 @@ def grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> T
 
     Args:
         x: ``[T, K]``, rows sorted by group.
-        weights: For each group ``[N, K]``.
+        weights: One weight ``[N, K]`` for each group.
         splits: Rows of each group; may be 0; their sum is T.
 
     Returns:
@@ -270,7 +270,7 @@ def adam(
 
     Args:
         params: Updated in place.
-        grads: Their gradients, same shapes.
+        grads: Gradients of the parameters, with the same shapes.
         exp_avgs: First moments, float32, updated in place.
         exp_avg_sqs: Second moments, float32, updated in place.
         step: Number of this step, from 1.

@@ -127,8 +127,8 @@ class Restriction(NamedTuple):
     """Which pairs of a dense batch may attend.
 
     Attributes:
-        visible: bool, broadcastable to ``[n, H, rows, columns]``, True = KEEP. A row without keys sees all of them: it
-            has no softmax (0/0, and NaN on some backends), and its result is dropped.
+        visible: bool, broadcastable to ``[n, H, rows, columns]``, True = KEEP. A row that may see no key is
+            given all keys, because it would have no softmax (0/0, and NaN on some backends); its result is dropped.
         blind: bool ``[n or 1, 1, rows, 1]``, True = this row has no key; None if every row has one.
     """
 

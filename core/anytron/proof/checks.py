@@ -79,7 +79,7 @@ def make(
     """Make checks one after the other.
 
     Args:
-        checks: In order.
+        checks: Checks, in order.
         results_of: Function that makes one check and yields its results.
         watcher: Receives the progress.
     """
@@ -97,8 +97,8 @@ class Report:
     """The results of all checks of a command.
 
     Attributes:
-        results: In order.
-        facts: What was checked, by name, as JSON values.
+        results: Results, in order.
+        facts: Facts about what was checked, by name, as JSON values.
         interrupted: Whether Ctrl-C was pressed before all checks were made.
     """
 

@@ -100,7 +100,7 @@ class Plan:
     """Memory that a run needs.
 
     Attributes:
-        devices: One of each kind.
+        devices: Plans of the devices, one for each kind.
         parameters: Numbers in the model.
         silent: Engines that give no estimate; their memory is missing in the plan.
     """
@@ -251,7 +251,7 @@ def remedies(
 
     Args:
         run: The configuration.
-        plan: Its plan.
+        plan: Plan of the run.
         replan: Returns the plan with more overrides; None if the configuration refuses them.
 
     Returns:

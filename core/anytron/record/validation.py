@@ -37,8 +37,8 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
     Args:
         samples: Responses to the prompt.
-        passed: Those that passed.
-        k: From 1 to ``samples``.
+        passed: Number of responses that passed.
+        k: Number of tries, from 1 to ``samples``.
     """
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
@@ -123,7 +123,7 @@ class Standing:
 
     Attributes:
         best_step: The step with its best value; None as long as all values were NaN.
-        best: That value.
+        best: The best value.
         waited: Number of validations since ``best_step``.
     """
 

@@ -171,7 +171,7 @@ def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plu
 
     Args:
         mask: The plugin's answer.
-        request: What was asked.
+        request: The request to which the mask is the answer.
         built: The answer at engine build; None if this is that answer.
         plugin: Name of the plugin, for the message.
 

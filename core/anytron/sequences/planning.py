@@ -62,7 +62,7 @@ def plan_layout(
         context_length: The longest sequence that the model reads; None = no limit. Positions of
             padding stay below it too, for models that look positions up in a table.
         input_layout: How the model takes its input; see :data:`InputLayout`.
-        device: Where the index tensors go.
+        device: Device of the index tensors.
 
     Returns:
         The layout of ``shard``.

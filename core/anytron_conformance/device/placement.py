@@ -157,7 +157,7 @@ def ranks_own_devices(subject: Subject, case: Case) -> None:
 
 
 def compare_device(member: Member) -> None:
-    """Compare the device of this rank's tensors with its number."""
+    """Check that this rank's tensors are on the device with the rank's number."""
     device = torch.ones(1, device=member.subject.device).device
     if device.index not in (None, member.rank):
         raise Broken("A rank's tensors are on another rank's device.", f"rank {member.rank} has them on {device}")

@@ -96,7 +96,7 @@ class Built(NamedTuple):
     """An engine.
 
     Attributes:
-        config: Its configuration.
+        config: Configuration of the engine.
         trainer: Ranks of the engine.
     """
 

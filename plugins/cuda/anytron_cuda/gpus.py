@@ -81,7 +81,7 @@ def precision_diagnostics(run: RunConfig, gpus: Sequence[Gpu]) -> Iterator[Diagn
 
     Args:
         run: The run; ``engine.options.transformer`` selects the formats.
-        gpus: Those that ranks can get; none if the driver's machine has none.
+        gpus: GPUs that ranks can get; empty if the driver's machine has none.
     """
     transformer = run.engine.options.get("transformer") or {}
     recipe = transformer.get("fp8_recipe", "delayed")

@@ -25,7 +25,7 @@ class Driver:
     """NVIDIA's driver.
 
     Attributes:
-        version: For example ``570.86.15``.
+        version: Version of the driver, for example ``570.86.15``.
         cuda: The newest CUDA version that it supports (major, minor).
         gpus: All GPUs of the machine, in the order of ``nvidia-smi``.
     """

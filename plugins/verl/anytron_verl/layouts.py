@@ -38,7 +38,7 @@ class MicroBatch:
 
     Attributes:
         preparer: Preparer of the micro-batch.
-        prepared: Its layout, mask and scope.
+        prepared: Layout, mask and scope of the micro-batch.
         offsets: int64 ``[B + 1]``, starts of its sequences in flat tensors, on the device.
     """
 

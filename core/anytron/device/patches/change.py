@@ -28,7 +28,7 @@ class Change:
         patch: The patch.
         detail: Text for the record.
         owner: The object whose attribute was changed; None if the target is a whole module.
-        name: That attribute.
+        name: Name of that attribute.
         before: What ``owner`` defined itself before, unbound; :data:`ABSENT` if nothing.
         after: What ``owner`` defines now.
         old: The object held by modules that imported the original by name; :data:`ABSENT` if it has no identity.

@@ -80,7 +80,7 @@ class Judgement:
 
 
 def plan(patches: Iterable[Patch]) -> list[Judgement]:
-    """Judge every patch by version and target; one that applies is followed by the classes that supersede it here."""
+    """Judge every patch by version and target. A patch that applies is followed by the classes that supersede it."""
     judgements = []
     for patch in patches:
         judgement = judge(patch)

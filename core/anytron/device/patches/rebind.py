@@ -99,7 +99,7 @@ def leftovers(original: Any, but_not: Any) -> list[str]:
 
     Args:
         original: A function or class that was replaced.
-        but_not: Its replacement, which may hold it.
+        but_not: Replacement of the original, which may hold it.
 
     Returns:
         One phrase for each holder, sorted.

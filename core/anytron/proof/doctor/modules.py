@@ -32,8 +32,8 @@ class Installed:
 
     Attributes:
         name: As the metadata write it.
-        version: Its version.
-        place: Where its files lie: the folder that an import searches.
+        version: Version of the distribution.
+        place: Folder of its files, in which an import searches.
         editable: It was installed with ``pip install -e``.
     """
 

@@ -83,7 +83,7 @@ def compare_token_outputs(
         check: Name of the check.
         dtype: Element type that the engine computes in.
         logits: float32 ``[T, V]`` after each token.
-        sequences: Their tokens, T of them.
+        sequences: Tokens of these sequences, T in all.
         found: Results of the engine, by temperature, for these sequences and possibly more after them.
         entropies: Whether the engine computed entropies; False = log-probs alone.
     """

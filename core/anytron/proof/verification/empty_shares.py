@@ -39,7 +39,7 @@ class Share:
 
     Attributes:
         name: Name of the share, for messages.
-        batch: Its sequences.
+        batch: Sequences of the share.
         max_tokens: Tokens of a micro-batch at most.
     """
 
@@ -143,7 +143,7 @@ def check_empty_shares(check: str, config: RunConfig, trainer: TrainingWorkers, 
     """Compare short sequences, one in each micro-batch, with the same sequences in one pack; then update and export.
 
     Args:
-        check: Its name.
+        check: Name of the check.
         config: The run.
         trainer: Training ranks of the run; the check changes their weights.
         batch: Sampled responses.

@@ -263,7 +263,8 @@ class Trajectories:
 
     Attributes:
         samples: The responses as rewards would see them.
-        batch: The same for training; advantages alternate in sign, so that gradients are far from zero.
+        batch: The same responses as a training batch; advantages alternate in sign, so that gradients are far from
+            zero.
         sequences: Prompt and response of each sample together, with its images.
     """
 

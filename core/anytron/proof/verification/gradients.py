@@ -236,10 +236,10 @@ def _counted(skipped: Mapping[str, int]) -> str:
 
 
 def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
-    """Make the check.
+    """Compare gradients of the engine with those of transformers.
 
     Args:
-        check: Its name.
+        check: Name of the check.
         config: The run.
         trainer: The training ranks, whose engine declares ``gradients``.
         batch: Sampled responses with advantages; gradients of the first of them are computed, in the run's

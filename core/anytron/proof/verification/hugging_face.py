@@ -104,7 +104,7 @@ def expected_gradients(
     Args:
         directory: Directory of the model.
         weights: safetensors file of the weights; None = those in the directory.
-        dtype: What the weights are rounded to before anything is computed with them, in float32.
+        dtype: Element type to which the weights are rounded before anything is computed with them, in float32.
         batch: B sequences, with ``advantages``, ``loss_weights`` and ``token_shares``; routers choose the experts of
             its ``routing``, if it has one.
 
@@ -153,7 +153,7 @@ def load_model(
     Args:
         directory: Directory of the model.
         weights: safetensors file of the weights; None = those in the directory.
-        dtype: What the weights are rounded to.
+        dtype: Element type to which the weights are rounded.
         layers_more: Number of layers after the last one to load as well.
         scores: Whether the model classifies sequences.
 

@@ -202,7 +202,7 @@ def expected_scores(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
 
     Args:
         directory: Model directory of the reward model.
-        dtype: What the weights are rounded to before anything is computed with them, in float32.
+        dtype: Element type to which the weights are rounded before anything is computed with them, in float32.
         batch: B sequences.
 
     Raises:

@@ -55,7 +55,7 @@ def transformers_logits(model_dir: Path, batch: RaggedBatch, dtype: str = "float
     Args:
         model_dir: A Hugging Face model directory.
         batch: As :func:`random_sequences` gives it.
-        dtype: What the weights are rounded to; everything is computed in float32.
+        dtype: Element type to which the weights are rounded; everything is computed in float32.
 
     Raises:
         EngineError: transformers cannot run the model.
@@ -111,7 +111,7 @@ def check_scores(
 
     Args:
         score: The function.
-        batch: What it scores.
+        batch: Sequences to score.
         logits: As :func:`transformers_logits` gives them.
         dtype: Name of the element type that it computes in; tolerances follow from it.
         padded: The same function on padded rows.

@@ -57,7 +57,7 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
     """Make the check for each model: the gradients of a mini-batch, one update on it, the weights before and after.
 
     Args:
-        check: Its name.
+        check: Name of the check.
         config: Configuration that the trainer was built with, from :func:`with_visible_update`.
         trainer: The training ranks, whose engine declares ``gradients``; the check changes their weights.
         batch: Sampled responses with advantages, T tokens.
@@ -182,7 +182,7 @@ def check_adapters(check: str, config: RunConfig, trainer: TrainingWorkers, batc
     """Do an update; then compare log-probs, and the gradients of both factors of each adapter.
 
     Args:
-        check: Its name.
+        check: Name of the check.
         config: Configuration that the trainer was built with, from :func:`with_visible_update`.
         trainer: The training ranks; the check changes their weights.
         batch: Sampled responses with advantages.

@@ -77,7 +77,7 @@ class Checkpoint:
     """A complete checkpoint: one that has a manifest.
 
     Attributes:
-        path: Its directory.
+        path: Directory of the checkpoint.
         step: Number of completed training steps.
     """
 
@@ -240,8 +240,8 @@ def locate(path: Path) -> Checkpoint:
     """Find the checkpoint that a path selects.
 
     Args:
-        path: Its directory; the file ``best`` beside it; or the directory of checkpoints or of a run, whose newest
-            one is taken.
+        path: Directory of the checkpoint; the file ``best`` beside it; or the directory of checkpoints or of a run,
+            whose newest one is taken.
 
     Raises:
         CheckpointError: ``path`` has no complete checkpoint.

@@ -60,7 +60,7 @@ class Manifest:
     """All files of a checkpoint but the manifest itself.
 
     Attributes:
-        files: By path relative to the checkpoint, with ``/`` between folders.
+        files: Records of the files, by path relative to the checkpoint, with ``/`` between folders.
     """
 
     files: Mapping[str, FileRecord]

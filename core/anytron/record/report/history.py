@@ -22,7 +22,7 @@ class Record:
     """A line that was read.
 
     Attributes:
-        offset: Where it begins in the file, in bytes.
+        offset: Offset of the line in the file, in bytes.
         value: The JSON object.
     """
 
@@ -144,7 +144,7 @@ class History:
     """All metrics of a run. Steps that a resumed run repeats replace the earlier ones.
 
     Attributes:
-        series: By name, without ``step``.
+        series: Series by metric name, without ``step``.
         steps: All steps, rising.
         recent: The last step's record.
     """

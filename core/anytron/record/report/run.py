@@ -63,9 +63,9 @@ class Run:
 
     Attributes:
         path: The run's directory, as an absolute path.
-        history: Its metrics.
+        history: Metrics of the run's steps.
         validation: Metrics of its validations.
-        record: Its configuration and history; None if it cannot be read.
+        record: The run's configuration and history; None if they cannot be read.
         owner: The process that writes into the directory now; None = no process.
         problems: Descriptions of files that cannot be read.
 

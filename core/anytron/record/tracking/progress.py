@@ -20,7 +20,7 @@ class Progress:
 
         Args:
             total_steps: Training steps of the run.
-            devices: What each rank trains on.
+            devices: Device of each training rank.
             kernels: The plugins that supplied each kernel.
             done: Steps that an earlier process has done.
         """

@@ -59,7 +59,7 @@ class Checkpointing:
     Args:
         config: The run.
         trainer: The training engine.
-        data: The place in the data.
+        data: Sampler of the prompts, and its position in the data.
         run: The run's directory.
         tell: Called with a message about every checkpoint.
 

@@ -220,7 +220,7 @@ def make_samples(
 
     Args:
         prompts: P prompts.
-        responses: One or more for each.
+        responses: One or more responses for each prompt.
         tokenizer: A Hugging Face tokenizer.
 
     Returns:

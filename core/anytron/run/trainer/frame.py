@@ -109,7 +109,7 @@ class RunFrame:
     Args:
         attempt: The run, and where it begins.
         trainer: The training engine.
-        data: The place in the data.
+        data: Sampler of the prompts, and its position in the data.
         tokenizer: Tokenizer that is saved with trained models.
         measure: Function that validates the policy after a number of completed steps and returns the metrics.
         facts: Facts of the other engines, for the run's records.
@@ -229,7 +229,7 @@ class Traces:
     An error of the profiler is reported and does not stop the run.
 
     Args:
-        profile: Which steps and ranks; None = nothing is recorded.
+        profile: Steps and ranks to record; None = nothing is recorded.
         trainer: The ranks.
         directory: The run directory.
         tell: Called with a message about each trace.

@@ -59,7 +59,7 @@ class Restarts:
 
         Args:
             error: The error that tells which process was lost, and how.
-            then: What the run does about it.
+            then: Description of what the run does next.
 
         Raises:
             WorkerError: More than ``limit`` losses occurred in a row.

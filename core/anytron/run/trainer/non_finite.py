@@ -245,11 +245,11 @@ def _unreadable(directory: Path, why: str) -> DataError:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a replay has found.
+    """The result of a replay.
 
     Attributes:
         data: Fields of the saved batch that hold numbers that are not finite, with the first such sequence and token.
-        inspection: What the engine found.
+        inspection: Result of the engine's inspection.
         sequence: Position in the mini-batch of the sequence with the first non-finite number; None if not known.
         token_id: Id of the token with that number.
     """

@@ -146,7 +146,7 @@ def load_mixture(
         vocab_size: Token ids are below this.
         context_length: Tokens that the model can see, prompt and response together; None = unlimited.
         max_new_tokens: Tokens to reserve for a response; None = the data contain the responses.
-        key: Where the section stands in the configuration.
+        key: Key of the section in the configuration.
         unusable: Function that returns why rewards cannot read a prompt's data, empty if they can; None = no check.
 
     Raises:

@@ -74,7 +74,7 @@ class TokenizedPrompt:
 
     Attributes:
         id: As in :class:`Prompt`.
-        text: As given, or decoded.
+        text: Text of the prompt, as given by the source or decoded.
         tokens: Token ids, at least one; each image token is repeated once for each embedding of its image.
         data: As in :class:`Prompt`.
         images: As in :class:`Prompt`; all of them have been read successfully.

@@ -57,8 +57,8 @@ class PromptTable(Sequence[TokenizedPrompt]):
 
     Args:
         name: Name of the source, for messages.
-        prompts: Its prompts.
-        wanted: Which prompts are left out.
+        prompts: Prompts of the source.
+        wanted: Filter, which decides which prompts are left out.
         prefix: Prefix of the prompts' ids.
 
     Attributes:

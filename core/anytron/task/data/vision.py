@@ -84,7 +84,7 @@ class VisionProcessor:
 
         Args:
             tokens: A prompt with one image token for each image.
-            images: In the order of their tokens; each is read and decoded.
+            images: Images, in the order of their tokens; each is read and decoded.
             where: Name of the prompt in errors.
 
         Raises:

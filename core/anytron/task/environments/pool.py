@@ -63,7 +63,7 @@ class Host:
 
     Attributes:
         process: The process.
-        log: Its log file.
+        log: Log file of the process.
         past: For each conversation, the answered calls with their answers.
         queue: Waiting calls; a call that is repeated has the earlier answer, which must be given again.
         calls: Calls in the same form that were sent and not yet answered; the process is working on the first.

@@ -17,7 +17,7 @@ class Where(NamedTuple):
     """What an argument of a call must be: ``argument & mask`` must be one of ``values``.
 
     Attributes:
-        argument: Its position, from 0.
+        argument: Position of the argument, from 0.
         mask: At most 32 bits; the upper half of the argument is ignored, as the kernel does for an ``int``.
         values: Allowed values.
         high: Whether to check the upper half instead: both halves of a null address must be 0.

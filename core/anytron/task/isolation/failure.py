@@ -19,7 +19,7 @@ def ending(status: int) -> str:
     """Describe how a process ended.
 
     Args:
-        status: Its exit status; minus the number of the signal that ended it.
+        status: Exit status of the process; negative = minus the number of the signal that ended it.
     """
     if status >= 0:
         return f"exited with status {status}"

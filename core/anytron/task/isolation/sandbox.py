@@ -56,8 +56,8 @@ class Ending:
     """How a program ended.
 
     Attributes:
-        status: Its exit status; minus the signal that ended it.
-        output: Its standard output, cut at the limit.
+        status: Exit status of the program; negative = minus the number of the signal that ended it.
+        output: Standard output of the program, cut at the limit.
         late: Whether the program was killed because it took too long.
         refused: Number of refused system calls by name, as far as they were counted.
     """

@@ -72,7 +72,7 @@ class Answer:
     Attributes:
         values: One number for each sample, None for the samples in ``failures``; empty if the call as a
             whole failed, for which there is one failure.
-        failures: In the samples' order.
+        failures: Failures of samples, in the samples' order.
     """
 
     values: list[float | None]

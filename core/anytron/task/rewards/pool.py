@@ -36,7 +36,7 @@ class RewardPool:
 
     Args:
         name: Name of the reward.
-        section: Its section in the configuration.
+        section: Section of the reward in the configuration.
         key: Key of that section.
         logs: An existing directory; each process writes to ``reward-NAME-N.log``.
         start_timeout_s: Seconds until a process must have found the function.

@@ -77,7 +77,7 @@ class TrainingEngine(Protocol):
     """One rank of the training engine. All ranks receive the same calls in the same order."""
 
     def topology(self) -> Topology:
-        """Where this rank stands."""
+        """Return the position of this rank in the parallel layout."""
 
     def score(self, micro_batches: Sequence[RaggedBatch], role: ScoringRole = "policy") -> list[TokenOutputs] | None:
         """Compute log-probs and entropies without gradients.
@@ -91,7 +91,7 @@ class TrainingEngine(Protocol):
         """Do one optimizer update.
 
         Args:
-            micro_batches: For this rank; every data-parallel replica gets equally many.
+            micro_batches: Micro-batches of this rank; every data-parallel replica gets equally many.
             loss: Loss function, called with each micro-batch.
 
         Returns:

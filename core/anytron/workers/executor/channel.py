@@ -1,7 +1,7 @@
 """Messages between the driver and one worker, over a socket pair that no one else can reach.
 
-The first message to a worker, before it imports or unpickles anything of ours, is plain JSON; everything after it, and
-every answer, is a pickle. Importing this module imports neither torch nor an engine: a worker reads its bootstrap
+The first message to a worker, before it imports or unpickles anything else, is plain JSON; all later messages, and
+all answers, are pickles. Importing this module imports neither torch nor an engine: a worker reads its bootstrap
 through it.
 """
 

@@ -40,7 +40,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
 
     Args:
         engine: Name of the engine, for messages.
-        ranks: In rank order, just started.
+        ranks: Ranks in order, just started.
         settings: The time limits of starts, of calls, and of ranks that wait for each other.
     """
 

@@ -34,7 +34,7 @@ class LocalWorkerGroup(RankGroup[WorkerProcess]):
 
     Args:
         engine: Name of the engine, for messages.
-        ranks: In rank order, just started.
+        ranks: Ranks in order, just started.
         stores: Stores in which the ranks meet; closed with the group.
         settings: The time limits.
     """

@@ -42,7 +42,7 @@ def choose_kernel(capabilities: Capabilities, name: KernelName, spec: KernelSpec
     Args:
         capabilities: The GPU and the libraries.
         name: The kernel.
-        spec: Its element type and options.
+        spec: Element type and options of the kernel.
 
     Returns:
         The choice; its ``kernel`` is a key of :data:`anytron_cuda.kernels.IMPLEMENTATIONS` for this name.
