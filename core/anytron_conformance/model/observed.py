@@ -152,7 +152,7 @@ class Observer:
 
         Args:
             family: The model.
-            layout: Its layout.
+            layout: Layout of its ranks.
             more: Sections of the configuration, merged into the layout's.
             model: Directory of the model; None = the family's tiny model.
 

@@ -128,7 +128,7 @@ def _replace(patch: Patch) -> Change:
     setattr(owner, name, after)
     if raw(owner, name) is not after:
         change.undo()
-        raise PatchError(f"{patch.target} did not take its replacement.", why="its owner intercepts assignment")
+        raise PatchError(f"{patch.target} could not be replaced.", why="its owner ignores or redirects assignment")
     remarks = []
     if patch.rebinds and "." not in patch.attribute and can_be_found(original):
         change.old, change.new = original, new

@@ -44,7 +44,7 @@ class RunDirectory:
     Args:
         claimed: The directory.
         config: The run.
-        record: Its history.
+        record: History of the run.
         after: Continue the files of an earlier run after this step; None = there are none.
 
     Attributes:

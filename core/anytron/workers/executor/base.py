@@ -109,8 +109,8 @@ class BaseExecutor(abc.ABC):
         """Make a worker's first message.
 
         Args:
-            spec: Its group.
-            rank: Its rank.
+            spec: Group of the worker.
+            rank: Rank of the worker.
             here: The group's ranks on its machine, itself among them.
             init_method: Where the ranks meet.
             processors: Those of its machine.

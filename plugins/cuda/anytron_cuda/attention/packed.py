@@ -138,7 +138,7 @@ class _Side:
     back: Rows | None = None
 
     def take(self, buffer: Tensor) -> Tensor:
-        """Those rows."""
+        """Return those rows."""
         if self.there is not None:
             return rearrange(buffer, self.there, self.back)
         return buffer if buffer.shape[0] == self.count else buffer[: self.count]
