@@ -268,7 +268,7 @@ def remedies(
 
 
 def candidates(run: RunConfig) -> Iterator[str]:
-    """Return settings to try, as overrides: first those that cost time only, then more devices, then changed training."""
+    """Return settings to try, as overrides: first those that cost time, then more devices, then changes of training."""
     engine, rollout, parallel = run.engine, run.rollout, run.parallel
     if rollout.placement == "colocated" and rollout.engine != engine.name and not rollout.sleep:
         yield "rollout.sleep=true"

@@ -99,8 +99,8 @@ def mask_by_influence(subject: Subject, case: Case) -> None:
 def mask_is_read(subject: Subject, case: Case) -> None:
     """The layouts of all context-parallel ranks and the mask are read pair by pair.
 
-    The reader is the mask's own, or for modes of Transformer Engine the kit's. A mode that only the platform's own
-    kernel knows is checked by influence alone.
+    The mask's own reader is used, or the kit's reader for modes of Transformer Engine. A mode that only the platform's
+    own kernel knows is checked by influence alone.
     """
     scene: Scene = case.values
     shards = [ContextShard(scene.context, rank) for rank in range(scene.context)]

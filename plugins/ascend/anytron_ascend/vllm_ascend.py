@@ -55,7 +55,8 @@ def rollout_edits(run: RunConfig) -> tuple[ConfigEdit, ...]:
 def requirements() -> Iterator[Requirement]:
     """If vLLM is installed, return vllm-ascend of the same minor version, and the packages that it was built for.
 
-    All are optional, because a run without vLLM needs none of them; :func:`diagnostics` refuses a run with vLLM.
+    All are optional, because a run without vLLM needs none of them; :func:`diagnostics` refuses a run with vLLM that
+    lacks them.
     """
     vllm = find_installation()
     if vllm is None:

@@ -139,7 +139,7 @@ class WorkerProcess:
         return self._process.poll() is not None
 
     def silent(self) -> bool:
-        """Whether the process has had no heartbeat for too long, also some time after this was first noticed."""
+        """Whether the process has had no heartbeat for too long, and still none some time after this was noticed."""
         if self._heartbeat.silence_s() < self._heartbeat_timeout_s:
             self._suspected_at = None
             return False
