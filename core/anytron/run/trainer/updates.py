@@ -1,7 +1,7 @@
 """Plan a step's optimizer updates: mini-batches of whole groups, each divided over ranks and micro-batches.
 
 Micro-batches have balanced token counts, and every data-parallel rank has equally many. Planning n sequences and m
-micro-batches takes O((n + m) log(n + m)) time, because every pass over a step plans all of its sequences.
+micro-batches takes O((n + m) log(n + m)) time. It is done for every pass, with all sequences of a step.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _WHERE = f"engine.name={ENGINE}"
 
 @dataclass(frozen=True)
 class Installation:
-    """Versions: of the Megatron that would be imported, and that in setup.py, which may lag behind its branch's."""
+    """Version of the Megatron that would be imported, and the version in setup.py, which may be older."""
 
     mindspeed_llm: str
     mindspeed: str
