@@ -1,6 +1,6 @@
 """The training engine ``megatron``: Hugging Face models trained with Megatron-Core and mcore-bridge.
 
-Its public names are for trainers of one's own and for engines that are made of this one's parts. ``plugin`` and
+Its public names are for custom trainers and for engines that reuse parts of this engine. ``plugin`` and
 ``checks`` import no Megatron and run in the driver; ``engine`` runs in training ranks, after the patches.
 """
 

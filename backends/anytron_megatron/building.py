@@ -1,4 +1,4 @@
-"""Build the models of one rank: chunks on its device, as the platform wants them, with what reads batches for them."""
+"""Build the models of one rank: chunks on its device, adapted to the platform, each with a preparer of its inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def prepare_platform(context: EngineContext, sizes: ParallelSizes) -> None:
 
 
 def join_ranks(context: EngineContext, sizes: ParallelSizes) -> DeviceRuntime:
-    """Let this rank meet the others of its group; return its device."""
+    """Connect this rank with the others of its group; return its device."""
     config = context.config
     return parallel.join(
         context.stack,
@@ -53,12 +53,12 @@ def join_ranks(context: EngineContext, sizes: ParallelSizes) -> DeviceRuntime:
 
 
 def rank_facts(context: EngineContext, runtime: DeviceRuntime, mask: AttnMask) -> dict[str, Any]:
-    """Collect what the run's records say of a rank.
+    """Collect the facts of a rank for the run's records.
 
     Args:
         context: Context of the engine.
-        runtime: Its device.
-        mask: The platform's answer at engine build.
+        runtime: Device of the rank.
+        mask: The platform's mask at engine build.
     """
     return {
         "rank": torch.distributed.get_rank(),
@@ -77,7 +77,7 @@ class ModelBuilder:
 
     Args:
         context: Context of the engine: configuration and device stack.
-        sizes: The layout of the ranks, which have met.
+        sizes: The layout of the ranks, whose process groups exist.
         runtime: The device.
     """
 
@@ -95,7 +95,7 @@ class ModelBuilder:
         sequence_format: Format | None = None,
         constraints: LayoutConstraints | None = None,
     ) -> BatchPreparer:
-        """Make what turns micro-batches into inputs of a source's model.
+        """Make the preparer that turns micro-batches into inputs of a source's model.
 
         Args:
             source: Source of the model.
@@ -138,7 +138,7 @@ class ModelBuilder:
         """Build a :meth:`language_model` that may get adapters.
 
         Raises:
-            EngineError: No layer has ``model.lora.targets``, or the weights do not fit the model.
+            EngineError: No layer matches ``model.lora.targets``, or the weights do not match the model.
         """
         return self._scoring(source, self._modules(source, preparer, self._check_targets))
 

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 class ValueHead(nn.Module):
     """Replace the forward of a model's output layer by a linear layer of one output and no bias.
 
-    Its weight is float32 whatever the model's dtype, and the same on all tensor-parallel ranks. It begins as
-    zero: the first advantages are then the plain outcomes, not the noise of a random layer, and no parallel
-    layout draws other numbers. The trunk learns from the second update on.
+    Its weight is float32 whatever the model's dtype, and the same on all tensor-parallel ranks. It is initialised
+    to zero: then the first advantages are the plain outcomes without the noise of a random layer, and the initial
+    weights do not depend on the parallel layout. The trunk learns from the second update on.
 
-    The model's own output layer keeps its place and, where it is not tied to the embedding, its weight, frozen:
-    no gradient buffer and no optimizer state, and the model can be written as it was read.
+    The model's own output layer stays in place. If it is not tied to the embedding, its weight is frozen: it has no
+    gradient buffer and no optimizer state, and the model can be written as it was read.
 
     Args:
         model: A chunk of the last pipeline stage, with its weights, not wrapped for training. Becomes the
@@ -67,7 +67,7 @@ class ValueHead(nn.Module):
     def forward(self, hidden: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
         """Return the values, float32 ``[S, B, 1]``, and None for the bias, which output layers do not have.
 
-        ``hidden`` comes behind the final norm: ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism.
+        ``hidden`` is the output of the final norm: ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism.
         """
         del weight, unused
         values = nn.functional.linear(hidden.float(), self.weight)
@@ -77,7 +77,7 @@ class ValueHead(nn.Module):
         return values, None
 
     def scope(self, prepared: PreparedBatch) -> None:
-        """Values depend on nothing but hidden states: a micro-batch needs no scope here."""
+        """Return an empty scope: values depend only on hidden states."""
 
     def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
         """Bring values, float32 ``[T, 1]``, each of the state after its token, to token coordinates."""
@@ -93,7 +93,7 @@ class Critic:
         modules: The model's chunks on this rank, with their weights, as they were built; the critic owns them.
         preparer: Preparer of the model inputs of a micro-batch.
         config: The run, with its ``critic``.
-        source: Where the model comes from.
+        source: Source of the model.
         experts: Additions of a mixture of experts to updates; None for a dense model.
 
     Raises:
@@ -140,7 +140,7 @@ class Critic:
         return None if metrics is None else {**{f"critic/{name}": part for name, part in balance.items()}, **metrics}
 
     def inspect(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Inspection:
-        """Look at an update's numbers (``InspectableEngine.inspect_update``)."""
+        """Find non-finite numbers of an update (``InspectableEngine.inspect_update``)."""
         features = [] if self._experts is None else [self._experts.replay_routing()]
         return self._trained.inspect(micro_batches, loss, *features)
 
@@ -150,9 +150,9 @@ class Critic:
         """Compute and yield gradients (``DifferentiableEngine.export_gradients``).
 
         Args:
-            micro_batches: Those of this rank.
+            micro_batches: Micro-batches of this rank.
             loss: The loss.
-            balanced: Add what balances a mixture of experts.
+            balanced: Whether to add the losses that balance a mixture of experts.
         """
         experts = self._experts
         features = [] if experts is None else [experts.replay_routing() if balanced else experts.unbalanced()]

@@ -58,10 +58,10 @@ if TYPE_CHECKING:
 
 
 class MegatronEngine:
-    """Train one policy, and the critic of PPO; score with the policy, its reference, a teacher; generate, if asked to.
+    """Trains one policy, and the critic of PPO; scores with the policy, its reference and a teacher; can also generate.
 
-    Implements :class:`anytron.workers.engines.training_engine.TrainingEngine`. An engine whose models come from
-    elsewhere is a subclass with its own :meth:`open_source`.
+    Implements :class:`anytron.workers.engines.training_engine.TrainingEngine`. An engine with another source of
+    models is a subclass with its own :meth:`open_source`.
 
     Args:
         context: Configuration, device stack and rank.
@@ -139,8 +139,8 @@ class MegatronEngine:
         """Open a model directory.
 
         Args:
-            directory: Where the policy or the critic starts from, or the teacher's.
-            policy: It is the policy's: its prediction modules may be trained.
+            directory: Initial model of the policy or the critic, or the teacher's model.
+            policy: Whether it is the policy's model, whose prediction modules may be trained.
         """
         config = self._context.config
         return BridgeSource(
@@ -155,7 +155,7 @@ class MegatronEngine:
         )
 
     def topology(self) -> Topology:
-        """Where this rank stands, and what its schedule and its routing ask for."""
+        """Return the position of this rank, and the requirements of its schedule and its routing."""
         return replace(
             parallel.topology(),
             # Megatron refuses other numbers in interleaved schedules (pipeline_parallel/schedules.py).
@@ -214,7 +214,7 @@ class MegatronEngine:
     def inspect_update(
         self, micro_batches: Sequence[RaggedBatch], loss: LossFunction, model: UpdatedModel
     ) -> Inspection:
-        """Do an update's passes and say where a number stops being finite; nothing is updated."""
+        """Do an update's passes and find the first non-finite number; nothing is updated."""
         self._offload.end()
         if model == "critic":
             return self._the_critic("inspect_update").inspect(micro_batches, loss)
@@ -247,12 +247,12 @@ class MegatronEngine:
         return self._trained.updates
 
     def export_weights(self, destination: WeightDestination[Sent]) -> Sent | None:
-        """Send the policy's weights; rank 0, which has each when it is gathered, returns what the destination does."""
+        """Send the policy's weights; rank 0, on which each is gathered, returns the destination's result."""
         with self._merged():
             return self._send(self._source.export(self._modules()), destination)
 
     def export_adapter(self, destination: WeightDestination[Sent]) -> Sent | None:
-        """Send the adapters by themselves, in the same way."""
+        """Send the adapters alone, in the same way."""
         return self._send(self._the_adapters("export_adapter").export(), destination)
 
     def export_gradients(
@@ -263,7 +263,7 @@ class MegatronEngine:
         model: UpdatedModel = "policy",
         additions: Additions = "none",
     ) -> Sent | None:
-        """Send the gradients of a loss, of adapters if the run trains these; nothing is updated."""
+        """Send the gradients of a loss, for adapters if the run trains these; nothing is updated."""
         self._offload.end()
         if model == "critic":
             critic = self._the_critic("export_gradients")
@@ -276,7 +276,7 @@ class MegatronEngine:
         return self._send(named_gradients(modules, export), destination)
 
     def offload(self) -> MemoryUse:
-        """Move what generation does not need to the host; the next call that needs any of it brings all of it back."""
+        """Move all that generation does not need to the host; the next call that needs some of it moves all back."""
         peak = self._runtime.memory_stats().peak_allocated
         offloaded = self._offload.begin()
         self._runtime.reset_peak_memory_stats()
@@ -305,7 +305,7 @@ class MegatronEngine:
         return self._checkpoints.written_files(wait=wait)
 
     def load_checkpoint(self, path: str) -> None:
-        """Take back a training state, whatever layout wrote it."""
+        """Restore a training state, which any layout may have written."""
         self._offload.end()
         self._checkpoints.load(Path(path))
 
@@ -371,5 +371,5 @@ class MegatronEngine:
 
     def _the_rollout(self, where: str) -> PolicyRollout:
         if self._rollout is None:
-            raise EngineError("The training ranks do not generate.", where=where, fix=f"set rollout.engine={ENGINE}")
+            raise EngineError("The training ranks cannot generate.", where=where, fix=f"set rollout.engine={ENGINE}")
         return self._rollout

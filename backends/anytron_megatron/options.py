@@ -1,4 +1,4 @@
-"""The engine ``megatron`` as it is known before Megatron is imported: its options, and what it can do."""
+"""Describe the engine ``megatron`` without importing Megatron: its options and capabilities."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class MegatronOptions(Section):
 
     @property
     def of_reward_model(self) -> MegatronOptions:
-        """What of them a reward model follows: it is not trained, and its pipeline has one chunk on each rank."""
+        """The options that apply to a reward model, which is not trained and has one pipeline chunk on each rank."""
         return type(self)(share_prompts=self.share_prompts, transformer=self.transformer)
 
     def replay(self, config: RunConfig) -> RoutingReplay:
-        """Return whose routing updates replay; the checks allow one source only."""
+        """Return the source of the routing that updates replay; the checks allow one source only."""
         return "rollout" if config.rollout.replay_routing else self.router_replay
 
     def sizes(self, config: RunConfig) -> ParallelSizes:
@@ -92,7 +92,7 @@ _LATENT = (
 def transformer_fields(*, latent_attention: bool) -> frozenset[str]:
     """Collect the fields of Megatron's transformer config as mcore-bridge extends it.
 
-    Importing those classes costs seconds and changes other libraries; their sources are parsed instead.
+    The classes' source files are parsed, because importing them takes seconds and changes other libraries.
     """
     sources = [*_COMMON, *(_LATENT if latent_attention else ())]
     return frozenset().union(*(_fields(*source) for source in sources))

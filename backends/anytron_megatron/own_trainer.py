@@ -1,4 +1,4 @@
-"""What a trainer of one's own needs of the device stack where Megatron trains (docs/how-to/use-in-your-own-trainer.md).
+"""The device stack for custom trainers with Megatron models (docs/how-to/use-in-your-own-trainer.md).
 
 Import it after the device stack was opened: it imports Megatron.
 """
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 def join(stack: DeviceStack, sizes: ParallelSizes | None = None, *, seed: int = 1, timeout_s: float = 600.0) -> device:
-    """Bring up this rank, up to where models can be built: the platform's state, patches, process groups, generators.
+    """Prepare this rank for building models: the platform's state, patches, process groups, random generators.
 
     Args:
         stack: Device stack of this process.
-        sizes: How the ranks are split; None = one rank. Started by ``torchrun``, ranks meet where it says.
+        sizes: How the ranks are split; None = one rank. Ranks that ``torchrun`` has started use its rendezvous.
         seed: Seed of the random generators.
         timeout_s: A collective that takes longer is an error.
 
@@ -57,7 +57,7 @@ def batch_preparer(
 ) -> BatchPreparer:
     """Make the object that turns ragged sequences into inputs of a model, with the platform's layouts and masks.
 
-    The platform is asked first whether it does what the format, the traits and the sizes say.
+    First the platform is asked whether it supports the format, the traits and the sizes.
 
     Args:
         stack: Device stack of this process, whose rank has joined.
@@ -93,10 +93,10 @@ def batch_preparer(
 
 
 def forward(model: nn.Module, prepared: PreparedBatch) -> Tensor:
-    """Run a model on a micro-batch in its scope, which recomputation enters again by itself.
+    """Run a model on a micro-batch in its scope; recomputation enters the scope again automatically.
 
     Returns:
-        What the model gives; from the last pipeline stage logits, ``[R, C, V]``, of this rank's part of the vocabulary.
+        The model's output; on the last pipeline stage logits, ``[R, C, V]``, of this rank's part of the vocabulary.
     """
     with scopes.enter(prepared.scope()):
         output: Tensor = model(**prepared.arguments())
@@ -104,10 +104,10 @@ def forward(model: nn.Module, prepared: PreparedBatch) -> Tensor:
 
 
 def token_log_probs(logits: Tensor, batches: BatchPreparer, prepared: PreparedBatch) -> Tensor:
-    """Return the log-prob of each token, with its gradient, whatever the layout and the split of the vocabulary.
+    """Return the log-prob of each token, with gradient, for any layout and any split of the vocabulary.
 
     Args:
-        logits: ``[R, C, V]``, as :func:`forward` gives them.
+        logits: ``[R, C, V]``, from :func:`forward`.
         batches: Preparer of the micro-batch.
         prepared: The micro-batch.
 

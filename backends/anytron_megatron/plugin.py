@@ -47,7 +47,7 @@ class MegatronBackend:
 
     @hookimpl
     def runtime_env(self, process: ProcessInfo, config: RunConfig) -> Mapping[str, str]:
-        """Keep tokenizers of data workers from starting threads, and say that a deterministic run is one."""
+        """Keep tokenizers of data workers from starting threads, and set the variables of deterministic runs."""
         if process.role != "trainer":
             return {}
         deterministic = config.engine.name == ENGINE and config.engine.deterministic

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 class MegatronRewardModel:
     """Score sequences. Implements :class:`anytron.workers.engines.training_engine.RewardModelEngine`.
 
-    Its process groups are its own, and so are its parallel sizes: Megatron has one layout in a process
-    (``megatron.core.parallel_state``), which is why the policy's ranks do not hold it.
+    It has separate process groups and parallel sizes. Megatron supports only one layout in a process
+    (``megatron.core.parallel_state``), so that the policy's ranks cannot hold the reward model.
 
     Args:
         context: Configuration (:attr:`anytron.config.schema.RunConfig.of_reward_model`), hooks, platform, ledger, rank.
 
     Raises:
-        EngineError: The weights do not fit the model.
+        EngineError: The weights do not match the model.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -65,7 +65,7 @@ class MegatronRewardModel:
         self._leave_device()
 
     def topology(self) -> Topology:
-        """Where this rank stands."""
+        """Return the position of this rank in the parallel layout."""
         return parallel.topology()
 
     def score(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:

@@ -1,4 +1,4 @@
-"""What stands for a rank on its machine: it starts the worker process there and passes messages on.
+"""The agent of a rank on its machine: it starts the worker process there and forwards messages.
 
 Importing this module imports no ray: the agent's process has it already.
 """
@@ -27,17 +27,17 @@ POLL_S = 1.0
 
 @dataclass(frozen=True)
 class Place:
-    """The machine of an agent, and the resources it has there.
+    """The machine of an agent, and its resources there.
 
     Attributes:
         host: The machine, by Ray's id and its address in the cluster.
-        processors: Processors that its processes may use.
-        devices: Ids of the agent's devices, as Ray has given them; none if Ray only counts them. Of one beside
-            training ranks: those of all that are on its machine.
+        processors: CPUs that its processes may use.
+        devices: Ids of the devices that Ray has assigned to the agent; none if Ray only counts devices. An agent beside
+            training ranks has the devices of all training ranks on its machine.
         environment: Variables with which Ray was started there.
         loopback: Name of the machine's loopback interface.
-        interface: Name of the network interface with the machine's address in the cluster; None if none has it (an
-            IPv6 address, an alias), and gloo chooses then.
+        interface: Name of the network interface with the machine's address in the cluster. None if no interface has it
+            (an IPv6 address, an alias); then gloo chooses one.
     """
 
     host: Host
@@ -99,7 +99,7 @@ class Agent:
         self._process = WorkerProcess(bootstrap, environment, log, heartbeat_timeout_s)
 
     def exchange(self, message: Message | None) -> Message | None:
-        """Send a message, if there is one, and await the answer; None if the worker ended without one, or is silent."""
+        """Send a message, if any, and wait for the answer; None if the worker ended without an answer, or is silent."""
         if message is not None:
             try:
                 self._worker.send(message)
@@ -118,7 +118,7 @@ class Agent:
         self._worker.write_stacks()
 
     def standing(self) -> Standing | None:
-        """Return the answer to the last question where the worker stands, and ask again; None if unknown."""
+        """Return the state of the worker at the last request, and request it again; None if unknown."""
         return self._worker.standing()
 
     def fate(self) -> str:
@@ -130,7 +130,7 @@ class Agent:
         return self._worker.log_tail()
 
     def end(self) -> None:
-        """End the worker. The store stays: other ranks may still end."""
+        """End the worker. The store stays, because other ranks may still need it while they end."""
         if self._process is not None:
             end_all([self._process])
 

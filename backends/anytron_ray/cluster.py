@@ -1,4 +1,4 @@
-"""Ray's cluster: join it or start one, compare what it has with what a run needs, and place agents in it."""
+"""Ray's cluster: join or start one, compare its resources with those that a run needs, and place agents in it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def connect() -> bool:
 def start_here() -> None:
     """Start a cluster of this machine alone, and join it. It listens on the loopback interface only.
 
-    Ray replaces a loopback address by one that others reach, unless it knows that there will be no other machine.
+    Ray replaces a loopback address by one that other machines reach, unless it knows that there will be no other
+    machine.
     """
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # for Ray's own processes
     ray_constants.ENABLE_RAY_CLUSTER = False  # for this one, which has read the variable as it imported ray
@@ -71,7 +72,7 @@ def start_here() -> None:
 
 
 def this_host() -> Host:
-    """The machine of this process, as agents there know it."""
+    """The machine of this process, in the form in which agents describe it."""
     return Host(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
 
 
@@ -101,7 +102,7 @@ def require(ranks: int, replicas: int, resource: str | None) -> None:
 
 @dataclass(frozen=True)
 class Agents:
-    """Agents, in rank order: those of one machine follow each other.
+    """Agents, in rank order; agents of one machine are adjacent.
 
     Attributes:
         actors: Ray's handles.
@@ -124,7 +125,7 @@ class Agents:
         return [other for other, place in enumerate(self.places) if place.host == host]
 
     def devices_at(self, rank: int) -> list[str]:
-        """Ids of the devices that Ray has given to the ranks on the machine of one of them, in rank order."""
+        """Ids of the devices that Ray has assigned to the ranks on the machine of a rank, in rank order."""
         return [device for other in self.ranks_at(rank) for device in self.places[other].devices]
 
     def release(self) -> None:
@@ -133,9 +134,9 @@ class Agents:
 
 
 def place_ranks(ranks: int, resource: str | None, timeout_s: float) -> Agents:
-    """Place an agent for each rank that has a device of its own, and a processor, on as few machines as possible.
+    """Place an agent, with one device and one CPU, for each rank, on as few machines as possible.
 
-    A machine that was lost may come back, or another for it: what the cluster lacks at first is waited for, too.
+    Missing resources are waited for too, because a lost machine or a replacement for it may join the cluster.
 
     Raises:
         WorkerError: Devices did not become free in time, or an agent could not be started.
@@ -161,7 +162,7 @@ def place_beside(trainers: Agents, wanted: Sequence[tuple[int, tuple[str, ...]]]
     Args:
         trainers: The training ranks' agents.
         wanted: For each agent, a training rank on whose machine it must be, and the ids of the devices that it gets.
-            Those of one machine follow each other.
+            Agents of one machine are adjacent.
         timeout_s: Seconds until they must have started.
 
     Raises:
@@ -198,7 +199,7 @@ def _not_placed(ranks: int, bundle: dict[str, float], timeout_s: float) -> Worke
         where="executor.start_timeout_s",
         why=f"each needs {', '.join(f'1 {name}' for name in bundle)} on one machine; "
         f"free in the cluster: {', '.join(f'{free.get(name, 0):g} {name}' for name in bundle)}",
-        fix="stop what uses the rest (`ray status` shows it), or raise executor.start_timeout_s",
+        fix="stop the jobs that use the rest (`ray status` shows it), or raise executor.start_timeout_s",
     )
 
 

@@ -59,11 +59,11 @@ KEPT = "RAY_EXPERIMENTAL_NOSET_"
 
 
 def passed_on(variables: Mapping[str, str], platform: Platform, further: Sequence[str]) -> dict[str, str]:
-    """Choose the driver's variables that go to workers on other machines.
+    """Choose the driver's environment variables that workers on other machines receive.
 
     Args:
         variables: Environment variables of the driver.
-        platform: Names the variables of its device's libraries.
+        platform: Platform, which names the variables of its device's libraries.
         further: Further names, from ``executor.pass_variables``.
     """
     prefixes = (*PASSED_ON, *platform.environment_prefixes)
@@ -74,12 +74,12 @@ class RayExecutor(BaseExecutor):
     """An :class:`~anytron.workers.executor.protocol.Executor` of processes on the machines of a Ray cluster.
 
     An agent, an actor of Ray, starts the worker process of each rank on its machine and passes messages on. Agents
-    of training ranks take one device and one processor each; others take none, go to the machine of the training
-    ranks beside which they are (:func:`~anytron.workers.executor.base.ranks_beside`) and work with those ranks'
-    devices. Each rank of a reward model has the machine and the device of the training rank of its number. With
-    ``rollout.placement=separate`` replicas take a device each like training ranks, wherever there is one.
+    of training ranks take one device and one CPU each. Other agents take none: they run on the machine of the training
+    ranks with which they share devices (:func:`~anytron.workers.executor.base.ranks_beside`). Each rank of a reward
+    model shares the device of the training rank with the same number. With ``rollout.placement=separate`` each replica
+    takes its own device, on any machine.
 
-    What a worker writes goes to ``<trainer.output_dir>/logs/<role>-<rank>.log`` on its machine.
+    The output of a worker is written to ``<trainer.output_dir>/logs/<role>-<rank>.log`` on its machine.
 
     Args:
         config: The run's configuration.
@@ -126,9 +126,9 @@ class RayExecutor(BaseExecutor):
         """Start one process per rank; see the protocol. Waits until Ray has placed them.
 
         Raises:
-            ConfigError: No such engine is installed, or the platform restricts the processes to other devices than
-                Ray gives.
-            ProcessLost: The machine is gone on which a rollout process, or a reward model's, must be.
+            ConfigError: No such engine is installed, or the platform restricts the processes to other devices
+                than Ray has assigned.
+            ProcessLost: The machine of a training rank, on which a rollout process or a reward model must run, is gone.
             WorkerError: Ray did not place the ranks in time, or a process could not be started.
         """
         from anytron_ray import cluster

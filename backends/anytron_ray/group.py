@@ -1,4 +1,4 @@
-"""The processes of one engine in a Ray cluster, as the driver sees them."""
+"""The driver's side of the processes of one engine in a Ray cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RayRank:
         agent: Ray's handle of the agent.
 
     Attributes:
-        answer: Ray's reference of the answer that is awaited: the first one says that the engine is built.
+        answer: Ray's reference of the awaited answer; the first answer reports that the engine is built.
     """
 
     def __init__(self, name: str, address: str, log: Path, agent: Any) -> None:
@@ -50,11 +50,11 @@ class RayRank:
         self._question: Any = None
 
     def send(self, message: Message) -> None:
-        """Send a message; a process that does not read it is noticed as one that does not answer."""
+        """Send a message; if the process does not read it, the wait for its answer reports that."""
         self.answer = self._agent.exchange.remote(message)
 
     def receive(self) -> Message | None:
-        """Take the answer; None if the process is silent, or it, its agent or its machine is gone."""
+        """Receive the answer; None if the process is silent, or the process, its agent or its machine is gone."""
         try:
             answer: Message | None = ray.get(self.answer)
         except RayError as error:
@@ -72,7 +72,7 @@ class RayRank:
         self._ask(None, "write_stacks")
 
     def standing(self) -> Standing | None:
-        """Take the agent's answer to the last question of this kind, and ask anew; a slow agent is not waited for."""
+        """Return the agent's answer to the last such request, and request again, without waiting for the agent."""
         standing: Standing | None = None
         if self._question is not None:
             ready, _ = ray.wait([self._question], timeout=0.0)
@@ -87,7 +87,7 @@ class RayRank:
         return fate or f"its Ray agent is gone: {self._lost}"
 
     def log_tail(self) -> str:
-        """The last lines that the process wrote; empty if there are none, or none can be had."""
+        """The last lines that the process wrote; empty if there are none or they cannot be read."""
         lines: str | None = self._ask(None, "log_tail")
         if lines is None:  # the log may lie on a file system that machines share
             return tail(self._log) if self._log.exists() else ""
@@ -125,8 +125,8 @@ class RayWorkerGroup(RankGroup[RayRank]):
 
     Args:
         engine: Name of the engine, for messages.
-        ranks: In rank order, just started.
-        agents: Their agents, which end with the group.
+        ranks: Ranks in order, just started.
+        agents: Agents of the ranks, which end with the group.
         settings: The time limits.
     """
 

@@ -1,4 +1,4 @@
-"""Generate with a Hugging Face model: build it without weights, and answer requests that are sampled alike.
+"""Generate with a Hugging Face model: build it without weights, and answer requests with the same sampling parameters.
 
 Legend: B rows, P different prompts, S columns of the prompts, V vocabulary, W generated columns.
 """
@@ -105,8 +105,8 @@ def image_arguments(
 ) -> dict[str, Tensor]:
     """Make the model's image arguments; images are in the order of the rows that hold their tokens.
 
-    ``mm_token_type_ids`` (0 = text, 1 = image) tells where mrope's positions are two-dimensional. Without it
-    transformers takes image tokens for text, without an error.
+    ``mm_token_type_ids`` (0 = text, 1 = image) tells where mrope's positions are two-dimensional. Without it,
+    transformers silently treats image tokens as text.
     """
     arguments = {
         "pixel_values": torch.cat([patches.pixel_values for patches in images]),
@@ -214,8 +214,8 @@ class _Stopping(StoppingCriteria):
 def can_share(model: Any) -> bool:
     """Return whether a model generates the same from a cache that is passed to it as from its own.
 
-    That is so for models of text alone whose layers keep what they know in transformers' ``DynamicCache``. Those with
-    images count positions by themselves, and some families have caches of their own.
+    This is true of text models whose layers keep their state in transformers' ``DynamicCache``. Models with images
+    compute positions themselves, and some families have other caches.
 
     Args:
         model: A Hugging Face model.
@@ -253,10 +253,10 @@ def owners_of(prompts: Sequence[PromptInputs]) -> tuple[list[int], list[int]]:
 def read_prompts(
     model: Any, input_ids: Tensor, attention_mask: Tensor, rows: Sequence[int], owners: Sequence[int]
 ) -> DynamicCache:
-    """Run a model on different prompts, without their last tokens: ``generate`` needs the outputs of those itself.
+    """Run a model on different prompts without their last tokens, whose outputs ``generate`` must compute.
 
     Args:
-        model: One that :func:`can_share`.
+        model: A model for which :func:`can_share` is true.
         input_ids: int64 ``[B, S]``, padded to the left, S > 1.
         attention_mask: int64 ``[B, S]``, 1 = real token.
         rows: Row of each of the P different prompts.

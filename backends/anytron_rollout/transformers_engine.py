@@ -45,9 +45,9 @@ _NO_LIMIT = 1 << 60
 class TransformersEngine:
     """A rollout engine (:class:`anytron.workers.engines.rollout_engine.RolloutEngine`).
 
-    The model is built from its config alone. Its weights always come from the training engine, before the first
-    rollout as after every update. A poll generates one batch, of ``rollout.max_batch_size`` responses at most, to its
-    end, however long that takes: ``generate`` cannot be left in between.
+    The model is built from its config alone. Its weights always come from the training engine, also before
+    the first rollout. A poll generates one batch, of ``rollout.max_batch_size`` responses at most, to its end, however
+    long that takes, because ``generate`` cannot be interrupted.
 
     Args:
         context: This process and its run.
@@ -178,8 +178,8 @@ def place(model: Any, runtime: DeviceRuntime, device_map: Literal["balanced"] | 
         model: A Hugging Face model, on the host.
         runtime: The devices.
         device_map: None = the whole model on the current device; ``balanced`` = its layers in order on all devices
-            that this process can use, as many bytes on each (accelerate's big model inference). Then one device
-            computes at a time: use it for models that do not fit on one.
+            that this process can use, as many bytes on each (accelerate's big model inference). With ``balanced``,
+                one device computes at a time: use it for models that do not fit on one device.
 
     Raises:
         ConfigError: ``device_map`` is set, but there is only one device.
@@ -208,7 +208,7 @@ class RoutingRecorder:
     """Records the routing of one model.
 
     Args:
-        model: A Hugging Face model of a type that the checks let through.
+        model: A Hugging Face model of a type that the checks accept.
 
     Raises:
         EngineError: The experts are not where this version of transformers should have them.

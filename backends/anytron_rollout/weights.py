@@ -27,8 +27,8 @@ def load_verified(model: PreTrainedModel, weights: ReceivedWeights) -> None:
 
     Received pieces are verified already; a copy on a device is compared with its piece. A tensor of another dtype is
     cast first. Names are those of published checkpoints, which may differ from the modules' (:class:`Places`). Tied
-    parameters (``tie_word_embeddings``) may come under one of their names or under all, with equal values. A tensor
-    that is optional is left out if the model has none of that name.
+    parameters (``tie_word_embeddings``) may arrive under one of their names or under all, with equal values. An
+    optional tensor is ignored if the model has none of that name.
 
     Args:
         model: A Hugging Face model.
@@ -101,9 +101,9 @@ class Place(NamedTuple):
 class Places:
     """Find which tensors of a model, or which parts of them, a checkpoint's tensors fill.
 
-    Some families were published under other names than their modules have today: Qwen2.5-VL's
-    ``visual.merger.ln_q.weight`` belongs to ``model.visual.merger.ln_q``. And mixtures of experts were published
-    with a tensor for each expert, while modules have one for all experts of a layer. transformers has the rules.
+    The tensors of some families were published under other names than their modules have today: Qwen2.5-VL's
+    ``visual.merger.ln_q.weight`` belongs to ``model.visual.merger.ln_q``. Mixtures of experts were published
+    with a tensor for each expert, while modules have one for all experts of a layer. transformers has rules for both.
 
     Args:
         model: A Hugging Face model.

@@ -1,4 +1,4 @@
-"""The model as an environment of verifiers sees it. Imports verifiers."""
+"""The client through which an environment of verifiers calls the model. Imports verifiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment of verifiers as one of Anytron's: it runs its rollout, and the model's turns come from here."""
+"""Adapt an environment of verifiers to Anytron: the environment runs its rollout with turns of Anytron's model."""
 
 from __future__ import annotations
 

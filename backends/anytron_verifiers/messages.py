@@ -1,4 +1,4 @@
-"""Messages of verifiers as chat templates read them, tools of prompts, and tool calls in what a model wrote."""
+"""Messages of verifiers in the form of chat templates, tools of prompts, and tool calls in a model's text."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def found_in(text: str, tool_calls: ToolCallFormat) -> tuple[str, Sequence[tuple
     """Find the tool calls in a text of the model, with a function that may be the user's.
 
     Raises:
-        DataError: The function raises, or returns something unusable.
+        DataError: The function raises, or returns an invalid value.
     """
     if tool_calls in FORMATS.values():  # a bug of a registered one is ours
         return tool_calls(text)

@@ -1,4 +1,4 @@
-"""Load an environment of verifiers, of a version that its tests passed with, and give the prompts of its dataset."""
+"""Load an environment with a supported version of verifiers, and return the prompts of its dataset."""
 
 from __future__ import annotations
 
@@ -78,9 +78,7 @@ def load(name: str, args: Mapping[str, Any]) -> Any:
         raise ConfigError(
             f"The environment {name!r} of verifiers scores the responses to a prompt together.",
             where="option name",
-            why=(
-                "its rubric has reward functions of a whole group, but Anytron gives each response its own environment"
-            ),
+            why=("its rubric has reward functions that score a whole group, but Anytron scores each response alone"),
             fix="remove these functions from the rubric; algorithm.advantage compares the responses to a prompt",
         )
     return environment

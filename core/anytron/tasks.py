@@ -1,4 +1,4 @@
-"""What the functions and classes that a configuration names are given, and what they answer."""
+"""Public types for functions and classes that a configuration names: their arguments and results."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The conformance kit: what a platform must do, as rules that check it, one by one, on its own device.
+"""The conformance kit: rules that check, one by one, what a platform must do, on its own device.
 
 ``anytron conformance NAME`` runs it; :func:`conformance` puts it into a vendor's own tests::
 

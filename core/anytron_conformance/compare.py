@@ -1,4 +1,4 @@
-"""Compare what a platform computed with what it should be."""
+"""Compare results of a platform with the expected results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def assert_close(found: Tensor | None, expected: Tensor, what: str, *, dtype: torch.dtype, factor: float = 1.0) -> None:
-    """Hold a result against its definition.
+    """Compare a result with its definition.
 
     Args:
         found: Result of the platform; None = a missing gradient.
         expected: Result of the definition, preferably in float64.
-        what: Names the numbers, at the beginning of a sentence: ``The gradient of the keys``.
+        what: Name of the numbers, as the beginning of a sentence: ``The gradient of the keys``.
         dtype: Element type of the operands; it determines the tolerance.
         factor: Factor of the usual tolerance, for long sums.
 

@@ -1,4 +1,4 @@
-"""Micro-batches as training engines make them of a platform's answers, small ones first."""
+"""Micro-batches as training engines make them from a platform's answers, small ones first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FEATURE = {"thd": Feature.THD, "bshd": Feature.BSHD}
 
 @dataclass(frozen=True)
 class Scene:
-    """What a micro-batch is made of.
+    """The inputs from which a micro-batch is made.
 
     Attributes:
         format: ``thd`` or ``bshd``.
@@ -57,7 +57,7 @@ class Scene:
 
     @property
     def total(self) -> int:
-        """Real tokens."""
+        """Number of real tokens."""
         return sum(self.lengths)
 
     @property
@@ -101,7 +101,7 @@ class MicroBatch:
         given: Argument of ``preprocess_sequences``.
         inputs: Result of ``preprocess_sequences``.
         tokens: int64 ``[T]``, all different.
-        mask: The platform's answer.
+        mask: The platform's answer to ``build_attn_mask``.
     """
 
     given: ModelInputs
@@ -111,16 +111,16 @@ class MicroBatch:
 
     @property
     def layout(self) -> SequenceLayout:
-        """On the device."""
+        """The layout, on the device."""
         return self.inputs.layout
 
     @property
     def scope(self) -> ScopeFactory | None:
-        """Makes the scope of its forward pass, as engines enter it."""
+        """Make the scope of the forward pass, as engines enter it."""
         return scopes.combine(self.inputs.scope, scope_of(self.mask))
 
     def call(self, sinks: Tensor | None = None) -> AttentionCall:
-        """What an attention kernel is told."""
+        """The arguments of an attention kernel's call."""
         mode, plugin, layout = self.mask.kernel_mode, self.mask.plugin, self.layout
         if layout.format == "bshd":
             # Kernels read a full mask as True = MASKED, whichever way it was written.
@@ -134,7 +134,7 @@ def scenes(
     traits: Iterable[ModelTraits] = (ModelTraits(),),
     parallel: Iterable[tuple[int, int]] = ((1, 1),),
 ) -> Iterator[Scene]:
-    """Both formats with each of these; ``parallel`` is (tensor, context)."""
+    """Combine both formats with each of the given values; ``parallel`` is (tensor, context)."""
     parallel, traits = tuple(parallel), tuple(traits)
     for one in lengths:
         for trait in traits:
@@ -144,7 +144,7 @@ def scenes(
 
 
 def planned_layout(subject: Subject, scene: Scene, shard: ContextShard | None = None) -> SequenceLayout:
-    """Plan the layout of a rank as the platform wants it, on the host."""
+    """Plan the layout of a rank with the platform's constraints, on the host."""
     constraints = layout_constraints_of(subject.platform, LayoutRequest(scene.format, scene.traits, scene.sizes))
     return plan_layout(
         scene.lengths,
@@ -162,7 +162,7 @@ def micro_batch(
 
     Args:
         subject: The platform.
-        scene: What it is made of.
+        scene: Inputs of the micro-batch.
         rank: Rank of the context-parallel shard.
         group: Process group over which values are gathered; None = nothing is gathered.
         padding: Value of the padding slots of the ids; engines use 0.

@@ -1,4 +1,4 @@
-"""Processes that are ranks of one process group on the platform's devices, for rules about several of them."""
+"""Processes that are ranks of one process group on the platform's devices, for rules about several ranks."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def on_ranks(subject: Subject, count: int, function: Callable[..., None], *argum
         arguments: Arguments of the function, which are pickled.
 
     Raises:
-        Broken: A rank raised it.
-        Inapplicable: A rank raised it, or there are fewer devices than ranks.
+        Broken: A rank raised ``Broken``.
+        Inapplicable: A rank raised ``Inapplicable``, or there are fewer devices than ranks.
         CheckFailed: A rank raised something else, hangs or died.
     """
     name = f"{count} ranks"
@@ -56,7 +56,7 @@ def on_ranks(subject: Subject, count: int, function: Callable[..., None], *argum
 
 
 def require_devices(session: Session, count: int) -> None:
-    """Make sure that so many ranks have a device each.
+    """Check that each of the given number of ranks can have its own device.
 
     Raises:
         Inapplicable: There are fewer devices here.
@@ -82,7 +82,7 @@ class Member:
 
 
 class CheckFailed(Exception):  # noqa: N818 - what happened
-    """A rank raised what no rule foresees, hangs, or died; the message says what."""
+    """A rank raised an unexpected exception, hangs, or died; the message has details."""
 
 
 class Ranks:
@@ -169,7 +169,7 @@ class Ranks:
 
 
 def main(channel: int, lifeline: int) -> None:
-    """Be a rank: join the group, then call the functions that the driver sends.
+    """Run a rank: join the group, then call the functions that the driver sends.
 
     Arguments as for :func:`anytron.task.isolation.worker.enter`.
     """

@@ -1,4 +1,4 @@
-"""What a rule is: one sentence of the contract, the cases in which it is checked, and the function that checks it.
+"""The definition of a rule: one sentence of the contract, the cases in which it is checked, and the checking function.
 
 Rules belong to levels; :func:`rules_of` imports the rules of one.
 """
@@ -36,9 +36,9 @@ class Case:
     """One situation in which a rule is checked.
 
     Attributes:
-        name: Tells it from the rule's other cases, in words for people: ``thd, lengths 1 2, aligned to 8``.
+        name: Name of the case, unique in its rule, for people: ``thd, lengths 1 2, aligned to 8``.
         values: Parameters of the case, in a form that the rule chooses.
-        size: Cases are made in order of it, so that the one that is shown is the smallest that fails.
+        size: Size by which cases are ordered, so that the first failing case, which is shown, is the smallest.
         needs: Features that this case requires and a platform may lack.
     """
 
@@ -52,8 +52,8 @@ class Broken(Exception):  # noqa: N818 - what happened, not an error of ours
     """The platform breaks the rule in the case at hand. A check raises it; the kit adds the case.
 
     Args:
-        what: What was found, a sentence for the platform's author: ``The logits differ from transformers'.``
-        difference: How far off it is, and what is allowed: ``largest difference 0.3 at [0, 2], allowed 1e-05``.
+        what: Description of the fault, a sentence for the platform's author: ``The logits differ from transformers'.``
+        difference: The difference and its limit: ``largest difference 0.3 at [0, 2], allowed 1e-05``.
     """
 
     def __init__(self, what: str, difference: str = "") -> None:
@@ -67,15 +67,16 @@ class Rule(Check):
     """A rule of the contract between platforms and everything else.
 
     Attributes:
-        name: Its level, a dot, and lower-case words with hyphens, the :attr:`title`.
+        name: The rule's level, a dot, and its :attr:`title`, lower-case words with hyphens.
         function: Function of the subject and a case. It returns if the platform keeps the rule, and raises
             :class:`Broken` if not, or :class:`~anytron.proof.checks.Inapplicable` if this machine cannot make the case,
-            such as two ranks on one device; whatever else it raises is a failure as well. Its docstring says what is
-            done to find out, and what usually breaks it.
+            such as two ranks on one device; any other exception is a failure too. Its docstring describes how the rule
+            is
+                checked, and what usually breaks it.
         contract: What a platform must do, in one sentence.
         cases: The cases, or a function of the subject that makes them.
         needs: Features that the whole rule requires and a platform may lack.
-        limit_s: Seconds after which the check is taken for hanging, and its process is killed.
+        limit_s: Seconds after which the check counts as hanging, and its process is killed.
     """
 
     contract: str = ""
@@ -85,16 +86,16 @@ class Rule(Check):
 
     @property
     def level(self) -> Level:
-        """Its level."""
+        """Level of the rule."""
         return cast("Level", self.name.partition(".")[0])
 
     @property
     def title(self) -> str:
-        """Its name without the level, unique in the kit; also the anchor in the documentation."""
+        """Name of the rule without the level, unique in the kit; also its anchor in the documentation."""
         return self.name.partition(".")[2]
 
     def result(self, status: Status, detail: str = "", **found: Any) -> Result:
-        """Make a result, which says what the rule is and where the documentation explains it."""
+        """Make a result that contains the rule's contract and the place of its documentation."""
         page = f"the page '{TITLE}', section {self.title} ({PAGE}#{self.title} in the source distribution of anytron)"
         notes = {**found.pop("notes", {}), "contract": self.contract, "docs": page}
         return Result(self.name, status, detail, notes=notes, **found)
@@ -119,7 +120,7 @@ def rule(
     needs: Iterable[Feature] = (),
     limit_s: float = 60.0,
 ) -> Callable[[Callable[[Subject, Case], None]], Rule]:
-    """Make a rule of the function that checks it; its docstring goes into the documentation.
+    """Make a rule from the function that checks it; the function's docstring becomes part of the documentation.
 
     A level's package lists its rules in ``RULES``, in the order in which they are made.
     """

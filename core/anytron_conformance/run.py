@@ -1,6 +1,6 @@
 """``anytron conformance``: check a platform rule by rule, in a process for each level.
 
-A check that ends its process costs no other rule: the next one is checked in a new process.
+If a check ends its process, the next rule is checked in a new process.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Checker:
 
     Args:
         source: The platform.
-        scratch: A directory for logs and for what checks write.
-        threads: Processor threads of the process.
+        scratch: A directory for logs and other files of checks.
+        threads: CPU threads of the process.
     """
 
     def __init__(self, source: Source, scratch: Path, threads: int = 1) -> None:
@@ -110,10 +110,10 @@ def run(source: Source, levels: Sequence[Level], scratch: Path, watcher: Watcher
 
     Args:
         source: The platform.
-        levels: In order.
-        scratch: A directory for logs and for what checks write.
+        levels: Levels, in order.
+        scratch: A directory for logs and other files of checks.
         watcher: Receives the progress.
-        threads: Processor threads of the checking processes.
+        threads: CPU threads of the checking processes.
     """
     found: list[Result] = []
     for level in levels:

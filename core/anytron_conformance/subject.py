@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Closing(Protocol):
-    """Holds something until it is closed."""
+    """An object that holds resources until it is closed."""
 
     def close(self) -> None:
-        """Release it."""
+        """Release the resources."""
 
 
 Kept = TypeVar("Kept", bound=Closing)
@@ -37,10 +37,10 @@ Kept = TypeVar("Kept", bound=Closing)
 
 @dataclass(frozen=True)
 class Source:
-    """Which platform is tested: enough to open it in any process.
+    """The platform to test, with all that is needed to open it in any process.
 
     Attributes:
-        platform: Its name, as in ``platform.name``.
+        platform: Name of the platform, as in ``platform.name``.
         options: ``platform.options``.
     """
 
@@ -48,14 +48,14 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def config(self) -> RunConfig:
-        """A run on this platform, with defaults otherwise."""
+        """The configuration of a run on this platform; all other keys have their defaults."""
         return default_run({"platform": {"name": self.platform, "options": self.options}})
 
     def open(self, engine: str | None = None) -> Session:
-        """Load the plugins of this process, the platform active.
+        """Load the plugins of this process, with the platform active.
 
         Raises:
-            AnytronError: The platform is not installed, its device is not there, or its options do not fit.
+            AnytronError: The platform is not installed, its device is absent, or its options are not valid.
         """
         return open_session(self.platform, self.options, engine)
 
@@ -64,12 +64,12 @@ class Subject:
     """The platform under test in this process.
 
     Args:
-        source: Which platform.
+        source: The platform to test.
         session: The plugins of this process, opened from ``source``.
-        scratch: A directory for what checks write.
+        scratch: A directory for files of checks.
 
     Attributes:
-        source, session, scratch: As given.
+        source, session, scratch: The arguments.
     """
 
     def __init__(self, source: Source, session: Session, scratch: Path) -> None:
@@ -95,7 +95,7 @@ class Subject:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where operands belong."""
+        """The device for operands."""
         return self.runtime.current_device()
 
     @cached_property
@@ -115,19 +115,19 @@ class Subject:
         return None
 
     def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
-        """Return the object of this name, which is made at the first call and closed with the subject.
+        """Return the object with this name; it is made at the first call and closed together with the subject.
 
-        For what is dear to make and serves several rules, such as processes.
+        This is for objects that are expensive to make and used by several rules, such as processes.
         """
         if name not in self._kept:
             self._kept[name] = make()
         return cast("Kept", self._kept[name])
 
     def drop(self, name: str) -> None:
-        """Close what is kept under a name; the next :meth:`keep` makes it anew."""
+        """Close the object kept under a name; the next :meth:`keep` makes a new one."""
         self._kept.pop(name).close()
 
     def close(self) -> None:
-        """Close all that is kept."""
+        """Close all kept objects."""
         while self._kept:
             self._kept.popitem()[1].close()

@@ -1,4 +1,4 @@
-"""Tiny random Hugging Face models of every family, float32, on disk: what engines and platforms are measured against.
+"""Tiny random Hugging Face models of every family, float32, on disk, for tests of engines and platforms.
 
 Every parameter is moved away from its initial value where that would hide a mistake (norms of 1, biases
 of 0, routers that choose by rounding error, padding that is embedded as zeros).
@@ -178,9 +178,9 @@ def write_tiny_model(family: str, directory: Path, *, seed: int = 0, **changes: 
 
 
 def turn_last_layers_into_prediction_modules(directory: Path, count: int) -> None:
-    """Make multi-token prediction modules of the last layers of a DeepSeek-V3, named as in the published files.
+    """Turn the last layers of a DeepSeek-V3 into multi-token prediction modules, named as in the published files.
 
-    Hugging Face's model has none: it reads the layers before them.
+    Hugging Face's model has no such modules: it loads only the layers before them.
 
     Args:
         directory: Directory of a model with one file of weights; changed in place.

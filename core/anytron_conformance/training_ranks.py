@@ -42,7 +42,7 @@ class TrainingRanks:
 
     Args:
         source: The platform.
-        output: A directory for logs and for what engines write.
+        output: A directory for logs and files of engines.
 
     Attributes:
         session: The plugins that adapt configurations.
@@ -55,7 +55,7 @@ class TrainingRanks:
         self._started: dict[int, _Started] = {}
 
     def config(self, model: Path, sections: dict[str, dict[str, Any]]) -> RunConfig:
-        """Make a run of nothing but a training engine, in float32 with plain SGD unless ``sections`` say otherwise.
+        """Configure a run with a training engine only, in float32 with plain SGD unless ``sections`` change this.
 
         The platform may set another dtype.
 
@@ -105,7 +105,7 @@ class TrainingRanks:
 
 @contextmanager
 def said() -> Iterator[None]:
-    """Take an error of the engines' processes for a broken rule; their tracebacks are in their logs.
+    """Convert an error of the engines' processes to a broken rule; the tracebacks are in the logs.
 
     Raises:
         Broken: The engines' processes raised an error.
@@ -122,10 +122,10 @@ def usual_format(subject: Subject) -> str:
 
 
 def hold(result: Result, what: str) -> None:
-    """Take the result of a check of ``anytron verify`` as that of a rule's case.
+    """Use the result of a check of ``anytron verify`` as the result of a rule's case.
 
     Args:
-        result: What was measured.
+        result: Result of the check.
         what: What a failure means, a sentence for the platform's author.
 
     Raises:

@@ -42,7 +42,7 @@ def main(channel: int, lifeline: int) -> None:
 
 
 def open_subject(start: Mapping[str, Any], process: ProcessInfo) -> Subject:
-    """Open the platform in this process, in the environment that its plugins want.
+    """Open the platform in this process, with the environment variables of its plugins.
 
     Args:
         start: ``platform``, ``options`` and ``scratch``.
@@ -69,7 +69,7 @@ def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = la
         begins: Called with each case before it is checked.
 
     Returns:
-        The result. Whatever a platform's code raises is a failure with its traceback's end.
+        The result. An exception of the platform's code is a failure, with the end of its traceback.
     """
     case: Case | None = None
     made: list[str] = []

@@ -1,6 +1,6 @@
 """What a user reads is plain English: phrases that are read twice are refused in the texts of the sources.
 
-A text is any string but a docstring.
+A text is any string but a docstring. The entries of docstrings have a rule of their own.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ TWICE = re.compile(
     r"\b(?:what (?:of|about)|(?:is|are|be|was|were) told|(?:come|comes|came) for|(?:that|those) of"
     r"|of (?:its|their|one's) own|nobody|somebody|whoever|(?:is|are) (?-i:none)|belongs? into|(?:do|does) not fit"
     r"|(?:goes|go) together|otherwise than|(?:takes|makes|gives) (?-i:none)|leave (?:it|them) out|comes? too late)\b"
-    r"|(?<!\bthere )\b(?:is|are) no (?!longer\b|more\b)|^(?:It|They|That|What)\.$",
+    r"|(?<!\bthere )\b(?:is|are) no (?!longer\b|more\b)|^(?:It|They|That|What)\.$|\bsomething unusable\b",
     re.IGNORECASE,
 )
+POINTS = re.compile(
+    r"^\s+\w+(?:, \w+)*: (?:Its|Their|Those|These|That|As given|Likewise)\b[^\s.]*(?: \w+)?\.$", re.MULTILINE
+)
+"""Entries of a docstring, such as ``rank: Its rank.``, that say nothing without the entry before."""
 
 
 def phrases(source: str) -> Iterator[tuple[int, str]]:
@@ -47,6 +51,21 @@ def test_texts_are_read_once():
     assert read > 400
 
 
+def test_entries_of_docstrings_name_what_they_describe():
+    found = []
+    for package in PACKAGES:
+        for path in modules(package).values():
+            source = path.read_text(encoding="utf-8")
+            found += [f"{path.relative_to(ROOT)}: {entry[0].strip()}" for entry in POINTS.finditer(source)]
+    assert found == []
+
+
+@pytest.mark.parametrize("entry", ["rank: Its rank.", "settings, log: As given.", "key: Likewise.", "ranks: Those."])
+def test_an_entry_that_only_points_is_noticed(entry):
+    assert POINTS.search(f'    """Start.\n\n    Args:\n        {entry}\n    """')
+    assert not POINTS.search("        rank: Rank of the worker.\n        steps: Its steps, in order.\n")
+
+
 def test_descriptions_of_keys_are_read_once():
     page = (ROOT / "docs/reference/config.md").read_text(encoding="utf-8")
     assert len(page.splitlines()) > 400
@@ -66,6 +85,7 @@ def test_descriptions_of_keys_are_read_once():
         ("f('it has an environment of its own')", "of its own"),
         ("f('values do not fit the layout')", "do not fit"),
         ("f(fix='leave it out, or train all weights')", "leave it out"),
+        ("f('A reward function returned something unusable.')", "something unusable"),
     ],
 )
 def test_a_phrase_that_is_read_twice_is_noticed(source, phrase):

@@ -1,6 +1,6 @@
-"""Checkpoints of the training engine: what is saved, how it is split into files, and how it comes back.
+"""Checkpoints of the training engine: the saved state, its division into files, and how it is loaded.
 
-Tensors travel through ``megatron.core.dist_checkpointing`` in the format ``torch_dist``, which knows each tensor's
-place in the whole model, so that any parallel layout can read what another one wrote. Everything else is JSON and
-safetensors. A checkpoint holds what training changes; frozen weights come from the model directory again.
+Tensors are saved with ``megatron.core.dist_checkpointing`` in the format ``torch_dist``, which records each tensor's
+place in the whole model, so that any parallel layout can read a checkpoint of another one. Everything else is JSON and
+safetensors. A checkpoint holds the state that training changes; frozen weights are read from the model directory.
 """

@@ -51,7 +51,7 @@ Megatron's tracker by name. Nothing of the engine draws from Python's or NumPy's
 
 
 class Checkpoints:
-    """The training state of one engine on this rank, to disk and back.
+    """Saves and loads the training state of one engine on this rank.
 
     Args:
         models: Trained models by role: ``policy``, and ``critic`` if there is one.
@@ -79,7 +79,7 @@ class Checkpoints:
         self._writing: tuple[Path, PartWriter, Metadata | None] | None = None
 
     def save(self, directory: Path, *, asynchronous: bool) -> None:
-        """Begin to write (:meth:`anytron.workers.engines.training_engine.CheckpointEngine.save_checkpoint`)."""
+        """Begin a save (:meth:`anytron.workers.engines.training_engine.CheckpointEngine.save_checkpoint`)."""
         self.close()
         rank = dist.get_rank()
         plan = plan_writing(shard for one in self._tensors() for shard in one.shards)
@@ -97,7 +97,7 @@ class Checkpoints:
             writer.run()
 
     def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
-        """Ask for what was written (:meth:`anytron.workers.engines.training_engine.CheckpointEngine.written_files`)."""
+        """Return saved files (:meth:`anytron.workers.engines.training_engine.CheckpointEngine.written_files`)."""
         if self._writing is None:
             raise EngineError("No checkpoint is being written.", where="written_files", fix="call save() first")
         directory, writer, table = self._writing
@@ -125,7 +125,7 @@ class Checkpoints:
         return records
 
     def load(self, directory: Path) -> None:
-        """Take back what was saved (``CheckpointEngine.load_checkpoint``)."""
+        """Restore a saved state (``CheckpointEngine.load_checkpoint``)."""
         progress = Progress.read(directory)
         for role, trained in self._models.items():
             if role not in progress.models:
@@ -142,7 +142,7 @@ class Checkpoints:
         self._restore_random_states(directory, progress)
 
     def close(self) -> None:
-        """Let a save that has begun end, and forget it."""
+        """Wait for a save that has begun, and discard it."""
         if self._writing is not None:
             self._writing[1].wait()
             self._writing = None

@@ -1,4 +1,4 @@
-"""How far an engine has come, and in which layout: the JSON beside the tensors."""
+"""The progress and the layout of an engine, saved as JSON beside the tensors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class ModelProgress:
-    """How far one model has come.
+    """The progress of one model.
 
     Attributes:
-        updates: Updates done.
-        schedule_steps: Where the learning-rate schedule stands; its shape is the configuration's.
+        updates: Number of completed updates.
+        schedule_steps: Position in the learning-rate schedule; the configuration defines the schedule.
         optimizer_steps: Steps that the optimizer counts, for bias correction.
     """
 
@@ -34,10 +34,10 @@ class ModelProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a checkpoint says beside its tensors.
+    """The part of a checkpoint that is not tensors.
 
     Attributes:
-        layout: The parallel sizes, and the type of device: random states belong to both.
+        layout: The parallel sizes and the type of device, for both of which random states are valid.
         models: Progress of each model, by role.
     """
 
@@ -45,12 +45,12 @@ class Progress:
     models: Mapping[str, ModelProgress]
 
     def to_json(self) -> bytes:
-        """Write it down."""
+        """Write the progress as JSON."""
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1).encode()
 
     @classmethod
     def read(cls, directory: Path) -> Progress:
-        """Read it.
+        """Read the progress.
 
         Raises:
             EngineError: The file is missing, or was not written by this version.

@@ -34,7 +34,7 @@ def load_tensors(tensors: Sequence[SavedTensor], directory: Path) -> None:
     """Read the parts of this rank; each rank reads for itself.
 
     Raises:
-        EngineError: Some are not there or have another shape; a file is damaged, or would run code.
+        EngineError: Tensors are missing or have another shape; or a file is damaged, or would run code.
     """
     table = read_table_of_contents(directory / TABLE)
     shards = [shard for one in tensors for shard in one.shards]

@@ -1,4 +1,4 @@
-"""Rectangles of a tensor: the pieces of a flat range, and what two rectangles share. Imports no Megatron."""
+"""Rectangles of a tensor: the division of a flat range, and the overlap of two rectangles. Imports no Megatron."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def rectangles(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[t
     Args:
         shape: Shape of the tensor.
         begin: First element.
-        end: One past the last.
+        end: One past the last element.
 
     Yields:
-        Offset and size of a rectangle, and the flat position with which it begins. In order.
+        Offset and size of each rectangle, and its first flat position; in order.
     """
     if begin >= end:
         return
@@ -50,10 +50,10 @@ def _in_row(
 def overlap(
     offset: Sequence[int], size: Sequence[int], other_offset: Sequence[int], other_size: Sequence[int]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Find what two rectangles of one tensor share.
+    """Find the overlap of two rectangles of one tensor.
 
     Returns:
-        Where it lies in the first and in the second; None if they share nothing.
+        Its place in the first and in the second rectangle; None if they do not overlap.
     """
     own, others = [], []
     for a, length, b, other_length in zip(offset, size, other_offset, other_size, strict=True):

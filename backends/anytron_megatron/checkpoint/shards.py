@@ -34,10 +34,10 @@ class Shard:
 
     Attributes:
         key: The tensor's name in the checkpoint.
-        data: This part of it, with all of its axes: live memory of the model or the optimizer.
-        offset: Where it begins, in elements along each axis.
+        data: The rectangle, with all axes of the tensor: live memory of the model or the optimizer.
+        offset: Offset of the rectangle, in elements along each axis.
         shape: Shape of the whole tensor.
-        flexible: Other layouts may have another ``shape``: the vocabulary is padded for the tensor-parallel size.
+        flexible: Whether ``shape`` may differ in other layouts: the vocabulary is padded for the tensor-parallel size.
     """
 
     key: str
@@ -54,7 +54,7 @@ class SavedTensor:
     Attributes:
         tensor: The tensor.
         shards: Shards of the parameter in a checkpoint.
-        merge: Puts the shards together, where they are not views of the tensor.
+        merge: Function that writes the shards into the tensor, where they are not views of it.
     """
 
     tensor: Tensor
@@ -62,13 +62,13 @@ class SavedTensor:
     merge: Callable[[], Tensor] | None = None
 
     def complete(self) -> None:
-        """Take the shards' values, which were read."""
+        """Write the values of the shards, after these were read, into the tensor."""
         if self.merge is not None:
             self.tensor.copy_(self.merge())
 
 
 def whole(place: Place, tensor: Tensor, key: str) -> SavedTensor:
-    """Cut a tensor of a parameter's shape as the parameter is cut.
+    """Cut a tensor of a parameter's shape in the same way as the parameter.
 
     Args:
         place: Place of the parameter.
@@ -89,14 +89,14 @@ def whole(place: Place, tensor: Tensor, key: str) -> SavedTensor:
 def flat_part(place: Place, parameter: Tensor, tensor: Tensor, start: int, key: str) -> SavedTensor:
     """Cut the part of a flat parameter that a rank of the distributed optimizer holds.
 
-    Such a part begins and ends anywhere, and the format knows rectangles only: it is cut into the few that it consists
-    of. So no rank needs what another one holds, to save or to load.
+    Such a part can begin and end anywhere, but the format has rectangles only: so the part is cut into a few
+    rectangles. Then no rank needs data of another rank to save or load.
 
     Args:
         place: Place of the parameter.
         parameter: Contiguous.
-        tensor: Elements ``start`` onwards of what belongs to the parameter, flat.
-        start: Where in the flat parameter it begins.
+        tensor: The part of the parameter, or of a moment of it, flat, from element ``start`` on.
+        start: First element of the part in the flat parameter.
         key: The whole tensor's name in the checkpoint.
 
     Raises:

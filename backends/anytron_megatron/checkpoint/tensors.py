@@ -35,10 +35,10 @@ MAIN = "main"
 
 
 def trained_tensors(role: str, trained: TrainedModel, adapters: Adapters | None) -> list[SavedTensor]:
-    """Collect what an update changes: weights, buffers and the optimizer's state.
+    """Collect the tensors that an update changes: weights, buffers and the optimizer's state.
 
     Args:
-        role: ``policy`` or ``critic``; begins each key.
+        role: ``policy`` or ``critic``; the prefix of each key.
         trained: The model.
         adapters: Adapters that are trained instead of the model's own weights.
     """

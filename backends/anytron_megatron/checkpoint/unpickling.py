@@ -1,8 +1,8 @@
 """Read the pickles of a checkpoint without running code.
 
 ``torch_dist`` keeps its table of contents, ``.metadata``, as a pickle, and each tensor in torch's own format. A pickle
-can name any function of any module and have it called; the unpickler here knows the few classes that a table of
-contents consists of and refuses all others before they are even imported. Tensors go through ``torch.load`` with
+can name any function of any module and have it called; the unpickler here accepts the few classes of a table of
+contents only, and refuses all others before they are imported. Tensors go through ``torch.load`` with
 ``weights_only=True``, torch's own restricted unpickler. No other pickle is ever read: entries that are not tensors are
 refused, and so are files outside of the checkpoint.
 """

@@ -1,4 +1,4 @@
-"""Decide which rank writes which tensors, and write this rank's part, beside the training that goes on.
+"""Decide which rank writes which tensors, and write this rank's part while training goes on.
 
 An asynchronous save copies what this rank writes to host memory and hands the copy to a thread. A thread and not a
 process: forking copies neither the threads of gloo and of the device nor the locks that they hold, so that a forked
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WritePlan:
-    """What one rank writes.
+    """The tensors that one rank writes.
 
     Attributes:
         tensors: Live tensors by their places.
-        table: The table of contents of the whole checkpoint, without where tensors lie in files; the same everywhere.
+        table: The table of contents of the whole checkpoint, without places in files; the same on every rank.
     """
 
     tensors: list[tuple[MetadataIndex, Tensor]]
@@ -73,10 +73,10 @@ class _Description:
 
 
 def plan_writing(shards: Iterable[Shard]) -> WritePlan:
-    """Share out the writing between the ranks that hold the same, as evenly as possible. A collective.
+    """Divide the writing as evenly as possible between ranks that hold the same tensors. A collective.
 
     Raises:
-        EngineError: The ranks together do not have each element once.
+        EngineError: The ranks together do not hold each element exactly once.
     """
     own = {_Description(shard.key, shard.offset, tuple(shard.data.shape), shard.shape): shard.data for shard in shards}
     described = {description: data.dtype for description, data in own.items()}
@@ -129,7 +129,7 @@ def _list(ranks: Sequence[dict[_Description, torch.dtype]]) -> dict[str, TensorS
 class RecordedFile:
     """A new file that is hashed as it is written, and is on disk once :meth:`finish` returns. A context manager.
 
-    An error is kept until :meth:`check`: raised inside of :meth:`write`, it would pass through torch's archive writer,
+    An error is stored until :meth:`check`. If :meth:`write` raised it, it would pass through torch's archive writer,
     whose destructor may then end the process.
 
     Raises:
@@ -150,7 +150,7 @@ class RecordedFile:
             self._file.close()
 
     def write(self, data: Buffer) -> int:
-        """Write and hash."""
+        """Write data and hash them."""
         view = memoryview(data).cast("B")
         if self._error is None:
             try:
@@ -162,14 +162,14 @@ class RecordedFile:
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing: :meth:`finish` does."""
+        """Do nothing; :meth:`finish` flushes the file."""
 
     def tell(self) -> int:
-        """Return how much was written."""
+        """Return the number of bytes written."""
         return self._size
 
     def check(self) -> None:
-        """Raise what went wrong so far.
+        """Raise the error that has occurred, if any.
 
         Raises:
             OSError: A write failed.
@@ -204,7 +204,7 @@ def write_file(path: Path, content: bytes) -> FileRecord:
 class HostCopies:
     """Copies of tensors in host memory, so that training may go on and change the tensors.
 
-    The memory is kept from save to save: touching fresh pages costs more than the copy, pinning them much more.
+    The memory is reused for later saves: the first access to new pages costs more than the copy, and pinning much more.
 
     Args:
         runtime: The device.
@@ -229,17 +229,17 @@ class HostCopies:
 
 
 class PartWriter:
-    """One rank's part of one checkpoint, which is being written.
+    """One rank's part of one checkpoint, while it is written.
 
     Args:
-        directory: Where.
+        directory: Directory of the checkpoint.
         name: File of the tensors.
-        tensors: Those of this rank, as they are to be saved, each with its place in the table of contents.
+        tensors: Tensors of this rank to save, each with its place in the table of contents.
         files: Small files beside them, by name.
 
     Attributes:
-        stored: Where each tensor lies, once written.
-        records: Files, once written.
+        stored: Place of each tensor in the file, once written.
+        records: Records of the files, once written.
     """
 
     def __init__(
@@ -259,12 +259,12 @@ class PartWriter:
         self.records: dict[str, FileRecord] = {}
 
     def start(self) -> None:
-        """Begin to write in a thread; :attr:`error` says how it went once :meth:`done`."""
+        """Begin to write in a thread; once :meth:`done`, :attr:`error` holds the error, if any."""
         self._thread = threading.Thread(target=self.run, name="checkpoint-writer", daemon=True)
         self._thread.start()
 
     def run(self) -> None:
-        """Write, and keep what went wrong."""
+        """Write, and store an error."""
         try:
             self._write()
         except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise to
@@ -272,7 +272,7 @@ class PartWriter:
         self._tensors = ()
 
     def done(self) -> bool:
-        """Whether writing is over, well or not."""
+        """Whether writing is over, successfully or not."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> None:

@@ -27,7 +27,7 @@ _COEFFICIENT = "engine.options.transformer.moe_aux_loss_coeff"
 
 
 def balancing_diagnostics(coefficients: Mapping[str, float], sequence_format: str) -> Iterator[Diagnostic]:
-    """Check load-balancing losses: ``moe_router_load_balancing_type`` -> ``moe_aux_loss_coeff``."""
+    """Check load-balancing losses (``moe_router_load_balancing_type``, ``moe_aux_loss_coeff``)."""
     used = {kind for kind, coefficient in coefficients.items() if coefficient}
     if "seq_aux_loss" in used and sequence_format == "thd":
         yield Diagnostic(

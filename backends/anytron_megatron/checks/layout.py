@@ -82,7 +82,7 @@ def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[D
         yield Diagnostic(
             "error",
             _CONTEXT,
-            "its recurrent layers are not Gated DeltaNet, the only ones whose heads context-parallel ranks can divide",
+            "context parallelism can divide the heads of Gated DeltaNet only, and the model has other recurrent layers",
             f"set {_CONTEXT}=1",
         )
     for name in ("linear_num_key_heads", "linear_num_value_heads"):
@@ -108,7 +108,7 @@ def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[D
         yield Diagnostic(
             "error",
             "engine.deterministic",
-            "Megatron's deterministic Gated DeltaNet takes no packed sequences",
+            "Megatron's deterministic Gated DeltaNet does not support packed sequences",
             "set engine.sequence_format=bshd",
         )
     if os.environ.get(_LAYER_SWITCH, "1").lower() in _FALSE:

@@ -39,7 +39,7 @@ _FIELDS: Mapping[str, Kind] = {"r": partial(whole, low=1, high=2**16), "lora_alp
 
 
 def lora_diagnostics(run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Check that layers have known names, that training can resume from the adapter, and what else is trained."""
+    """Check the names of target layers, the adapter to start from, and that nothing else is trained."""
     section = run.model.lora
     if section is None:
         return

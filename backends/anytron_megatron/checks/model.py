@@ -95,7 +95,7 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
             key,
             f"{family} has DeepSeek sparse attention, which does not run: mcore-bridge's indexer imports "
             "fused_qk_topk_naive, which megatron-core has from 0.17 on, and refuses packed sequences and context "
-            "parallelism; its rotation is the CUDA extension fast_hadamard_transform",
+            "parallelism; its rotation needs the CUDA extension fast_hadamard_transform",
             "train a model without it, for example DeepSeek-V3",
         )
     elif not row.proof:
@@ -178,17 +178,17 @@ def _routing(key: str, family: str, text: Mapping[str, Any], options: MegatronOp
         yield Diagnostic(
             "error",
             key,
-            f"Megatron rates a group of experts by its best {chosen // groups} (num_experts_per_tok // topk_group), "
-            f"and DeepSeek-V3 by its best {_RATING_EXPERTS}: tokens would go to other experts",
+            f"Megatron scores a group of experts by its best {chosen // groups} (num_experts_per_tok // topk_group), "
+            f"but DeepSeek-V3 by its best {_RATING_EXPERTS}: Megatron would choose other experts",
             "this model cannot be trained; DeepSeek-V3 itself has 8 // 4",
         )
     if chosen == 1 or not text.get("norm_topk_prob", True):
         yield Diagnostic(
             "error",
             key,
-            f"num_experts_per_tok {chosen}, norm_topk_prob {text.get('norm_topk_prob', True)}: with a sigmoid, "
-            "Megatron scales the weights of the chosen experts so that they add up to 1 exactly if there are "
-            "several experts",
+            f"num_experts_per_tok is {chosen} and norm_topk_prob is {text.get('norm_topk_prob', True)}: with sigmoid "
+            "routing, Megatron scales the weights of the chosen experts to a sum of 1 if there are several, and never "
+            "if there is one",
             "this model cannot be trained",
         )
 
@@ -201,9 +201,9 @@ def _rotary(key: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagn
         yield Diagnostic(
             "error",
             key,
-            f"partial_rotary_factor {part}: Megatron would rotate that part of a head, and transformers' "
-            f"{family.model_type} ignores it",
-            "remove it from the model's config",
+            f"partial_rotary_factor is {part}: Megatron would rotate only this part of each head, but transformers "
+            f"ignores the setting for {family.model_type} and rotates whole heads",
+            "remove partial_rotary_factor from the model's config",
         )
     if kind in ("dynamic", "longrope"):
         yield Diagnostic(
@@ -218,5 +218,5 @@ def _rotary(key: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagn
             "error",
             key,
             f"rotary embeddings of type {kind}: no test compares them with Hugging Face's",
-            f"tested are: {', '.join(sorted(_ROPE_TYPES))}",
+            f"use one of the tested types: {', '.join(sorted(_ROPE_TYPES))}",
         )

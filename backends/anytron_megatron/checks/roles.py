@@ -1,4 +1,4 @@
-"""Check that critic, teacher and reward model of a run go with its policy. Imports no Megatron."""
+"""Check that critic, teacher and reward model of a run match its policy. Imports no Megatron."""
 
 from __future__ import annotations
 

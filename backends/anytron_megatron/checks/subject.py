@@ -1,4 +1,4 @@
-"""A model that a run trains, as the checks see it. Imports no Megatron."""
+"""The data about a model of a run that the checks need. Imports no Megatron."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Subject:
             ``teacher.path`` or ``reward_model.path``.
         config: Its Hugging Face config, whole; empty if its directory has none or a malformed one, which the core
             reports.
-        path: Directory of its weights; None = they are random.
-        scores: It has the head of a reward model.
+        path: Directory of its weights; None = random weights.
+        scores: Whether it has the head of a reward model.
     """
 
     key: str
@@ -40,7 +40,7 @@ class Subject:
 
     @property
     def text(self) -> Mapping[str, Any]:
-        """The config of the language model in it."""
+        """The config of its language model."""
         text: Mapping[str, Any] = self.config.get("text_config") or self.config
         return text
 

@@ -1,4 +1,4 @@
-"""What a model computes for a token, from its tensors and its config: ``EngineInfo.flops``. Imports no Megatron."""
+"""The computation of a model per token, from its tensors and its config: ``EngineInfo.flops``. Imports no Megatron."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _of(subject: Subject, *, predicts_ahead: bool, head: bool = True) -> ModelFl
 
 
 def weights_of_a_token(shapes: Shapes, config: Mapping[str, Any], *, head: bool) -> float:
-    """Count the numbers of the matrices that a token is multiplied with.
+    """Count the elements of all matrices with which the hidden state of a token is multiplied.
 
     Args:
         shapes: All parameters of the model.
         config: The Hugging Face config of the language model.
-        head: The output layer is among them; a critic has a head of one row, which is not counted.
+        head: Whether to count the output layer; a critic has a head of one row, which is not counted.
     """
     chosen = chosen_share(config)
     total = 0.0

@@ -1,15 +1,16 @@
-"""What a rank holds of a model, in bytes: parameters, gradients, optimizer state, and activations.
+"""The memory of a model on a rank, in bytes: parameters, gradients, optimizer state, and activations.
 
 Mixed precision with Adam keeps, for each parameter, a float32 copy and two float32 moments; replicas share them
 with the distributed optimizer (Rajbhandari et al., arXiv:1910.02054, 3.1 and 5.1; the table "Theoretical memory
 savings" in Megatron-Core's page on its distributed optimizer). Gradients are float32 on every replica: Megatron's
 distributed optimizer shares the state, not the buffers.
 
-What a forward pass keeps for the backward pass is counted as in Korthikanti et al. (arXiv:2205.05198, 4), for layers of
-today: each linear layer keeps its input, a norm its input, a gated activation its input, attention its queries, keys
-and values (a fused kernel keeps no scores). With tensor parallelism what is split is divided; with sequence parallelism
-the rest is too. Full recomputation keeps each layer's input, and one layer at a time. Pipeline stage s of p keeps p - s
-micro-batches (1F1B; section 4.2.3 there, with the factor of interleaved schedules).
+The activations that a forward pass keeps for the backward pass are counted as in Korthikanti et al. (arXiv:2205.05198,
+4), for current layers: each linear layer keeps its input, a norm its input, a gated activation its input, attention its
+queries, keys and values (a fused kernel keeps no scores). Tensor parallelism divides split activations; sequence
+parallelism divides the rest too. Full recomputation keeps each layer's input, and all activations of one layer at a
+time. Pipeline stage s of p keeps p - s micro-batches (1F1B; section 4.2.3 there, with the factor of interleaved
+schedules).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MASTER_BYTES, MOMENTS_BYTES = 4, 8
 
 @dataclass(frozen=True)
 class Held:
-    """Numbers on one rank.
+    """Numbers of elements on one rank.
 
     Attributes:
         dense: Number of elements outside of routed experts.
@@ -46,18 +47,18 @@ class Held:
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> Held:
-        """Add up what a rank has."""
+        """Add up the elements of a rank."""
         sizes = [(piece.size, piece.expert) for piece in pieces]
         return cls(sum(size for size, expert in sizes if not expert), sum(size for size, expert in sizes if expert))
 
     @property
     def total(self) -> int:
-        """Both."""
+        """Elements inside and outside of routed experts."""
         return self.dense + self.expert
 
 
 def optimizer_bytes(held: Held, optimizer: OptimizerSection, *, dtype: str, replicas: tuple[int, int]) -> int:
-    """Bytes of the optimizer's state of what is trained, the mean of the ranks that share it, rounded up.
+    """Bytes of the optimizer's state for trained parameters: the mean over the ranks that share it, rounded up.
 
     Args:
         held: Trained parameters on the rank.
@@ -70,7 +71,7 @@ def optimizer_bytes(held: Held, optimizer: OptimizerSection, *, dtype: str, repl
 
 
 def sharing_ranks(sizes: ParallelSizes, *, distributed: bool) -> tuple[int, int]:
-    """Ranks with the same parameters, which share an optimizer's state: of dense ones, and of experts."""
+    """Numbers of ranks that share an optimizer's state, for dense parameters and for experts."""
     if not distributed:
         return 1, 1
     same = sizes.data * sizes.context
@@ -82,7 +83,7 @@ _SHARED_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 
 
 def kept_elements(pieces: Iterable[Piece], config: Mapping[str, Any], sizes: ParallelSizes) -> dict[int, float]:
-    """Count the numbers that each layer of a stage keeps of one token.
+    """Count the elements that each layer of a stage keeps for one token.
 
     Args:
         pieces: Pieces of the model on the stage.
@@ -121,15 +122,15 @@ def activation_bytes(
     stage: int,
     recompute: str,
 ) -> int:
-    """Bytes that a stage keeps at its fullest.
+    """Largest number of bytes that a stage keeps.
 
     Args:
         kept: Kept elements, as :func:`kept_elements` counts them.
         tokens: Number of tokens of a micro-batch on this rank.
-        element: Bytes of a number.
+        element: Bytes of an element.
         hidden: Size of the hidden states.
         sizes: The parallel sizes.
-        stage: Which pipeline stage.
+        stage: Number of the pipeline stage.
         recompute: ``engine.recompute``.
     """
     under_way = float(sizes.pipeline - stage)
@@ -146,8 +147,9 @@ def activation_bytes(
 def tile_bytes(*, tokens: int, chunk_tokens: int, entries: int, element: int, hidden: int) -> int:
     """Bytes of log-probs without logits: two tiles in float32 and one in the weight's type, and the gradients.
 
-    As :mod:`anytron.kernels.log_prob` says: a tile has as many logits as ``chunk_tokens`` tokens have, or 1024 of each
-    token if that is more. The backward pass adds the hidden states' gradient in float32, and the weight's.
+    As in :mod:`anytron.kernels.log_prob`, a tile has as many logits as ``chunk_tokens`` tokens have, or 1024 per token
+    if that is more. The backward pass needs the gradient of the hidden states in float32 as well, and that of the
+    weight.
     """
     tile = min(tokens * entries, max(chunk_tokens * entries, 1024 * tokens))
     return tile * (4 + 4 + (element if element < 4 else 0)) + tokens * hidden * 4 + entries * hidden * element

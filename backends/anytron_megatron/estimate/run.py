@@ -33,7 +33,7 @@ _ALIGNER = ("merger", "aligner", "projector")
 
 
 def estimate(run: RunConfig) -> TrainingEstimate:
-    """Estimate what the rank takes that has the most.
+    """Estimate the memory of the rank that needs the most.
 
     Raises:
         ConfigError: The tensors of the model are not known before it is built.
@@ -59,7 +59,7 @@ def estimate(run: RunConfig) -> TrainingEstimate:
 
 
 def generation(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
-    """Estimate what generation on the training ranks takes besides: the cache of Megatron's static context."""
+    """Estimate the additional memory of generation on the training ranks: the cache of Megatron's static context."""
     del device
     sizes, rollout = run.parallel.sizes(), run.rollout
     rows = math.ceil(rollout.max_batch_size / sizes.data)
@@ -70,10 +70,10 @@ def generation(run: RunConfig, training: TrainingEstimate, device: DeviceMemory)
 
 
 def estimate_reward_model(run: RunConfig) -> TrainingEstimate:
-    """Estimate what the rank of a reward model takes that has the most.
+    """Estimate the memory of the reward model's rank that needs the most.
 
     Args:
-        run: The run, as the ranks of the model have it (:attr:`anytron.config.schema.RunConfig.of_reward_model`).
+        run: The configuration of the model's ranks (:attr:`anytron.config.schema.RunConfig.of_reward_model`).
 
     Raises:
         ConfigError: The tensors of the model are not known before it is built.

@@ -1,8 +1,8 @@
-"""The tensors of a model, without building it, and how many numbers of each lie on a rank.
+"""The tensors of a model, without building it, and the number of elements of each on a rank.
 
 Names and shapes are Hugging Face's, from the model's family or from the headers of its files. Column-parallel layers
-are split by outputs and row-parallel ones by inputs (Shoeybi et al., arXiv:1909.08053, 3); what is neither is on every
-tensor-parallel rank. Layers go to pipeline stages in order, or in turns if there are several chunks on each rank
+are split by outputs and row-parallel ones by inputs (Shoeybi et al., arXiv:1909.08053, 3); all other layers are on
+every tensor-parallel rank. Layers go to pipeline stages in order, or in turns if there are several chunks on each rank
 (Narayanan et al., arXiv:2104.04473, 2.2).
 """
 
@@ -64,15 +64,15 @@ _SECOND = frozenset({"k_proj", "v_proj", "up_proj"})
 
 @dataclass(frozen=True)
 class Piece:
-    """What a rank has of a tensor.
+    """The part of a tensor on a rank.
 
     Attributes:
         name: Hugging Face's name.
         shape: Shape of the whole tensor.
-        size: Numbers on the rank.
+        size: Number of elements on the rank.
         stage: Pipeline stage.
         expert: Whether it belongs to a routed expert, which has other replicas than the rest of the model.
-        layer: The transformer layer; None = it is in none.
+        layer: Number of its transformer layer; None = it is in no layer.
     """
 
     name: str
@@ -92,7 +92,7 @@ def model_shapes(subject: Subject, *, predicts_ahead: bool) -> Shapes:
     """List the parameters of a model.
 
     Args:
-        subject: Its config, and the directory of its weights.
+        subject: The model, with its config and the directory of its weights.
         predicts_ahead: Whether to include multi-token prediction modules, which only files list.
 
     Raises:
@@ -166,7 +166,7 @@ def kind_of(name: str) -> str:
 
 
 def chosen_share(config: Mapping[str, Any]) -> float:
-    """Return which part of a layer's experts a token goes to; 1 for a dense model."""
+    """Return the share of a layer's experts that process a token; 1 for a dense model."""
     experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 1
     return float((config.get("num_experts_per_tok") or 1) / experts)
 

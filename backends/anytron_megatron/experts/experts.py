@@ -1,4 +1,4 @@
-"""What a mixture of experts adds to the engine's passes: router replay and weighted auxiliary losses."""
+"""Additions of a mixture of experts to the engine's passes: router replay and weighted auxiliary losses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Experts:
         rollout_routing: Expected form of the rollout's routing, if it is replayed; None = it is not replayed.
 
     Raises:
-        ConfigError: The auxiliary loss would not be what its name says.
+        ConfigError: The auxiliary loss would not have the meaning of its name.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Experts:
         return self._replaying
 
     def unbalanced(self) -> Feature:
-        """Begin passes whose gradients come from the loss alone: routing is replayed, without auxiliary losses.
+        """Begin passes whose gradients are those of the loss alone: routing is replayed, without auxiliary losses.
 
-        They leave nothing in :meth:`metrics`.
+        These passes do not change :meth:`metrics`.
         """
         if self._balancing is not None:
             self._balancing.start()
@@ -85,9 +85,9 @@ class Experts:
         return self._replaying_alone
 
     def metrics(self) -> dict[str, float]:
-        """Report the update's auxiliary losses, and how much of its routing was replayed against the routers' choice.
+        """Return the update's auxiliary losses, and the share of replayed routing that routers would not have chosen.
 
-        To be added over data-parallel replicas. A collective over a replica's ranks.
+        The metrics must be summed over data-parallel replicas. A collective over a replica's ranks.
         """
         balance = {} if self._balancing is None else self._balancing.metrics()
         return balance if self._replays is None else {**balance, **self._replays.metrics()}

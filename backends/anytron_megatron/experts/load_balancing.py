@@ -10,8 +10,8 @@ with shares that add up to 1 over all replicas. So the coefficient means the sam
 divided. (The value still depends a little on the division: the loss, ``E * sum_i f_i * P_i`` with the
 fractions ``f_i`` of a micro-batch's tokens, is not linear.)
 
-The weight reaches Megatron as the coefficients of its configuration, which are those of the current
-micro-batch inside of its scope: recomputation, where Megatron computes these losses then, sees the same.
+Megatron reads the weight from the coefficients in its configuration, which are set for the current micro-batch
+within its scope. A recomputation, in which Megatron may compute these losses, uses the same coefficients.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _Z_LOSS = "z_loss"
 
 
 class LoadBalancing:
-    """Weight a model's auxiliary losses and report them.
+    """Weights a model's auxiliary losses and reports them.
 
     Raises:
-        ConfigError: The configuration asks for a loss that would not be what its name says.
+        ConfigError: The configuration selects a loss that would not have the meaning of its name.
     """
 
     def __init__(self, chunks: Sequence[nn.Module], config: TransformerConfig, sequence_format: str) -> None:
@@ -64,11 +64,11 @@ class LoadBalancing:
         self._sums: dict[str, Tensor] = {}
 
     def start(self) -> None:
-        """Begin an update: forget what was summed up."""
+        """Begin an update: reset the sums."""
         self._sums = {}
 
     def weighting(self, prepared: PreparedBatch) -> ScopeFactory | None:
-        """Make the scope in which a micro-batch's auxiliary losses have their weight and are noted."""
+        """Make the scope in which a micro-batch's auxiliary losses are weighted and recorded."""
         if not self._names or prepared.batch.token_shares is None:
             return None
         share = float(prepared.batch.token_shares.sum())
@@ -79,12 +79,12 @@ class LoadBalancing:
         return partial(self._weighted, 0.0, self._part(prepared), 0) if self._names else None
 
     def metrics(self) -> dict[str, float]:
-        """Report this replica's part of each loss, averaged over layers. A collective over the ranks of a replica.
+        """Return this replica's part of each loss, averaged over layers. A collective over the ranks of a replica.
 
-        A load-balancing loss of 1 is that of perfect balance.
+        With perfect balance, a load-balancing loss is 1.
 
         Returns:
-            ``moe/...``, to be added over data-parallel replicas.
+            Metrics ``moe/...``, which must be summed over data-parallel replicas.
         """
         reported = {}
         for name in self._names:

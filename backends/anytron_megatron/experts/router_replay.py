@@ -1,14 +1,14 @@
-"""Router replay: tokens go to the experts to which they went before.
+"""Router replay: tokens are sent to the experts that were chosen in an earlier pass.
 
-With ``old-log-probs`` that is in the pass that computed old log-probs: between it and an update the weights move, or
-only the order of a sum changes, and a token near a decision is routed to other experts. Its probability ratio then
-compares two different networks. With ``rollout`` it is in the rollout, which other kernels have computed: then both
-engines speak of one network, and scoring passes replay as well.
+With ``old-log-probs`` the earlier pass is the one that computed old log-probs. Until an update the weights change, or
+only the order of a sum does, so that a token near a routing decision may go to other experts; its probability ratio
+would then compare two different networks. With ``rollout`` the earlier pass is the rollout, which used other kernels:
+then both engines compute with the same experts, and scoring passes replay too.
 
-Megatron's routers hand their top-k to an object, if they have one (``TopKRouter.router_replay``). Here they have one
-inside of a micro-batch's scope, so that recomputation replays the same, and nothing is left behind. (Megatron's own
-class replays all tokens or none.) This file brings choices to token coordinates and back, whatever the layout of
-either pass.
+Megatron's routers pass their top-k to an object, if they have one (``TopKRouter.router_replay``). Here they have one
+only within a micro-batch's scope, so that recomputation replays the same choices, and no state remains. (Megatron's own
+class replays all tokens or none.) This file converts choices to token coordinates and back, for any layout of the two
+passes.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _OWN = -1
 
 
 class RouterReplays:
-    """The routers of one model on this rank, and which of all they are.
+    """The routers of one model on this rank, and their positions among all routers of the model.
 
-    Routers of multi-token prediction are left alone: they do not run where log-probs are computed.
+    Routers of multi-token prediction are not replayed: they do not run when log-probs are computed.
     Making one is a collective over pipeline stages.
 
     Args:
-        chunks: The model's on this rank.
-        config: Its configuration.
-        from_rollout: Batches bring their routing; otherwise it is recorded.
+        chunks: The model's chunks on this rank.
+        config: Configuration of the model.
+        from_rollout: Whether batches contain the rollout's routing; otherwise routing is recorded.
 
     Attributes:
         from_rollout: Whether the routing comes from the rollout.
@@ -74,7 +74,7 @@ class RouterReplays:
         self._replays: list[_Replay] = []
 
     def start(self) -> None:
-        """Begin a pass: forget what an earlier one recorded and counted."""
+        """Begin a pass: reset records and counts of an earlier pass."""
         self._recorded = [[] for _ in self._chunks]
         self._replays = []
 
@@ -106,7 +106,7 @@ class RouterReplays:
         """Make the scope of a forward pass, or its recomputation, that routes as ``prepared.batch.routing`` says.
 
         Raises:
-            EngineError: The batch carries no routing, or that of another model.
+            EngineError: The batch has no routing, or that of another model.
         """
         routing = prepared.batch.routing
         expected = self.shape.layers, self.shape.chosen
@@ -127,11 +127,11 @@ class RouterReplays:
         return partial(_choosing, routers, replays)
 
     def metrics(self) -> dict[str, float]:
-        """Report how often this replica's routers would have chosen otherwise. A collective over the replica's ranks.
+        """Return how often this replica's routers would choose other experts. A collective over the replica's ranks.
 
         Returns:
-            Of the tokens that predict a response token, in all layers, the share that goes to other experts than the
-            router's own top-k; to be added over data-parallel replicas.
+            For tokens that predict a response token, over all layers, the share of replayed experts that are not in the
+            router's own top-k; it must be summed over data-parallel replicas.
         """
         counted = [replay.rerouted for replay in self._replays if replay.rerouted is not None]
         if len(counted) < len(self._replays):

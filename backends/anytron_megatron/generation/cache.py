@@ -1,7 +1,7 @@
 """Forward passes of the policy with a cache of keys and values: Megatron's static inference context.
 
-The cache writes the same columns of all rows at a time. So rows begin in the same column and have no padding: one whose
-prompt is longer is fed from its prompt while others are fed what was drawn.
+The cache writes the same columns of all rows at a time. So all rows begin in the same column and have no padding. While
+rows with a longer prompt still receive prompt tokens, other rows already receive drawn tokens.
 
 Legend: B rows, C columns (positions), V vocabulary.
 """
@@ -37,14 +37,14 @@ SWITCHES = ("sequence_parallel", "scatter_to_sequence_parallel", "reduce_scatter
 class Cache:
     """The cache of one batch, and the forward passes that fill and read it. All of them are collectives.
 
-    Whoever runs them lets the output layer answer with logits, and turns sequence parallelism and gradients off.
+    The caller must switch the output layer to logits, and turn sequence parallelism and gradients off.
 
     Args:
         chunks: The policy on this rank.
-        preparer: Arranges sequences as padded rows (bshd).
-        pipeline: Pipeline stages: rows go through them in as many micro-batches, so that all stages work.
+        preparer: Preparer that arranges sequences as padded rows (bshd).
+        pipeline: Number of pipeline stages; rows are divided into as many micro-batches, so that all stages work.
         rows: B.
-        columns: C, tokens of a row at most.
+        columns: C, the largest number of tokens of a row.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Cache:
         """Add one token to each row, int64 ``[B]`` on the host.
 
         Returns:
-            The logits after it, float32 ``[B, padded V]``, on the last pipeline stage; None elsewhere.
+            The logits after this token, float32 ``[B, padded V]``, on the last pipeline stage; None elsewhere.
         """
         fed = self._with_fillers(tokens[:, None]).to(self._preparer.device, non_blocking=True)
         positions = torch.full_like(fed, self._context.sequence_len_offset)
@@ -127,10 +127,10 @@ class Cache:
 
 @contextlib.contextmanager
 def without_sequence_parallel(chunks: Iterable[nn.Module]) -> Iterator[None]:
-    """Turn sequence parallelism off within the block: a step has one token of each sequence, which cannot be split.
+    """Turn sequence parallelism off in the ``with`` block: a step has one token per sequence, which cannot be split.
 
-    Only what was on is turned on again. (Megatron's ``set_model_to_sequence_parallel`` turns everything on that has
-    such an attribute, also modules that were built without.)
+    Afterwards only modules in which it was on are turned on again. (Megatron's ``set_model_to_sequence_parallel`` turns
+    it on in every module with such an attribute, also in modules that were built without it.)
     """
     modules = [module for chunk in chunks for module in chunk.modules()]
     configs = [module.config for module in modules if hasattr(module, "config")]

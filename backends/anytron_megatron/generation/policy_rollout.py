@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class PolicyRollout:
-    """Generates with the policy. All ranks get the same calls; each replica of the model makes its share of a batch.
+    """Generates with the policy. All ranks get the same calls; each replica generates its share of a batch.
 
-    Nothing of it stays: modes, switches and the output layer are as they were, and no generator of random numbers is
-    used, so that training goes on as if nothing had been generated.
+    Generation has no effect on training: modes, switches and the output layer are restored, and no random generator is
+    used.
 
     Args:
         chunks: The policy on this rank.
-        preparer: Arranges sequences as padded rows (bshd).
+        preparer: Preparer that arranges sequences as padded rows (bshd).
         config: The run.
         sizes: The parallel sizes.
         vocab_size: Real entries of the vocabulary.
@@ -60,12 +60,12 @@ class PolicyRollout:
         self._queue.add(requests)
 
     def abort(self, ids: Sequence[int] | None) -> list[tuple[int, Response]]:
-        """Abort requests; between two polls, none has begun."""
+        """Abort queued requests; between two polls, no request is in progress."""
         given_up = self._queue.abort(ids)
         return given_up if parallel.topology().reports and parallel.topology().dp_rank == 0 else []
 
     def poll(self, version: int) -> list[tuple[int, Response]]:
-        """Generate the next batch to its end, this replica its share; return that on the rank that reports."""
+        """Generate the next batch to its end; the reporting rank returns the share of its replica."""
         place = parallel.topology()
         batch = self._queue.take(self._max_batch_size * place.dp_size)
         share = batch[place.dp_rank :: place.dp_size]

@@ -1,4 +1,4 @@
-"""The rows of a batch while they are generated: which tokens are fed, which are drawn, and where a response ends."""
+"""The rows of a batch while they are generated: their input tokens, their drawn tokens, and the ends of responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Row:
-    """One response in the making."""
+    """One response while it is generated."""
 
     prompt: Sequence[int]
     tokens: list[int] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Row:
     ended: StopReason | None = None
 
     def at(self, column: int) -> int:
-        """The token of a column: the prompt's, or the response's; of a row that has ended, any."""
+        """The token in a column, from the prompt or the response; any token if the row has ended."""
         place = column - len(self.prompt)
         if place < 0:
             return self.prompt[column]
@@ -36,14 +36,14 @@ class Row:
 
 
 class Rows:
-    """A batch of requests that are sampled alike. All ranks of a replica keep the same rows.
+    """A batch of requests with the same sampling parameters. All ranks of a replica keep the same rows.
 
     Args:
         requests: At least one.
         stop: Search for stop strings; None = there are none.
 
     Attributes:
-        column: How many tokens of each row have been fed.
+        column: Number of tokens of each row that the model has read.
     """
 
     def __init__(self, requests: Sequence[GenerationRequest], stop: StopStrings | None) -> None:
@@ -57,25 +57,25 @@ class Rows:
 
     @property
     def columns(self) -> int:
-        """Tokens that are fed to a row at most: the last one of a response is not."""
+        """Largest number of tokens that the model reads in a row; it does not read the last token of a response."""
         return int(self._lengths.max()) + self._sampling.max_new_tokens - 1
 
     @property
     def ended(self) -> bool:
-        """Whether all responses have."""
+        """Whether all responses have ended."""
         return all(row.ended for row in self._rows)
 
     def beginnings(self) -> Tensor:
-        """Tokens that all prompts have but for the last one of the shortest: int64 ``[B, C']``, C' from 0."""
+        """The first C' tokens of each prompt, one less than the shortest prompt has: int64 ``[B, C']``."""
         shortest = int(self._lengths.min())
         return torch.tensor([row.prompt[: shortest - 1] for row in self._rows], dtype=torch.int64)
 
     def next_tokens(self) -> Tensor:
-        """The tokens to feed: int64 ``[B]``."""
+        """The next input tokens: int64 ``[B]``."""
         return torch.tensor([row.at(self.column) for row in self._rows])
 
     def places(self) -> Tensor:
-        """Place in its response of the token behind the fed one, int64 ``[B]``; negative within a prompt."""
+        """Position, in its response, of the token after the input token, int64 ``[B]``; negative within a prompt."""
         return self.column - self._lengths
 
     def take(self, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
@@ -97,7 +97,7 @@ class Rows:
                 row.ended = "length"
 
     def responses(self, version: int) -> list[Response]:
-        """Return the responses, all of which have ended."""
+        """Return the responses, when all have ended."""
         found = []
         for row in self._rows:
             assert row.ended is not None, "asked for when all have ended"

@@ -90,22 +90,22 @@ def _linear_layers(chunk: nn.Module) -> dict[str, str]:
 class Adapters:
     """Attach adapters to a model, and freeze everything else of it.
 
-    They begin as the identity: ``B`` is zero, and ``A`` follows from seed and name of the layer alone, so that
-    every parallel layout begins with the same (mcore-bridge's own initialisation depends on the layout).
+    Initially they change nothing: ``B`` is zero, and ``A`` depends on the seed and the layer's name alone, so that the
+    initial adapters are the same in every parallel layout (mcore-bridge's own initialisation depends on the layout).
 
     Args:
-        source: Where the chunks come from.
+        source: Source of the chunks.
         chunks: The model on this rank, with its weights; changed in place.
-        section: ``model.lora``; with ``path``, the adapters begin as those on disk.
+        section: ``model.lora``; with ``path``, the adapters start from those on disk.
         seed: ``trainer.seed``.
 
     Attributes:
         chunks: The model.
-        layers: Those with adapters, by names that do not depend on how the model is split into stages.
+        layers: Layers with adapters, by names that do not depend on how the model is split into stages.
 
     Raises:
         ConfigError: See :func:`find_targets`.
-        EngineError: The adapters on disk do not fit the model.
+        EngineError: The adapters on disk do not match the model.
     """
 
     def __init__(self, source: AdapterSource, chunks: Sequence[nn.Module], section: LoraSection, seed: int) -> None:
@@ -140,8 +140,8 @@ class Adapters:
     def merged(self) -> Iterator[None]:
         """Replace the model's own weights by ``W + scaling * B A``, computed in float32 and rounded once.
 
-        The weights themselves are not written to: within, their parameters hold other tensors, which take as much
-        memory as the layers that have adapters.
+        The weights themselves are not overwritten: in the ``with`` block, their parameters hold other tensors, which
+        take as much memory as the layers with adapters.
         """
         with torch.no_grad():
             merged = {

@@ -33,12 +33,12 @@ def write_adapter(
     """Write an adapter so that ``peft.PeftModel.from_pretrained`` loads it.
 
     Args:
-        directory: Made if it does not exist.
+        directory: Output directory; created if it does not exist.
         tensors: ``lora_A`` and ``lora_B`` under PEFT's names.
         section: ``model.lora``.
         base: The model that the adapter belongs to.
-        experts: The model has experts.
-        vision: The model has a vision tower, in which the last parts of names may be the same.
+        experts: Whether the model has experts.
+        vision: Whether the model has a vision tower, whose names may have the same last parts.
     """
     from peft import LoraConfig
 

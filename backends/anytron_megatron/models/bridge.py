@@ -56,10 +56,10 @@ class BridgeSource:
         dtype: Element type of parameters and activations.
         sizes: The parallel sizes; process groups must exist.
         recompute: ``none``, ``selective`` or ``full``.
-        deterministic: Sets Megatron's ``deterministic_mode``.
-        predicts_ahead: Build the model's multi-token prediction modules.
-        scores: It classifies sequences with one label: its output layer has one row.
-        portable: It is built of portable modules: its activation is the platform's kernel.
+        deterministic: Megatron's ``deterministic_mode``.
+        predicts_ahead: Whether to build the model's multi-token prediction modules.
+        scores: Whether the model classifies sequences with one label: its output layer has one row.
+        portable: Whether the model is built of portable modules, with the platform's kernel as its activation.
         transformer: Fields of Megatron's transformer config to override.
 
     Raises:
@@ -156,7 +156,7 @@ class BridgeSource:
 
     @property
     def traits(self) -> ModelTraits:
-        """What about the model decides the mask it needs."""
+        """Properties of the model that determine the mask it needs."""
         traits = traits_of(self.config)
         return replace(
             traits,
@@ -201,7 +201,7 @@ class BridgeSource:
         """Build this rank's model chunks and load their weights. A collective.
 
         Args:
-            device: Where they belong; not all modules are made there (MindSpeed's norms are made on the host).
+            device: Device of the chunks; some modules are first made on the host (MindSpeed's norms).
             check: Called with the chunks before their weights are read, to refuse early.
 
         Raises:
@@ -225,7 +225,8 @@ class BridgeSource:
 
         Args:
             chunks: The model on this rank.
-            saving: For a model directory, where some families' tensors are arranged otherwise.
+            saving: Whether the weights are for a model directory, in which some families' tensors are arranged
+                differently.
         """
         weights = self._bridge.export_weights(chunks, target_device="cpu", only_master_rank=True, _is_saving=saving)
         for name, tensor in weights:
@@ -244,10 +245,10 @@ class BridgeSource:
                 yield name.replace(_OLD_STACK, _STACK, 1) if self.traits.vision else name, tensor
 
     def close(self) -> None:
-        """Make mcore-bridge forget its process group, which it would use after the group has ended.
+        """Delete mcore-bridge's reference to its process group, which it would use after the group has ended.
 
-        It keeps the group over expert- and pipeline-parallel ranks that it first needed for all later bridges,
-        whatever their parallel sizes (``mcore_bridge/bridge/gpt_bridge.py``, ``EP_PP_GROUP``).
+        It keeps its first group over expert- and pipeline-parallel ranks for all later bridges, even with other
+        parallel sizes (``mcore_bridge/bridge/gpt_bridge.py``, ``EP_PP_GROUP``).
         """
         from mcore_bridge.bridge import gpt_bridge
 
@@ -257,7 +258,7 @@ class BridgeSource:
         """Load adapters in PEFT's format into the model's adapters.
 
         Raises:
-            EngineError: Layers that Megatron keeps in one have different ``A`` on disk.
+            EngineError: Layers that Megatron joins into one have different ``A`` on disk.
         """
         try:
             self._bridge.load_weights(chunks, str(directory), peft_format=True)
@@ -273,7 +274,7 @@ class BridgeSource:
     def save(self, chunks: Sequence[nn.Module], path: Path) -> None:
         """Write a Hugging Face model directory: sharded safetensors and config. A collective.
 
-        Multi-token prediction modules that were not built are copied from where the weights came from.
+        Multi-token prediction modules that were not built are copied from the original directory.
         """
         from mcore_bridge.utils import StreamingSafetensorSaver
 

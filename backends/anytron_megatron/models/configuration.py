@@ -1,4 +1,4 @@
-"""What is read from a model's configuration: traits, masks, missing fields, number formats. Imports no Megatron."""
+"""Read traits, masks, missing fields and number formats from a model's configuration. Imports no Megatron."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def features_of(config: TransformerConfig) -> list[Feature]:
 def accepted_masks(sequence_format: str, *, context_parallel: int, vision: bool, portable: bool) -> frozenset[MaskKind]:
     """Return the kinds of mask that can reach the attention of mcore-bridge's models (``MaskRequest.accepted``).
 
-    Packed sequences end where ``cu_seqlens`` says, and context parallelism has no layer with all keys: both
-    go without a tensor. Otherwise a full mask is possible. Portable attention modules find it in the
-    micro-batch's scope, whatever the model's forward passes on. A vendor's modules get it through the forward
-    (``mcore_bridge/model/gpt_model.py``), which vision-language models do not support (verl #5904).
+    For packed sequences ``cu_seqlens`` is enough, and with context parallelism no layer has all keys: neither
+    uses a mask tensor. Otherwise a full mask is possible. Portable attention modules find it in the
+    micro-batch's scope, independently of the arguments of the model's forward. A vendor's modules get it through the
+    forward (``mcore_bridge/model/gpt_model.py``), which vision-language models do not support (verl #5904).
 
     Args:
         sequence_format: ``thd`` or ``bshd``.
         context_parallel: Ranks that share each sequence.
-        vision: The model takes images.
-        portable: The modules are portable, not a vendor's.
+        vision: Whether the model takes images.
+        portable: Whether the modules are portable, not a vendor's.
     """
     if sequence_format == "thd" or context_parallel > 1 or (vision and not portable):
         return frozenset({MaskKind.NONE})
@@ -61,9 +61,9 @@ def accepted_masks(sequence_format: str, *, context_parallel: int, vision: bool,
 
 
 def completed(converted: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in the rotary fields that mcore-bridge wants and a published configuration may lack, or have as null.
+    """Fill in rotary fields that mcore-bridge requires and that a published configuration may lack or have as null.
 
-    The defaults are those of transformers: ``mscale_all_dim`` 0 leaves the scale of the softmax alone
+    The defaults are those of transformers: ``mscale_all_dim`` 0 does not change the scale of the softmax
     (``yarn_apply_mscale`` of its DeepSeek-V3), and where either ``mscale`` is 0 the embeddings are scaled by ``factor``
     alone, which is the ratio of the two context lengths if it is null (``_compute_yarn_parameters``).
 

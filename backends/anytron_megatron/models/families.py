@@ -1,4 +1,4 @@
-"""What Anytron knows of each model family: one row per Hugging Face ``model_type``. Imports no Megatron.
+"""The table of model families, with one row per Hugging Face ``model_type``. Imports no Megatron.
 
 To add a family, let a test in ``tests/backends/megatron/families`` compare it with Hugging Face and name in
 ``proof`` what that test proves. Another test requires ``proof`` to be exactly what the tests prove, and
@@ -31,23 +31,23 @@ what else can be trained, and generation on the training ranks."""
 
 @dataclass(frozen=True)
 class Family:
-    """What Anytron knows of one ``model_type`` that mcore-bridge can build.
+    """One ``model_type`` that mcore-bridge can build, and what was tested with it.
 
     Attributes:
         model_type: Value of ``model_type`` in ``config.json``.
-        title: The name that people know; empty for families that no test compares with Hugging Face.
+        title: Common name of the family; empty for families that no test compares with Hugging Face.
         proof: Entries of :data:`COLUMNS` that a test proves: equal to Hugging Face, and to the other layouts.
         refused: Entries of :data:`COLUMNS` that the checks refuse.
-        sparse_attention: It has DeepSeek sparse attention, which does not run here.
-        runs_model_code: mcore-bridge imports Python files of the model directory to build it.
-        obstacle: Why it cannot be trained, whatever its configuration says; empty if nothing is in the way.
+        sparse_attention: Whether it has DeepSeek sparse attention, which does not run here.
+        runs_model_code: Whether mcore-bridge imports Python files of the model directory to build it.
+        obstacle: Why it cannot be trained with any configuration; empty if it can.
         wanted: Fields of the language model that mcore-bridge needs, and whose default in transformers is null.
         needs: A package without which mcore-bridge cannot build it: the name to import, and the name to install.
         layer: Function that lists the tensors of a layer in published files; None if only the training ranks can tell.
         tower: Function that returns the tensors of the vision tower; None if there is none, or ``layer`` is None.
-        rotates_whole_heads: Its code in transformers ignores ``partial_rotary_factor``, which Megatron reads.
-        takes_images: Image positions and inputs are made as this family wants them
-            (:mod:`anytron_megatron.training.vision`).
+        rotates_whole_heads: Whether its code in transformers ignores ``partial_rotary_factor``, which Megatron reads.
+        takes_images: Whether :mod:`anytron_megatron.training.vision` makes image positions and inputs in the form of
+            this family.
         cacheless: Why it cannot generate on its training ranks; empty if it can, or if this is untested.
     """
 
@@ -69,7 +69,8 @@ class Family:
     def tensors(self, config: Mapping[str, Any]) -> Shapes | None:
         """List the tensors of a model without its multi-token prediction modules.
 
-        None if the family's are not known, or if the config leaves sizes to the defaults of its class.
+        The result is None if the family's tensors are not known, or if the config leaves sizes to the defaults of its
+        class.
         """
         return None if self.layer is None else model_tensors(config, self.layer, self.tower)
 

@@ -30,12 +30,12 @@ _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, A
 def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: int) -> None:
     """Read a Hugging Face directory into Megatron's parameters. A collective.
 
-    mcore-bridge leaves tensors unread that the model lacks, and keeps random values in an output layer and in
-    multi-token prediction modules that the files lack. So every parameter is NaN before, and the tensors that
-    were read are recorded.
+    mcore-bridge ignores tensors that the model lacks, and keeps random values in an output layer and in multi-token
+    prediction modules that the files lack. So every parameter is first filled with NaN, and the tensors that were read
+    are recorded.
 
     Args:
-        bridge: mcore-bridge's, of the model.
+        bridge: The model's bridge from mcore-bridge.
         chunks: The model on this rank.
         directory: Directory with safetensors files.
         layers: Layers of the model without its multi-token prediction modules.
@@ -43,7 +43,7 @@ def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: 
     Raises:
         EngineError: On all ranks, if a tensor is missing, unknown or of another shape anywhere, or a file
             is damaged.
-        ResourceError: On all ranks, if one can open no file any more, or its disk fails.
+        ResourceError: On all ranks, if a rank has run out of file descriptors, or its disk fails.
     """
     with torch.no_grad():
         for parameter in _parameters(chunks):
@@ -82,8 +82,8 @@ def freeze(
     Args:
         chunks: The model on this rank.
         parts: Parts to freeze.
-        prefixes: Beginnings of the names of each part's parameters; the longest decides, as aligners are inside
-            of vision towers.
+        prefixes: Prefixes of the names of each part's parameters. The longest matching prefix counts, because aligners
+            are inside of vision towers.
 
     Raises:
         EngineError: A part has no parameters, on a rank that holds the vision tower.

@@ -1,9 +1,9 @@
 """Names and places that differ between the megatron-core versions that the engine trains with.
 
-This is the one place that asks for Megatron's version. What a version does *wrong* is no business of this file: that is
+This is the only place that reads Megatron's version. *Faults* of a version do not belong here: each is
 a patch with the range of versions that have the fault (:mod:`anytron_megatron.patches.catalog`).
 
-Megatron is imported by the functions only: :data:`SUPPORTED` is read where none is installed.
+Only the functions import Megatron, because :data:`SUPPORTED` is also read where it is not installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_release(specifier: str) -> bool:
 
 
 def auxiliary_losses() -> Mapping[str, Tensor]:
-    """Return routers' losses since :func:`forget_auxiliary_losses`: each loss by its name, float32 ``[layers]``.
+    """Return the routers' losses since :func:`forget_auxiliary_losses`, by name, float32 ``[layers]``.
 
     The tensors are the tracker's own.
     """
@@ -47,7 +47,7 @@ def auxiliary_losses() -> Mapping[str, Tensor]:
 
 
 def forget_auxiliary_losses() -> None:
-    """Set to zero what routers have noted."""
+    """Set the recorded losses of routers to zero."""
     if is_release(">=0.18"):
         from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
 
@@ -62,8 +62,8 @@ def delta_net_modules() -> tuple[ModuleType, ModuleType]:
     """Import the modules of Gated DeltaNet.
 
     Returns:
-        The one whose ``HAVE_FLA`` the layer's constructor asks, and the one whose ``chunk_gated_delta_rule`` it keeps
-        (from 0.18 on; 0.19 wants it not to be None). Before 0.19 they are the same.
+        The module whose ``HAVE_FLA`` the layer's constructor reads, and the module whose ``chunk_gated_delta_rule`` it
+        keeps (from 0.18 on; 0.19 requires it not to be None). Before 0.19 they are the same.
     """
     package = "megatron.core.ssm.gated_delta_net"
     if is_release(">=0.19"):
@@ -75,12 +75,12 @@ def delta_net_modules() -> tuple[ModuleType, ModuleType]:
 def static_inference_context(rows: int, columns: int) -> StaticInferenceContext:
     """Make the context that holds keys and values of padded rows.
 
-    That only the last token's logits are wanted, Megatron keeps in the context's configuration from 0.17 on;
-    mcore-bridge 1.6.5 asks the context itself.
+    From 0.17 on, Megatron stores in the context's configuration that only the last token's logits are needed;
+    mcore-bridge 1.6.5 reads it from the context itself.
 
     Args:
-        rows: At most so many, in all micro-batches.
-        columns: Tokens of a row, at most.
+        rows: Largest number of rows, over all micro-batches.
+        columns: Largest number of tokens of a row.
     """
     from megatron.core.inference.contexts.static_context import StaticInferenceContext
 

@@ -1,4 +1,4 @@
-"""Where the engine's models come from. Another training engine is MegatronEngine with its own source."""
+"""Sources of the engine's models. Another training engine can be a MegatronEngine with another source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ModelSource(Protocol):
-    """One Hugging Face model directory: what it is, its Megatron modules, and its weights in both directions."""
+    """One Hugging Face model directory: its properties, its Megatron modules, and its weights in both directions."""
 
     @property
     def vocab_size(self) -> int:
@@ -31,7 +31,7 @@ class ModelSource(Protocol):
 
     @property
     def traits(self) -> ModelTraits:
-        """What about the model decides the mask it needs."""
+        """Properties of the model that determine the mask it needs."""
 
     @property
     def attention_heads(self) -> AttentionHeads | None:
@@ -51,7 +51,7 @@ class ModelSource(Protocol):
 
     @property
     def experts_config(self) -> TransformerConfig | None:
-        """Configuration of a mixture of experts whose losses and routing the engine sees to; None = there is none."""
+        """Configuration of a mixture of experts whose losses and routing the engine handles; None = there is none."""
 
     def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:
         """Return the kinds of mask that can reach the model's attention, in portable modules or a vendor's."""
@@ -60,11 +60,11 @@ class ModelSource(Protocol):
         """Build this rank's model chunks and load their weights. A collective.
 
         Args:
-            device: Where they belong.
+            device: Device of the chunks.
             check: Called with the chunks before their weights are read, to refuse early.
 
         Raises:
-            EngineError: The weights in the directory do not fit the model.
+            EngineError: The weights in the directory do not match the model.
         """
 
     def export(self, chunks: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
@@ -80,12 +80,12 @@ class ModelSource(Protocol):
         """Write a Hugging Face model directory: safetensors and config. A collective."""
 
     def close(self) -> None:
-        """Forget state of the process that outlives the models; called for the policy's when its engine closes."""
+        """Delete process-global state that outlives the models; called for the policy's when its engine closes."""
 
 
 @runtime_checkable
 class AdapterSource(ModelSource, Protocol):
-    """A source of models that low-rank adapters can be attached to."""
+    """A source of models to which low-rank adapters can be attached."""
 
     @property
     def model_dir(self) -> Path:
@@ -98,10 +98,10 @@ class AdapterSource(ModelSource, Protocol):
         """Load adapters in PEFT's format into the model's adapters.
 
         Raises:
-            EngineError: Layers that Megatron keeps in one have different ``A`` on disk.
+            EngineError: Layers that Megatron joins into one have different ``A`` on disk.
         """
 
 
 def text_model(chunk: nn.Module) -> Any:
-    """Return the language model of a chunk, a ``GPTModel``: a vision-language model holds it, others are it."""
+    """Return the language model of a chunk, a ``GPTModel``: a part of a vision-language model, or all of it."""
     return getattr(chunk, "language_model", chunk)

@@ -45,7 +45,7 @@ def weight_diagnostics(
     Args:
         key: The configuration key that names the directory.
         directory: Model directory.
-        config: Its Hugging Face config, whole.
+        config: The model's whole Hugging Face config.
         scores: Whether it is a reward model, which has a scoring head.
 
     Yields:
@@ -110,15 +110,15 @@ def _faults(directory: Path, config: Mapping[str, Any], *, scores: bool) -> Iter
 
 
 class DamagedFileError(Exception):
-    """A file is not what safetensors writes."""
+    """A file is not in the format of safetensors."""
 
 
 def read_header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read names and shapes, and check that the data is all there.
+    """Read names and shapes, and check that the data are complete.
 
     Raises:
         DamagedFileError: The file is not a safetensors file, or its size does not match its header.
-        ResourceError: No file can be opened any more, or the disk fails.
+        ResourceError: The process has run out of file descriptors, or the disk fails.
     """
     try:
         size = path.stat().st_size

@@ -81,7 +81,7 @@ def with_score_head(shapes: Shapes) -> Shapes:
 def dense_layer(config: Mapping[str, Any], _: int, *, qkv_bias: bool = False, qk_norm: bool = False) -> Shapes:
     """List the tensors of a layer of attention and a gated feed-forward network.
 
-    With ``qkv_bias`` there are biases whatever the config says; ``qk_norm`` normalizes head by head.
+    With ``qkv_bias`` there are biases independently of the config; ``qk_norm`` normalizes each head.
     """
     biased = config.get("attention_bias", False)
     return {

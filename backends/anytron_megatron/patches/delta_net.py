@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 def leave_out_padding(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``GatedDeltaNet.forward``: set padding of rows to zero before and after; it has no gradient.
+    """Wrap ``GatedDeltaNet.forward``: set padding of rows to zero before and after, so that it has no gradient.
 
-    These layers receive no mask. A zero stays zero in the layer's norm and projections (none has a bias), is to the
-    convolution what comes before a sequence's start, and has key and value 0, so it adds nothing to the recurrent
-    state. The state decays at padding, which no real token sees: before the first one it is zero, and after the last
-    one nothing reads it. Packed sequences need no mask: kernels start afresh at each sequence, whose padding comes
-    last.
+    These layers receive no mask. Zeros stay zero in the layer's norm and projections, which have no bias. For the
+    convolution they are like the zeros before the start of a sequence. Their keys and values are 0, so they add nothing
+    to the recurrent state. The decay of the state at padding affects no real token: before the first token the state is
+    zero, and after the last token nothing reads it. Packed sequences need no mask: kernels start anew at each sequence,
+    whose padding comes last.
 
     Raises:
         EngineError: The layer runs outside of a micro-batch's scope, or the shapes of mask and rows differ.
@@ -84,17 +84,17 @@ def _padding(layer: Any, hidden_states: Tensor) -> Tensor:
 
 
 def install_exchange(_context: PatchContext) -> Installed:
-    """Let context-parallel ranks share Gated DeltaNet by its heads, by functions of later versions of Megatron.
+    """Split Gated DeltaNet by heads between context-parallel ranks, with functions of later versions of Megatron.
 
     A rank holds two chunks of each sequence (:class:`anytron.sequences.ContextShard`), but the convolution and the
-    recurrence need whole ones. So the ranks exchange what the first projection computed: each gives away all heads of
-    its tokens but its own, and gets its own heads of all tokens. After the recurrence they exchange back. A rank
-    computes with its heads' part of the convolution's weights, of ``A_log`` and of ``dt_bias``. The rest of their
-    gradients is zero on it, and the sum over context-parallel ranks, which every gradient goes through, is the whole
-    one.
+    recurrence need whole ones. So the ranks exchange the outputs of the first projection: each sends the other ranks'
+    heads of its tokens, and receives its own heads of all tokens. After the recurrence they exchange back. A rank
+    computes with its heads' part of the convolution's weights, of ``A_log`` and of ``dt_bias``. On this rank the rest
+    of their gradients is zero, and the sum over context-parallel ranks, which is computed for every gradient, is the
+    whole gradient.
 
-    mcore-bridge's layer calls them once for each packed sequence; here ``_unpack_sequence``, which would cut a buffer
-    for that, leaves it in one piece, and one exchange moves all of it.
+    mcore-bridge's layer calls these functions once for each packed sequence, which ``_unpack_sequence`` cuts out of the
+    buffer. Here ``_unpack_sequence`` leaves the buffer in one piece, so that one exchange moves all of it.
     """
     from mcore_bridge.model.modules import gated_delta_net as bridge
     from megatron.core.ssm import gated_delta_net as megatron
@@ -119,11 +119,11 @@ def sum_partial_gradients(original: Callable[..., None]) -> Callable[..., None]:
     """Wrap ``GatedDeltaNet.__init__``: with tensor parallelism, correct the gradients of two norms' weights.
 
     A rank computes its heads over whole sequences: with sequence parallelism mcore-bridge gathers them before the
-    layer's first norm. Megatron then takes the gradients of two weights that all ranks hold for what they are not:
-    complete ones for partial, or partial ones for complete. The norm inside the first projection sees whole sequences,
-    so its gradient is complete on every rank. It is marked ``sequence_parallel``, and Megatron would sum it over ranks:
-    tp times too large. The norm of the heads' output sees this rank's heads only. Megatron sums its gradient with
-    sequence parallelism; without it each rank keeps its part, which the hook here sums.
+    layer's first norm. Megatron then handles the gradients of two weights that all ranks hold wrongly:
+    complete gradients as partial, or partial gradients as complete. The norm inside the first projection sees whole
+    sequences, so its gradient is complete on every rank. It is marked ``sequence_parallel``, and Megatron would sum it
+    over ranks: tp times too large. The norm of the heads' output sees this rank's heads only. Megatron sums its
+    gradient with sequence parallelism; without it each rank keeps its part, which the hook here sums.
     """
 
     @functools.wraps(original)
@@ -155,7 +155,7 @@ def install_kernels(context: PatchContext) -> Installed:
 
     mcore-bridge calls them by the names and signatures of flash-linear-attention (``None`` without that package).
     Its layer inherits the constructor of Megatron's class, which refuses to build without the package, although
-    the layer then uses nothing of it: what the constructor keeps, mcore-bridge's forward does not call.
+    mcore-bridge's forward never calls the functions that the constructor stores.
     """
     from mcore_bridge.model.modules import gated_delta_net as bridge
 
@@ -202,7 +202,7 @@ def install_kernels(context: PatchContext) -> Installed:
 
 
 class Packed(NamedTuple):
-    """Packed sequences in one piece: ``rows``, ``[T, 1, D]``, and int ``[B + 1]``, where in them sequences begin."""
+    """Packed sequences in one piece: ``rows``, ``[T, 1, D]``, and int ``[B + 1]``, the offsets of sequences in them."""
 
     rows: Tensor
     cu_seqlens: Tensor

@@ -146,7 +146,7 @@ TALKATIVE_LOGGERS = ("megatron.core.distributed.fsdp", "megatron.core.num_microb
 
 
 def filter_messages(_context: PatchContext) -> Installed:
-    """Filter the known warnings that Megatron emits when it is imported, and talkative loggers below WARNING."""
+    """Filter known warnings that Megatron emits when it is imported, and messages below WARNING of verbose loggers."""
     filters_before = list(warnings.filters)
     for message, category in WARNINGS:
         warnings.filterwarnings("ignore", message=r"\s*" + message, category=category)
@@ -167,9 +167,9 @@ def filter_messages(_context: PatchContext) -> Installed:
 
 
 def refuse_model_code(original: Callable[..., str]) -> Callable[..., NoReturn]:
-    """Replace what finds a model directory's Python file, imports what it names, and copies it to be imported.
+    """Replace the function that finds a model directory's Python files and copies them to be imported.
 
-    All of transformers gets such files through this one function.
+    All code of transformers gets such files through this function.
     """
     del original
 
@@ -185,7 +185,7 @@ def refuse_model_code(original: Callable[..., str]) -> Callable[..., NoReturn]:
 
 
 def deny_transformer_engine(_original: Callable[[], bool]) -> Callable[[], bool]:
-    """Replace a probe for Transformer Engine: answer no, where the portable modules have its name.
+    """Replace a probe for Transformer Engine: return False if the portable modules have its name.
 
     peft only asks whether the name can be imported. If it asks after the portable modules have taken the name, it
     treats their layers as quantised ones, which cannot be merged; if it asks before, it does not. accelerate and

@@ -25,7 +25,7 @@ def share_groups_of_one_rank(original: Callable[..., Any]) -> Callable[..., Any]
     gloo that is three threads in every process, one of which wakes up a hundred times a second. A group of one rank
     never communicates, so one group can serve for all.
 
-    To make a group is a collective of all ranks, members or not, and gives it a number. All ranks ask for the same
+    Making a group is a collective of all ranks, members or not, which numbers the group. All ranks request the same
     groups in the same order. Whether a group is shared depends on the request alone, never on a rank's membership,
     so that either all ranks make a new one or none does.
 
@@ -62,13 +62,12 @@ def skip_for_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function ``(output, input, ..., group, async_op)`` whose output is its input if the group is one rank.
 
     The distributed optimizer reduces each gradient buffer to this rank's shard of it, and gathers parameters from
-    shards. Where one rank has everything, shard and buffer are the same memory, and both are done before they begin.
+    shards. If one rank has everything, shard and buffer are the same memory, and nothing has to be done. gloo
+    nevertheless starts the operation. Its threads copy buffers with OpenMP, each with its own team of threads, and from
+    then on GNU OpenMP counts more threads than there are processors, so that all teams of the process sleep between any
+    two operations instead of spinning: two cores computed no faster than one.
 
-    gloo begins all the same. Its threads copy buffers with OpenMP, each with a team of its own, and from then on GNU
-    OpenMP counts more threads than there are processors, so that all teams of the process sleep between any two
-    operations instead of spinning: two cores computed no faster than one.
-
-    One that is to overlap with computation is called: Megatron waits for what it returns.
+    An operation that overlaps with computation is still called, because Megatron waits for its result.
     """
 
     @functools.wraps(original)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap ``_apply_rotary_pos_emb_bshd``: what the kernel's contract does not have, a scale, stays Megatron's.
+    """Wrap ``_apply_rotary_pos_emb_bshd``: a call with a scale, which the kernel's contract lacks, stays Megatron's.
 
     From 0.19 on ``multi_latent_attention`` is called ``mla_rotary_interleaved``; the fourth argument is the same.
     """
@@ -49,10 +49,10 @@ def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def rotate_in_layers(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``TransformerLayer._patch_apply_rotary_pos_emb``: in it, mcore-bridge's function is Megatron's.
+    """Wrap ``TransformerLayer._patch_apply_rotary_pos_emb``: in it, Megatron's function replaces mcore-bridge's.
 
-    That scales by the model's ``attention_scaling`` and not by the factor it is given, and can turn back; where either
-    matters, it computes.
+    mcore-bridge's function scales by the model's ``attention_scaling`` and not by the given factor, and can rotate
+    back; where either matters, it is still used.
     """
     from megatron.core.models.common.embeddings import rope_utils
 
@@ -103,7 +103,7 @@ def _halves(t: Tensor, size: int) -> Tensor:
 
 
 def tell_context(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``GPTModel._preprocess``: ``_get_rotary_pos_emb``, which it calls, is told the inference context."""
+    """Wrap ``GPTModel._preprocess``: pass the inference context to ``_get_rotary_pos_emb``, which it calls."""
 
     @functools.wraps(original)
     def _preprocess(self: Any, *args: Any, inference_context: Any = None, **kwargs: Any) -> Any:

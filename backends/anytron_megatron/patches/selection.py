@@ -18,8 +18,8 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
     """Return the patches of a training rank for one phase, in the order in which they are applied.
 
     The platform decides which devices and modules are redirected. The engine decides whose models are patched:
-    ``megatron`` builds mcore-bridge's models, which use Megatron's modules; a trainer that is not ours builds
-    Megatron's own; any other engine only runs its own models on Megatron.
+    ``megatron`` builds mcore-bridge's models, which use Megatron's modules; a custom trainer builds
+    Megatron's own models; any other engine only runs its own models on Megatron.
     """
     redirected, portable = context.platform.redirects_torch_cuda, context.platform.portable_modules
     bridge = context.engine == ENGINE

@@ -1,4 +1,4 @@
-"""Stand in for triton, where it is not installed, while files are imported that import it without need.
+"""Provide a stand-in for triton, if it is not installed, for files that import it without need.
 
 A module finder handles exactly these files. No other code ever sees a module called triton, so that libraries
 that look for it (torch, transformers, peft) correctly find none.
@@ -44,7 +44,7 @@ def stand_in_during_imports(concerned: Mapping[str, str]) -> Installed:
     """Insert the finder unless triton is installed.
 
     Args:
-        concerned: Modules or packages, and what their kernels are for.
+        concerned: Modules or packages that get the stand-in, each with the purpose of its kernels.
     """
     if importlib.util.find_spec("triton") is not None:
         return Installed(lambda: None, "not needed: triton is installed")

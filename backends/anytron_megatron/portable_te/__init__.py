@@ -6,10 +6,10 @@ devices only. :func:`anytron_megatron.portable_te.alias.install` puts this packa
 unchanged, with TE's parameter names. The kernels come from the active platform, through the hooks
 that :func:`anytron_megatron.portable_te.binding.bind` was given.
 
-What is absent is absent on purpose: Megatron falls back to plain torch where it cannot import
+Some names are missing on purpose: Megatron falls back to plain torch if it cannot import
 ``cpp_extensions``, ``permutation``, ``cross_entropy``, ``cpu_offload``, ``graph`` or
-``module.base.get_dummy_wgrad``. What Megatron could ask for and this package does not compute (FP8,
-userbuffers, delayed weight gradients, fused routing) is an :class:`~anytron.base.errors.EngineError`.
+``module.base.get_dummy_wgrad``. If Megatron requests a feature that this package does not compute (FP8,
+userbuffers, delayed weight gradients, fused routing), it raises :class:`~anytron.base.errors.EngineError`.
 ``docs/reference/portable-te.md`` lists what each module supports.
 """
 

@@ -27,7 +27,7 @@ COMPILED = "transformer_engine_torch"
 
 
 def install(kernels: KernelSource, device_type: str) -> Callable[[], None]:
-    """Make ``import transformer_engine`` give the portable modules, and give them their kernels.
+    """Make ``import transformer_engine`` import the portable modules, and bind their kernels.
 
     ``transformer_engine.x`` and ``anytron_megatron.portable_te.x`` are the same module objects, so
     that classes are equal whatever name they were imported by. Their ``__spec__`` is that of the

@@ -1,4 +1,4 @@
-"""Where the portable modules get their kernels from: the hooks, given once by whoever installs the alias."""
+"""The source of the portable modules' kernels: the hooks, bound once by the code that installs the alias."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Kernels:
-    """Ask the hooks for kernels on one kind of device. Modules do so when they are constructed."""
+    """Requests kernels for one kind of device from the hooks. Modules do so when they are constructed."""
 
     def __init__(self, source: KernelSource, device_type: str) -> None:
         self._source = source
@@ -33,7 +33,7 @@ class Kernels:
         return self._source.fused_kernel(name, KernelSpec(self.device_type, dtype, MappingProxyType(options)))
 
     def shared(self, name: KernelName, dtype: torch.dtype) -> Callable[..., Any]:
-        """A fused kernel for a function, which has no constructor to ask in: asked once per element type."""
+        """A fused kernel for a function, which has no constructor; it is requested once per element type."""
         kernel = self._shared.get((name, dtype))
         if kernel is None:
             kernel = self._shared[name, dtype] = self.fused(name, dtype)

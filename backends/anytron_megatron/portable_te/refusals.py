@@ -1,4 +1,4 @@
-"""Refuse what Transformer Engine offers and this package does not compute."""
+"""Refuse features of Transformer Engine that this package does not compute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def refuse(where: str, what: str, fix: str) -> NoReturn:
-    """Raise for one unsupported feature.
+    """Raise the error for one unsupported feature.
 
     Raises:
         EngineError: Always.
@@ -28,7 +28,7 @@ def refuse_settings(where: str, settings: Mapping[str, Any]) -> None:
     """Raise if any setting is neither None nor False.
 
     Raises:
-        EngineError: At least one setting is; the message names them.
+        EngineError: At least one setting is set; the message names all of them.
     """
     asked = {name: value for name, value in settings.items() if value is not None and value is not False}
     if asked:

@@ -1,4 +1,4 @@
-"""Let other backends stand where NCCL is named, and accept what it accepts."""
+"""Replace NCCL by other backends where code names it, and accept the arguments that NCCL accepts."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ def translated_backend(backend: str, runtime: DeviceRuntime) -> str:
     """Return the backend of a device that corresponds to ``backend`` on CUDA.
 
     ``nccl`` becomes the runtime's, and ``cuda`` its type: ``cpu:gloo,cuda:nccl`` is ``cpu:gloo,npu:hccl`` on an NPU
-    and ``cpu:gloo`` on a processor. Whatever else is named stays.
+    and ``cpu:gloo`` on a CPU. Other names are unchanged.
 
     Args:
         backend: Argument of ``torch.distributed.init_process_group``: one name for all devices, or pairs of device
-            and name. Of two pairs that become one device's the first counts.
+            and name. If two pairs become pairs of one device, the first is used.
         runtime: Runtime of the device.
     """
     of_device: dict[str, str] = {}

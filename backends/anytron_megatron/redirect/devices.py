@@ -1,4 +1,4 @@
-"""Redirect devices: what ``cuda``, ``cuda:1`` and ``0`` mean, and the functions about devices and their memory."""
+"""Redirect the device names ``cuda``, ``cuda:1`` and ``0``, and the functions about devices and their memory."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class DeviceProperties:
 class DeviceCalls:
     """The functions of ``torch.cuda`` about devices, under their own names.
 
-    ``is_available()`` returns False. It means "CUDA itself is here". Libraries that ask it before they act
+    ``is_available()`` returns False. It means "CUDA itself is available". Libraries that check it
     (transformers, peft, accelerate, torch's checkpointing, Megatron's straggler detector and FP8 checkpoint
     support) have a device-neutral path, which is the right one here: after True they would launch CUDA kernels,
-    pin memory or read NVML. The code that needs the redirection never asks. ``device_count()`` is the runtime's,
+    pin memory or read NVML. The code that needs the redirection never calls it. ``device_count()`` is the runtime's,
     because launchers compute ranks from it.
     """
 

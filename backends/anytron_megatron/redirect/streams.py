@@ -1,7 +1,7 @@
 """Redirect streams, events and profiler ranges.
 
-Streams and events must be classes, because other code uses them in annotations and in ``isinstance``. Where the runtime
-has no streams, everything runs in order, and to wait is to do nothing.
+Streams and events must be classes, because other code uses them in annotations and in ``isinstance``. If the runtime
+has no streams, everything runs in order, and waiting does nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class Scheduler:
         self._thread = threading.local()
 
     def default_stream(self, device: Any = None) -> Stream:
-        """Return the stream that is current before another one is made so.
+        """Return the stream that is current before :meth:`set_stream` is called.
 
-        The runtime is asked when somebody wants it: each rank has set its device by then, which asking initialises.
+        The runtime is asked only at the first use, because asking initialises the device, which each rank must have
+        set.
         """
         del device
         if self._default is None:

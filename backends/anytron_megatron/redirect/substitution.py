@@ -20,8 +20,8 @@ _INHERITED = object()
 class Substitution:
     """The attribute ``owner.name`` becomes ``new``.
 
-    ``own`` says that ``new`` was made for this and exists nowhere else. Modules that hold it by name at the end
-    then get the original back.
+    ``own`` = ``new`` was made for this substitution only, so that modules that hold it by name at the end get the
+    original back.
     """
 
     owner: Any
@@ -36,8 +36,8 @@ def substitute(substitutions: Iterable[Substitution]) -> Callable[[], None]:
     Undoing deletes attributes that the owner only inherited (``Tensor.to`` is defined in ``TensorBase``). Loaded
     modules that hold an old object by name (``from torch.cuda import _lazy_call``) get the new one, and the old one
     back at the end, so that a module imported in between keeps nothing. torch's own modules outside of
-    ``torch.cuda`` stay unchanged: they implement the originals. ``torch.jit.script`` compiles what uses new
-    objects as if they were the originals.
+    ``torch.cuda`` stay unchanged, because they implement the originals. ``torch.jit.script`` compiles code with new
+    objects as if these were the originals.
     """
     table = list(substitutions)
     originals = [vars(entry.owner).get(entry.name, _INHERITED) for entry in table]

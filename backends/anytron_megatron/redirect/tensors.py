@@ -1,4 +1,4 @@
-"""Redirect what makes tensors, moves them, or tells their device."""
+"""Redirect functions that make tensors, move them, or return their device."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OTHER_FACTORIES = (
 
 
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
-    """Replace ``Tensor.to/cuda/type/is_cuda/pin_memory/record_stream``, factories, legacy types, what parses ``to``."""
+    """Replace ``Tensor.to/cuda/type/is_cuda/pin_memory/record_stream``, factories, legacy types, ``to``'s parser."""
     yield from _factory_substitutions(runtime, translate)
     tensor = torch.Tensor
     device_type = runtime.device_type

@@ -1,8 +1,8 @@
 """Check that the platform's attention, with the platform's mask, computes the definition of attention.
 
-With portable modules the check goes the engine's own way: a micro-batch is prepared through the hooks, and an
-attention module is called inside its scope. Which tokens attend to which is found out by changing one key and its
-value after the other and looking which outputs move, so that no kernel mode has to be known by name. Values and
+With portable modules the check uses the engine's own code: a micro-batch is prepared through the hooks, and an
+attention module is called inside its scope. To find which tokens attend to which, one key and its value are changed at
+a time; the queries whose outputs change attend to that key. So no kernel mode has to be known by name. Values and
 gradients are compared with float64.
 """
 
@@ -58,8 +58,8 @@ def kernel_conformance(
 ) -> Conformance:
     """Compute with the platform's attention kernel as the portable modules call it. A collective.
 
-    There is one preparer for each sequence format to check; layouts should have gaps between sequences. Operands are of
-    the run's ``dtype``: kernels for other types differ or are missing.
+    There is one preparer for each sequence format to check; layouts should have gaps between sequences. Operands have
+    the run's ``dtype``, because kernels for other types differ or are missing.
     """
     difference, details = 0.0, []
     own = replace(heads, heads=heads.heads // sizes.tensor, kv_heads=max(1, heads.kv_heads // sizes.tensor))
@@ -80,9 +80,9 @@ def kernel_conformance(
 
 
 def mask_conformance(preparer: BatchPreparer, sizes: ParallelSizes) -> Conformance:
-    """Read the platform's mask pair by pair, where the modules and their kernels are a vendor's.
+    """Read the platform's mask pair by pair, if the modules and their kernels are a vendor's.
 
-    The reader is the mask's own, or that of Transformer Engine, whose words are the neutral kernel modes.
+    The reader is the mask's own, or that for Transformer Engine's ``attn_mask_type``, the neutral kernel modes.
     """
     lengths = torch.tensor(LENGTHS)
     layouts = [preparer.plan(lengths, ContextShard(sizes.context, rank)) for rank in range(sizes.context)]

@@ -1,4 +1,4 @@
-"""What stands in the place of a model's output layer: scores of tokens, or of sequences.
+"""Replacements of a model's output layer, which score tokens or sequences.
 
 No pass of a training step makes whole logits; comparisons with another computation and generation do.
 """
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 class TokenScoreHead:
     """Replace the forward of a model's output layer, so that whole logits never exist.
 
-    Megatron's GPT ends with ``logits, _ = output_layer(hidden, weight=...)`` and transposes the answer to
-    batch-first, whatever it holds. So the output layer answers with ``[S, B, 2 + D]``: the label's log-prob,
-    the entropy, and one log-prob for each of the D depths of multi-token prediction.
+    Megatron's GPT ends with ``logits, _ = output_layer(hidden, weight=...)`` and transposes the result to
+    batch-first, with any content. So the output layer returns ``[S, B, 2 + D]``: the label's log-prob, the entropy, and
+    one log-prob for each of the D depths of multi-token prediction.
 
     Args:
-        layer: The model's output layer; keeps its parameters and its place.
+        layer: The model's output layer, which keeps its parameters and its place in the model.
         kernel: Kernel that computes log-probs and entropies from hidden states.
     """
 
@@ -61,7 +61,7 @@ class TokenScoreHead:
         return partial(self._answering, prepared)
 
     def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
-        """Bring answers, float32 ``[T, 2 + D]`` or whole logits, entry t made at token t, to token coordinates."""
+        """Convert results, float32 ``[T, 2 + D]`` or whole logits, entry t made at token t, to token coordinates."""
         del prepared
         if self._whole:
             return TokenOutputs(logits=answers)
@@ -80,9 +80,9 @@ class TokenScoreHead:
 
     @contextlib.contextmanager
     def answering_logits(self) -> Iterator[None]:
-        """Let the forward passes within answer with whole logits, ``[S, B, padded V]``, instead of scores.
+        """Let forward passes in the ``with`` block return whole logits, ``[S, B, padded V]``, instead of scores.
 
-        They need no micro-batch: what is generated has no labels.
+        They need no micro-batch, because generation has no labels.
         """
         self._whole = True
         try:
@@ -177,7 +177,7 @@ class RewardHead:
     In bfloat16 a score of 20 would be rounded to a multiple of 1/8, and the scores of a group are close to each other.
 
     Args:
-        layer: The output layer, the same on all tensor-parallel ranks; keeps its weight ``[1, H]`` and its place.
+        layer: The output layer, the same on all tensor-parallel ranks; it keeps its weight ``[1, H]`` and its place.
         padding: The padding token of the model's config; None = it has none.
     """
 
@@ -188,17 +188,17 @@ class RewardHead:
     def forward(self, hidden: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
         """Return the score of each position, float32 ``[S, B, 1]``, and None for the bias.
 
-        ``hidden`` comes behind the final norm: ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism, where
-        mcore-bridge's model gathers the scores (``mcore_bridge/model/gpt_model.py``, ``_postprocess``).
+        ``hidden`` is the output of the final norm: ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism,
+        where mcore-bridge's model gathers the scores (``mcore_bridge/model/gpt_model.py``, ``_postprocess``).
         """
         del weight, unused
         return nn.functional.linear(hidden.float(), self._layer.weight.float()), None
 
     def scope(self, prepared: PreparedBatch) -> None:
-        """Scores depend on nothing but hidden states: a micro-batch needs no scope here."""
+        """Return an empty scope: scores depend only on hidden states."""
 
     def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
-        """Choose of answers, float32 ``[T, 1]``, each made at its token, those that stand for sequences."""
+        """Choose the scores of sequences from the results, float32 ``[T, 1]``, of all tokens."""
         places = scored_places(prepared.batch, self._padding).to(answers.device, non_blocking=True)
         return TokenOutputs(scores=answers.squeeze(-1).index_select(0, places))
 
@@ -206,8 +206,8 @@ class RewardHead:
 def scored_places(batch: RaggedBatch, padding: int | None) -> Tensor:
     """Find the token of each sequence at which its score is read, as transformers does: int64 ``[B]``, flat indices.
 
-    It is the last one that is not the padding token, which may be what ends a response; if there is no other, the first
-    (``transformers/modeling_layers.py``, ``GenericForSequenceClassification``).
+    It is the last token that is not the padding token, which may also be the end token of responses; if all tokens are
+    padding tokens, it is the first (``transformers/modeling_layers.py``, ``GenericForSequenceClassification``).
     """
     ends = torch.cumsum(batch.lengths, 0)
     if padding is None:

@@ -1,4 +1,4 @@
-"""A model's gradients under Hugging Face names, and the place where a number of an update stops being finite."""
+"""A model's gradients under Hugging Face names, and the search for the first non-finite number of an update."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ What = Literal["output", "loss", "gradient of its input", "gradient of its outpu
 
 @torch.no_grad()
 def gather_gradients(wrapped: Sequence[DistributedDataParallel]) -> None:
-    """Gather the whole reduced gradients, of which a distributed optimizer has shards, on each data-parallel replica.
+    """Gather reduced gradients, of which a distributed optimizer has only shards, on each data-parallel replica.
 
     A collective over data-parallel replicas.
     """
@@ -60,15 +60,15 @@ def gather_gradients(wrapped: Sequence[DistributedDataParallel]) -> None:
 def named_gradients(
     modules: Sequence[nn.Module], export: Callable[[], Iterator[tuple[str, Tensor]]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the gradients that stand in ``main_grad``, float32, under the names of an export. A collective, as that is.
+    """Yield the gradients in ``main_grad``, float32, under the names of an export. A collective, like the export.
 
-    What exports weights exports gradients too: they stand in the weights' places meanwhile, so that shards are gathered
-    and layers taken apart in the same way. What no gradient belongs to is left out: frozen parameters, and buffers.
-    ``main_grad`` is not fit for an update afterwards.
+    The function that exports weights also exports gradients, which replace the weights meanwhile: so shards are
+    gathered and joined layers are split in the same way. Frozen parameters and buffers, which have no gradients, are
+    left out. Afterwards ``main_grad`` must not be used for an update.
 
     Args:
         modules: The model on this rank.
-        export: Exports what stands in the places of the model's parameters.
+        export: Function that exports the model's parameters.
     """
     with _in_place_of_weights(modules):
         for name, tensor in export():
@@ -113,7 +113,7 @@ def inspect_update(
     loss_fn: LossFunction,
     *features: Feature,
 ) -> Inspection:
-    """Do the passes of an update and look at every number; see :meth:`InspectableEngine.inspect_update`.
+    """Do the passes of an update and check every number; see :meth:`InspectableEngine.inspect_update`.
 
     Arguments as for :func:`~anytron_megatron.training.schedule.forward_backward`, on one rank.
     """

@@ -1,4 +1,4 @@
-"""Free the device's memory: move what generation does not need to the host and back, or give up whole models."""
+"""Free the device's memory: move what generation does not need to the host and back, or release whole models."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Offload:
-    """What of the training state leaves the device.
+    """Moves parts of the training state between the device and the host.
 
     Args:
-        parts: Section ``engine``, ``offload``.
+        parts: ``engine.offload``.
         trained: The models with optimizers.
         frozen: Modules of models that are not trained, by the name of their part.
         runtime: The device.
@@ -38,7 +38,7 @@ class Offload:
         self._parked: Parked | None = None
 
     def begin(self) -> int:
-        """Empty the device's memory of these parts; return the bytes."""
+        """Free the device's memory of these parts; return the number of bytes."""
         self.end()
         kept: Iterator[Tensor] = iter(())
         dropped: Iterator[Tensor] = iter(())
@@ -54,7 +54,7 @@ class Offload:
         return self._parked.num_bytes
 
     def end(self) -> None:
-        """Bring back what is on the host."""
+        """Move the parts back from the host."""
         if self._parked is not None:
             self._parked.take_back()
             self._parked = None
@@ -65,7 +65,7 @@ def release_memory(models: Iterable[nn.Module]) -> None:
 
     Dropping the last reference to a model is not enough. A token dispatcher keeps tensors of its last pass; their
     graph ends in gradient accumulators, whose hooks keep the data-parallel wrapper, which keeps the model: a cycle
-    through autograd's graph, where the garbage collector does not look. And rotary embeddings, which hold their
+    through autograd's graph, which the garbage collector does not see. And rotary embeddings, which hold their
     process group, are keys of a cache of their class (``RotaryEmbedding.forward``). Over gloo each group that is left
     behind costs three threads, one of which wakes up a hundred times a second.
     """

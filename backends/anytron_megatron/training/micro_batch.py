@@ -1,4 +1,4 @@
-"""From a ragged micro-batch to what the model is called with, through the hooks."""
+"""Turn a ragged micro-batch into the arguments of the model's forward, through the hooks."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class PreparedBatch:
         attention_mask: Mask argument of the model's forward. None with portable modules: they find the mask
             in the scope.
         packed: Megatron's description of packed sequences; None in bshd.
-        batch: Where it came from (host tensors).
+        batch: The original micro-batch (host tensors).
         tokens: int64 ``[T']``, on the device: the tokens that the layout arranges, of the batch or of its pieces.
-        scored: int64 ``[K]``, on the device: the positions whose labels count, in the order in which the output layer
-            has them, ``[C, R]`` flattened.
+        scored: int64 ``[K]``, on the device: the positions whose labels count, in the output layer's order, ``[C, R]``
+            flattened.
         prompts: Pieces to arrange if prompts are computed once for several samples; None = whole sequences.
         loss_scale: Micro-batches of an update times data-parallel replicas. Megatron divides gradients by it;
             our losses are normalised over the whole mini-batch (``RaggedBatch.loss_weights``) and are
@@ -68,12 +68,12 @@ class PreparedBatch:
         }
 
     def scope(self) -> ScopeFactory | None:
-        """Make the scope of the forward pass: the platform's, and the mask and the keys that attention asks for."""
+        """Make the scope of the forward pass: the platform's scope, and the mask and keys that attention reads."""
         prompts = None if self.prompts is None else shared_prompts.scope_of(self.prompts)
         return scopes.combine(self.inputs.scope, scope_of(self.mask), prompts)
 
     def following(self, ahead: int) -> Tensor:
-        """Return the tokens that stand ``ahead`` places after each position: int64 ``[R, C]``, negative = none."""
+        """Return the tokens ``ahead`` places after each position: int64 ``[R, C]``, negative = none."""
         return self.inputs.layout.next_tokens(self.tokens, ahead)
 
 
@@ -83,15 +83,15 @@ class BatchPreparer:
     Args:
         accepted: Mask kinds that can reach its attention.
         shard: This rank's context-parallel shard.
-        device: Where the tensors go.
+        device: Device of the tensors.
         context_length: Longest sequence that the model can take.
-        portable: The model is built of portable modules, which find the mask in the scope; a vendor's take it
-            as an argument.
+        portable: Whether the model is built of portable modules, which find the mask in the scope; a vendor's modules
+            take it as an argument.
         vision: How the model takes images; None if it takes none.
         fp8: The model computes in FP8, whose kernels take whole blocks of tokens.
         constraints: Constraints of the layout, the platform's included.
         share_prompts: Compute a prompt once for all of its samples in a micro-batch. Only for packed sequences on one
-            context-parallel shard, in portable modules whose layers look back by attention alone.
+            context-parallel shard, in portable modules whose layers use earlier tokens through attention only.
 
     Attributes:
         mask_kind: The platform's answer at engine build: the kind of mask and the mode of its kernels.
@@ -172,11 +172,11 @@ class BatchPreparer:
 
     @property
     def traits(self) -> ModelTraits:
-        """What about the model decides the mask it needs."""
+        """Properties of the model that determine the mask it needs."""
         return self._request.traits
 
     def plan(self, lengths: Tensor, shard: ContextShard) -> SequenceLayout:
-        """Plan how sequences of these lengths, int64 ``[B]``, are arranged on a shard."""
+        """Plan the arrangement on a shard of sequences of these lengths, int64 ``[B]``."""
         return self._plan(lengths, shard).to(self.device)
 
     def _plan(self, lengths: Tensor, shard: ContextShard) -> SequenceLayout:

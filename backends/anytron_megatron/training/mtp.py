@@ -3,12 +3,12 @@
 DeepSeek-V3 (https://arxiv.org/abs/2412.19437, section 2.2) has modules behind its last layer that
 predict tokens further ahead, for speculative decoding. Depth d joins the hidden state of depth d - 1
 at position i with the embedding of token i + d, runs both through a layer of its own, and the shared
-output layer predicts token i + d + 1. When the policy learns and they do not, their predictions get
-worse; trained on the policy's responses, they follow it.
+output layer predicts token i + d + 1. If the policy is trained and the modules are not, their predictions get
+worse; if they are trained on the policy's responses, they keep up with it.
 
 The loss of a depth is the cross entropy (equation 24). Tokens have the weights of the policy's loss,
 whatever their advantages; depths are averaged (equation 25). Logits are divided by the sampling
-temperature: that distribution is the one that tokens were drawn from.
+temperature: tokens were drawn from that distribution.
 
 Megatron's own loop (``megatron/core/transformer/multi_token_prediction.py``) shifts tokens inside the
 model. It cuts packed sequences at their real lengths, while ours are cut at padded ones, and mcore-bridge's
@@ -50,8 +50,8 @@ class MultiTokenPrediction:
     Args:
         chunks: The policy on this rank, its modules at the end of the last pipeline stage.
         coefficient: Weight of the loss; 0 = the model was built without modules.
-        detach: Gradients reach the modules only, and neither the rest of the model nor the embedding
-            and the output layer that they share with it.
+        detach: Whether gradients reach the modules only, and neither the rest of the model nor the embedding and the
+            output layer that the modules share with it.
     """
 
     def __init__(self, chunks: Sequence[ModelChunk], *, coefficient: float, detach: bool) -> None:
@@ -73,8 +73,8 @@ class MultiTokenPrediction:
     ) -> LossOutputs:
         """Compute the policy's loss and the modules' together, from log-probs and a prediction for each depth.
 
-        The metric ``mtp/loss`` is this micro-batch's part of the modules' loss. With a ``coefficient`` of 0 the modules
-        compute as in any update, and get gradients of 0; None = the run's.
+        The metric ``mtp/loss`` is this micro-batch's part of the modules' loss. ``coefficient`` = None uses the run's;
+        with 0 the modules compute as usual and get gradients of 0.
         """
         policy = loss_fn(outputs, batch)
         if not outputs.predicted:

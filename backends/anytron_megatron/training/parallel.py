@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def join(
     stack: DeviceStack, sizes: ParallelSizes, *, seed: int, timeout_s: float, init_method: str = "env://"
 ) -> DeviceRuntime:
-    """Let this rank meet the others, with the patches that come before and after; return its device.
+    """Connect this rank with the others, and apply the patches before and after that; return its device.
 
     The platform has prepared the process (:meth:`anytron.device.stack.DeviceStack.prepare`). The arguments are those of
     :func:`initialize`.
@@ -41,9 +41,9 @@ def join(
 def initialize(
     runtime: DeviceRuntime, sizes: ParallelSizes, *, seed: int, timeout_s: float, init_method: str = "env://"
 ) -> None:
-    """Join the process group, where ``init_method`` says, and split it as ``sizes`` says.
+    """Join the process group at ``init_method``, and split it by ``sizes``.
 
-    Reads ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``; where there are none, this rank is alone. A collective that takes
+    Reads ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``; without them, this rank is the only one. A collective that takes
     longer than ``timeout_s`` is an error.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -110,7 +110,7 @@ def tell_replica(values: Tensor) -> None:
 
 
 def any_replica(value: bool, device: torch.device) -> bool:
-    """Whether it is so on any data-parallel replica. A collective."""
+    """Whether a condition holds on any data-parallel replica. A collective."""
     found = torch.tensor(int(value), device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX, group=parallel_state.get_data_parallel_group())
     return bool(found)

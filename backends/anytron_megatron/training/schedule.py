@@ -31,10 +31,10 @@ class OutputHead(Protocol):
     """Replaces the forward of a model's output layer, on the last pipeline stage."""
 
     def scope(self, prepared: PreparedBatch) -> ScopeFactory | None:
-        """Make the scope in which the output layer answers for this micro-batch."""
+        """Make the scope in which the output layer computes results for this micro-batch."""
 
     def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
-        """Bring the output layer's answers, float32 ``[T, N]``, entry t after token t, to token coordinates."""
+        """Convert the output layer's results, float32 ``[T, N]``, entry t after token t, to token coordinates."""
 
 
 class Feature(Protocol):
@@ -63,10 +63,10 @@ def forward(
     preparer: BatchPreparer,
     *features: Feature,
 ) -> list[TokenOutputs]:
-    """Compute what a model says of the tokens of some micro-batches, without gradients. A collective.
+    """Compute a model's outputs for the tokens of some micro-batches, without gradients. A collective.
 
     Every rank has the same number of micro-batches. The result is on the host, and empty except on the last
-    pipeline stage; chunks may be wrapped for training or not.
+    pipeline stage; chunks need not be wrapped for training.
     """
 
     def collect(outputs: TokenOutputs, _: PreparedBatch) -> tuple[Tensor, TokenOutputs]:
@@ -87,7 +87,7 @@ def forward_backward(
 ) -> list[Mapping[str, Tensor]]:
     """Add the gradients of some micro-batches' loss to the gradient buffers. A collective.
 
-    Every rank has the same number of micro-batches; chunks are wrapped for training.
+    Every rank has the same number of micro-batches; chunks must be wrapped for training.
 
     Returns:
         Each micro-batch's metrics; none except on the last pipeline stage.
@@ -107,7 +107,7 @@ def forward_backward(
 def micro_batch_scope(
     number: int, chunk: ModelChunk, prepared: PreparedBatch, features: Sequence[Feature]
 ) -> ScopeFactory | None:
-    """Combine all that holds during one chunk's forward pass of one micro-batch, and during its recomputations.
+    """Combine the scopes of one chunk's forward pass of one micro-batch, which recomputations enter too.
 
     These are the platform's scope, the current mask, the output head's scope and those of features.
     """
@@ -173,11 +173,11 @@ class FrozenModel:
             module.requires_grad_(False)
 
     def score(self, micro_batches: Sequence[RaggedBatch]) -> list[TokenOutputs] | None:
-        """Compute what the model's heads give (``TrainingEngine.score``)."""
+        """Compute the outputs of the model's heads (``TrainingEngine.score``)."""
         outputs = forward(self._chunks, micro_batches, self._preparer)
         return outputs if parallel.topology().reports else None
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Its chunks."""
+        """The modules of its chunks."""
         return [chunk.module for chunk in self._chunks]

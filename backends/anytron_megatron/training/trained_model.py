@@ -38,8 +38,9 @@ class DataParallel:
     """How data-parallel ranks work together on an update.
 
     Attributes:
-        distributed_optimizer: They share the optimizer's state.
-        overlap_grad_reduce: They reduce gradients during the last micro-batch's backward pass, bucket by bucket.
+        distributed_optimizer: Whether the ranks share the optimizer's state.
+        overlap_grad_reduce: Whether they reduce gradients during the last micro-batch's backward pass, bucket by
+            bucket.
         bucket_size: Parameters of a bucket; None = Megatron's choice.
     """
 
@@ -49,7 +50,7 @@ class DataParallel:
 
     @classmethod
     def of(cls, config: RunConfig) -> DataParallel:
-        """Read it from the run's configuration."""
+        """Read the settings from the run's configuration."""
         options = MegatronOptions.of(config)
         return cls(config.engine.distributed_optimizer, options.overlap_grad_reduce, options.ddp_bucket_size)
 
@@ -58,16 +59,16 @@ class TrainedModel:
     """A model that an optimizer updates.
 
     Args:
-        chunks: The model on this rank, its modules as they were built, with what is not to be trained frozen.
+        chunks: The model on this rank, with its modules as they were built and all untrained parameters frozen.
         dtype: Element type of the parameters; with bfloat16 the optimizer keeps float32 copies.
         data_parallel: How replicas work together.
         steps: Training steps of the whole run.
-        updates_per_step: Updates in each.
+        updates_per_step: Updates in each training step.
 
     Attributes:
         chunks: The same chunks, each module in its data-parallel wrapper.
-        optimizer: Megatron's.
-        updates: Updates done.
+        optimizer: Megatron's optimizer.
+        updates: Number of completed updates.
     """
 
     def __init__(
@@ -97,11 +98,11 @@ class TrainedModel:
 
     @property
     def schedule_steps(self) -> int:
-        """Where the learning-rate schedule stands."""
+        """The position in the learning-rate schedule."""
         return int(self._scheduler.num_steps)
 
     def continue_from(self, updates: int, schedule_steps: int) -> None:
-        """Count on from here. The schedule keeps its shape: the run may have become longer."""
+        """Continue counting from these numbers. The configuration's schedule applies, which may be longer."""
         self.updates = updates
         self._scheduler.num_steps = schedule_steps
         self._scheduler.step(increment=0)
@@ -114,7 +115,7 @@ class TrainedModel:
     ) -> Mapping[str, float] | None:
         """Do one optimizer update on this replica's micro-batches, as many as on every other. A collective.
 
-        If the loss or a gradient is not finite on any rank, nothing changes on all of them.
+        If the loss or a gradient is not finite on any rank, nothing changes on any rank.
 
         Returns:
             On reporting ranks: the parts' metrics, joined, ``grad_norm``, ``lr`` and ``update/skipped``. None
@@ -151,12 +152,12 @@ class TrainedModel:
         gather_gradients([chunk.module for chunk in self.chunks])
 
     def inspect(self, micro_batches: Sequence[RaggedBatch], loss_fn: LossFunction, *features: Feature) -> Inspection:
-        """Do the passes of an update and look at every number; nothing is updated."""
+        """Do the passes of an update and check every number; nothing is updated."""
         self.zero_grad()
         return inspect_update(self.chunks, micro_batches, self._preparer, loss_fn, *features)
 
     def optimizer_memory(self) -> Iterator[Tensor]:
-        """Yield the tensors that are the optimizer's alone: moments, and float32 copies of parameters."""
+        """Yield the tensors that only the optimizer uses: moments, and float32 copies of parameters."""
         of_model = {
             parameter.untyped_storage().data_ptr() for module in self._modules for parameter in module.parameters()
         }
@@ -214,7 +215,7 @@ def step_if_finite(optimizer: MegatronOptimizer) -> float:
     """Update the weights, unless a gradient of any rank is not finite: then weights and optimizer stay. A collective.
 
     This is ``optimizer.step()`` in its parts (megatron/core/optimizer/optimizer.py), which has such a condition for
-    float16 only. The ranks need no word with each other beyond the norm, which they compute together.
+    float16 only. The ranks need no communication besides that for the norm.
 
     Returns:
         The global L2 norm of the gradients, the same on every rank; NaN or infinite if they are not finite.
@@ -240,7 +241,7 @@ def build_optimizer(
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """Build the optimizer and its schedule, for what :func:`wrap_for_training` returned.
 
-    With bfloat16 parameters the optimizer keeps float32 copies. ``steps`` training steps are the length of the decay.
+    With bfloat16 parameters the optimizer keeps float32 copies. The learning rate decays over ``steps`` training steps.
     """
     config = OptimizerConfig(
         optimizer=section.name,

@@ -1,4 +1,4 @@
-"""Hand the platform's kernel mode to a vendor's attention modules, which fix it when they are built.
+"""Set the platform's kernel mode in a vendor's attention modules, which fix it when they are built.
 
 Portable modules need none of this: they read mode and tensor in the micro-batch's scope.
 """
@@ -31,11 +31,11 @@ MODES = {
 def set_mask_type(chunks: Iterable[nn.Module], mask: AttnMask, sequence_format: str) -> None:
     """Set the platform's mask type in the language model's attention layers.
 
-    A mask that brings a reader is for attention that the vendor has patched to look the mask up itself
-    (:func:`anytron.sequences.masks.current_mask`); nothing is set for it.
+    If the mask has a reader, the vendor's attention is patched to read the mask itself
+    (:func:`anytron.sequences.masks.current_mask`), and nothing is set.
 
     Raises:
-        EngineError: The modules cannot be told this mode.
+        EngineError: The modules do not accept this mode.
     """
     if mask.reader is not None:
         return

@@ -1,4 +1,4 @@
-"""What images add to a model's call: checks, the three position axes of mrope, patches.
+"""The additions of images to a model's call: checks, the three position axes of mrope, patches.
 
 For the vision-language models of the Qwen family, which mcore-bridge calls with ``pixel_values`` and
 ``image_grid_thw`` as Hugging Face does, and with finished positions, which Hugging Face's models make
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 class VisionInputs:
     """How one model takes images.
 
-    An image token that the model itself has drawn (one in a response) is text, as it is to
-    Hugging Face's ``generate``: it stands for no image.
+    An image token that the model itself has drawn (in a response) counts as text, as in Hugging Face's ``generate``; no
+    image belongs to it.
 
     Attributes:
-        image_token: Stands in the text once for each image patch that leaves the vision tower.
-        video_token: The same for videos, which are refused.
+        image_token: Token that occurs in the text once for each image embedding of the vision tower.
+        video_token: The corresponding token for videos, which are refused.
         merge: The vision tower merges ``merge * merge`` patches into one.
         patch_values: Values of one patch, D of ``pixel_values``.
     """
@@ -60,16 +60,16 @@ class VisionInputs:
     def position_ids(self, batch: RaggedBatch) -> Tensor:
         """Return the temporal, vertical and horizontal position of each token (mrope).
 
-        Text counts on all three axes alike. An image of ``t x h x w`` merged patches that begins at
-        position p takes ``p + (0..t-1, 0..h-1, 0..w-1)``, and the text behind it goes on at
-        ``p + max(h, w)`` (Qwen2-VL, arXiv 2409.12191, section 2.1; ``get_rope_index`` of transformers'
-        qwen2_5_vl and qwen3_vl, which differ for videos only).
+        Positions of text are equal on all three axes. An image of ``t x h x w`` merged patches that begins at position
+        p takes ``p + (0..t-1, 0..h-1, 0..w-1)``, and the text after it continues at ``p + max(h, w)`` (Qwen2-VL, arXiv
+        2409.12191, section 2.1; ``get_rope_index`` of transformers' qwen2_5_vl and qwen3_vl, which differ for videos
+        only).
 
         Returns:
             int64 ``[3, T]``, on the host.
 
         Raises:
-            DataError: Image tokens and patches do not belong together, or there are video tokens.
+            DataError: Image tokens and patches do not match, or there are video tokens.
         """
         lengths = batch.lengths.tolist()
         images = batch.images or (None,) * len(lengths)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def group_sizes(groups: Tensor) -> list[int]:
-    """Count the samples of each group, ``P`` groups, from the number of each sample's group, int64 ``[N]``."""
+    """Count the samples of each of the ``P`` groups; ``groups``, int64 ``[N]``, has the group number of each sample."""
     sizes: list[int] = torch.unique_consecutive(groups, return_counts=True)[1].tolist()
     return sizes
 
@@ -43,12 +43,12 @@ def by_group(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def compare(values: Tensor, groups: Tensor, formula: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a formula of groups to samples.
+    """Apply to samples a formula that compares the values of each group.
 
     Args:
         values: float ``[N]``, finite.
         groups: As in :func:`by_group`.
-        formula: Maps ``[P, G]`` to ``[P, G]``, where NaN says that a group has no further sample.
+        formula: Maps ``[P, G]`` to ``[P, G]``, where NaN marks the entries after the end of a group.
 
     Returns:
         ``[N]``.
@@ -60,8 +60,8 @@ def compare(values: Tensor, groups: Tensor, formula: Callable[[Tensor], Tensor])
 def differ(rewards: Tensor) -> Tensor:
     """Return which groups have signal: those in which not all rewards are equal (DAPO, arXiv:2503.14476, eq. 11).
 
-    In the others nothing is better or worse than the rest. Equal is exact: because of rounding, equal rewards can have
-    a deviation that is not quite 0.
+    In the other groups no response is better or worse than the rest. Rewards are compared for exact equality, because
+    rounding can give equal rewards a standard deviation that is not quite 0.
 
     Args:
         rewards: float ``[P, G]``; NaN where there is none.
@@ -150,13 +150,13 @@ def grpo(rewards: Tensor, normalize_std: bool) -> Tensor:
     """Compare each response with its group (GRPO, arXiv:2402.03300, section 4.1.2).
 
     The advantage is the reward minus the group's mean, divided by the group's standard deviation
-    (unbiased, as TRL and verl take it). A group whose rewards are all equal, so also a group of
-    one, has exactly zero advantages, never NaN.
+    (unbiased, as in TRL and verl). A group whose rewards are all equal, and therefore also a group
+    of one response, has advantages of exactly zero, never NaN.
 
     Args:
         rewards: ``[P, G]``; NaN where a group has no further response.
-        normalize_std: Divide by the standard deviation; off is the advantage of Dr. GRPO (arXiv:2503.20783, section
-            3.2), which does not favour prompts whose rewards hardly vary.
+        normalize_std: Divide by the standard deviation; False gives the advantage of Dr. GRPO (arXiv:2503.20783,
+            section 3.2), which does not favour prompts whose rewards hardly vary.
 
     Returns:
         ``[P, G]``, same dtype; 0 where the reward is NaN.
@@ -186,8 +186,8 @@ def centred_group_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: Alg
 def rloo(rewards: Tensor) -> Tensor:
     """Subtract from each reward the mean of the other rewards of its group (RLOO, arXiv:2402.14740, section 3.3).
 
-    With G responses this is ``G / (G - 1)`` times the difference from the mean of all. A group of one gets 0,
-    and so do groups whose rewards are all equal, exactly.
+    With G responses this is ``G / (G - 1)`` times the difference from the mean of all. A group of one response
+    and a group whose rewards are all equal get exactly 0.
 
     Args:
         rewards: ``[P, G]``; NaN where a group has no further response.
@@ -220,9 +220,10 @@ def no_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSecti
 def gae(
     token_rewards: Tensor, values: Tensor, lengths: Tensor, response_mask: Tensor, *, gamma: float, gae_lambda: float
 ) -> Tensor:
-    """Weigh temporal differences of values against the outcome (arXiv:1506.02438, equation 16).
+    """Compute generalized advantage estimates (arXiv:1506.02438, equation 16).
 
-    A state is what stands before a response token, drawing the token leaves it, and its reward follows::
+    The state before a response token is all the text before it. Drawing the token earns its reward and leads to the
+    next state::
 
         delta_t = r_t + gamma * V_{t+1} - V_t
         A_t = delta_t + gamma * gae_lambda * A_{t+1}
@@ -308,8 +309,8 @@ def return_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmS
 def returns_against_group(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
     """Whiten differences from the group's mean over the step (``algorithm.advantage=reinforce_plus_plus_baseline``).
 
-    The group's mean is the baseline and the step's deviation the scale: a group whose rewards hardly vary is not blown
-    up, as its own deviation would do (arXiv:2501.03262, section 3.2).
+    The group's mean is the baseline, and the standard deviation of the whole step is the scale. Dividing by the group's
+    own deviation would amplify groups whose rewards hardly vary (arXiv:2501.03262, section 3.2).
     """
     del algorithm
     centred = partial(grpo, normalize_std=False)

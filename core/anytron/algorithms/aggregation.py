@@ -13,11 +13,11 @@ Aggregation = Literal["token-mean", "sequence-mean", "token-sum", "length-consta
 
 
 def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregation, length: int = 1) -> Tensor:
-    """Compute token weights of one mini-batch, with which the sum of losses is the selected mean or sum.
+    """Compute the token weights of one mini-batch that turn the sum of token losses into the selected mean or sum.
 
     The weights are known before the mini-batch is split, so the loss and its gradient do not depend
-    on the number of micro-batches or ranks: each computes its part of one sum. (Averaging
-    per-micro-batch averages instead weighs tokens by the company they keep.)
+    on the number of micro-batches or ranks: each computes its part of one sum. (In an average of
+    per-micro-batch averages, the weight of a token would depend on the size of its micro-batch.)
 
     ===================  ==============================  ======================================================
     ``token-mean``       ``1 / tokens``                  all response tokens alike (DAPO, arXiv:2503.14476, eq. 8)
@@ -35,7 +35,7 @@ def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregatio
         length: The constant of ``length-constant``, in tokens.
 
     Returns:
-        float32 ``[T]``, 0 outside of responses; of the means they add up to 1.
+        float32 ``[T]``, 0 outside of responses; for the means, they add up to 1.
 
     Raises:
         DataError: No sequence has a response.

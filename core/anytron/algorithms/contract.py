@@ -1,4 +1,4 @@
-"""What advantage estimators and losses are given, and what they return."""
+"""The types of what advantage estimators and losses receive and return."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Advantages:
 
     Attributes:
         per_token: float32 ``[T]``, 0 outside of responses.
-        returns: float32 ``[T]``, what the critic's values should have been; None without a critic.
+        returns: float32 ``[T]``, the targets of the critic's values; None without a critic.
     """
 
     per_token: Tensor
@@ -35,7 +35,7 @@ class Advantages:
 
 
 class AdvantageFunction(Protocol):
-    """An estimator: a function that ``algorithm.advantage`` names."""
+    """An advantage estimator: a function that ``algorithm.advantage`` names."""
 
     def __call__(self, batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection, /) -> Advantages:
         """Estimate the advantages of a step's samples.
@@ -54,18 +54,19 @@ class PolicyTokens:
     """One micro-batch, as a policy loss receives it: ``B`` whole sequences, concatenated, ``T`` tokens in all.
 
     Everything per token is 0 outside of responses. A sequence is never split, neither over micro-batches nor over
-    ranks: engines bring the outputs of context-parallel ranks together, and what is computed of a whole sequence
-    here has the right value and the right gradient.
+    ranks: engines gather the outputs of context-parallel ranks, so that a function of a whole sequence has the right
+    value and the right gradient.
 
     Attributes:
         log_probs: float32 ``[T]``, log-probs of the policy, with gradient.
-        old_log_probs: float32 ``[T]``, before the step's updates; in a batch's only update the current ones.
+        old_log_probs: float32 ``[T]``, log-probs before the step's updates; if a batch is used for one update only, the
+            current log-probs.
         advantages: float32 ``[T]``.
         response_mask: bool ``[T]``, True = the policy wrote the token, and it counts.
         sequence: int64 ``[T]``, the number of each token's sequence, from 0 to B - 1.
         num_sequences: B.
-        entropy: float32 ``[T]``, of the distribution that the token was drawn from, with gradient.
-        rollout_log_probs: float32 ``[T]``, as the rollout computed them; None if it did not.
+        entropy: float32 ``[T]``, entropy of the distribution from which the token was drawn, with gradient.
+        rollout_log_probs: float32 ``[T]``, log-probs that the rollout computed; None if it computed none.
     """
 
     log_probs: Tensor
@@ -101,10 +102,11 @@ class TokenLosses:
     """Loss and metrics of each token, from a policy loss.
 
     Attributes:
-        per_token: float32 ``[T]``, with gradient; only responses count. ``algorithm.aggregation`` says how they
-            become one loss.
-        metrics: ``[T]`` by name, to be averaged over the response tokens of the mini-batch; of one whose name ends in
-            ``_max`` the largest is taken. Those of a user's loss are written below ``loss/metrics/``.
+        per_token: float32 ``[T]``, with gradient; only responses count. ``algorithm.aggregation`` decides how they
+            are combined into one loss.
+        metrics: ``[T]`` by name. Each is averaged over the response tokens of the mini-batch; of a metric whose name
+            ends in ``_max``, the maximum is taken instead. Metrics of a user's loss are written below
+            ``loss/metrics/``.
     """
 
     per_token: Tensor

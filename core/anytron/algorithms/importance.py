@@ -1,11 +1,11 @@
-"""Correct for tokens that another distribution was drawn from, and measure how far it is from training's.
+"""Correct for tokens that were drawn from another distribution than training's, and measure how far the two differ.
 
-The rollout engine draws from weights that are older, or computes the same weights with other rounding and other
-kernels. With ``w = p_old / p_rollout`` of a token, and of a response the product of its tokens' ratios, the
-expectation over what was drawn of ``w`` times a loss is the expectation over training's own policy. Large weights make
-it noisy: ``truncated`` holds them below a cap (Ionides, https://doi.org/10.1198/106186008X320456; for such engines Yao
-et al., https://fengyao.notion.site/off-policy-rl), ``masked`` gives up what lies beyond the cap or below a floor
-(IcePop, arXiv:2510.18855, section 3.1).
+The rollout engine draws with older weights, or computes the same weights with other rounding and other
+kernels. Let ``w = p_old / p_rollout`` for a token, and for a response the product of its tokens' ratios. Then the mean
+of ``w`` times the loss over the drawn samples estimates the mean of the loss under training's own policy. Large weights
+make the estimate noisy: ``truncated`` limits them to a cap (Ionides, https://doi.org/10.1198/106186008X320456; for such
+engines Yao et al., https://fengyao.notion.site/off-policy-rl), ``masked`` drops tokens whose weight is above the cap or
+below a floor (IcePop, arXiv:2510.18855, section 3.1).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Correction:
 
 
 def correct(tokens: PolicyTokens, shares: Tensor, algorithm: AlgorithmSection) -> Correction:
-    """Weigh tokens by how much more probable training found them than the rollout.
+    """Weight each token by the ratio of its probability in training to its probability in the rollout.
 
     Args:
         tokens: Tokens with ``rollout_log_probs``.
@@ -93,9 +93,10 @@ def correct(tokens: PolicyTokens, shares: Tensor, algorithm: AlgorithmSection) -
 def with_moments_resolved(metrics: Mapping[str, float]) -> dict[str, float]:
     """Replace sums over a whole mini-batch by the metrics computed from them; other metrics stay.
 
-    ``rollout/log_prob_correlation`` is Pearson's, of training's log-probs ``x`` and the rollout's ``x - d``, from their
-    small differences: from the log-probs' own moments float32 could not tell it from 1. Where nothing varies it is 1.
-    ``rollout/effective_sample_size`` is Kish's, ``(sum w)^2 / (n * sum w^2)``.
+    ``rollout/log_prob_correlation`` is Pearson's correlation of training's log-probs ``x`` with the rollout's, ``x -
+    d``. It is computed from the small differences ``d``: computed in float32 from the moments of the log-probs
+    themselves, it could not be told from 1. It is 1 if nothing varies. ``rollout/effective_sample_size`` is that of
+    Kish, ``(sum w)^2 / (n * sum w^2)``.
     """
     moments = {name.removeprefix(MOMENTS): value for name, value in metrics.items() if name.startswith(MOMENTS)}
     others = {name: value for name, value in metrics.items() if not name.startswith(MOMENTS)}

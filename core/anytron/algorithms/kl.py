@@ -10,16 +10,16 @@ k2    ``(log r)^2 / 2``    biased, small variance; its *gradient* is the one of 
 k3    ``r - 1 - log r``    unbiased, never negative; what GRPO uses (arXiv:2402.03300, eq. 4)
 ====  ===================  =============================================================
 
-As a loss, k1 has a gradient that is zero in expectation: it shows the divergence and does not hold
-it back. As a part of the reward it is the one whose policy gradient is that of KL(p || q): it is
-subtracted when a step's rewards are spread over tokens.
+As a loss, k1 has a gradient that is zero in expectation: it measures the divergence but does not limit
+it. As a part of the reward, k1 is the estimator whose policy gradient is that of KL(p || q): it is
+subtracted from the rewards of tokens.
 
-On-policy distillation learns from a teacher ``q`` on the policy's own responses: the negative of k1, as the advantage
-of the token, has the policy gradient that takes a step down KL(p || q) at each state that the policy comes to (Agarwal
+On-policy distillation learns from a teacher ``q`` on the policy's own responses. The advantage of a token is the
+negative of k1: its policy gradient reduces KL(p || q) at each state that the policy visits (Agarwal
 et al., GKD, arXiv:2306.13649, section 3.1, with reverse KL and the student's data alone; Lu et al.,
-https://thinkingmachines.ai/blog/on-policy-distillation). A token answers for itself and not for what follows it: there
-is no discounted sum over later tokens, which MiniLLM (Gu et al., arXiv:2306.08543, section 2.2) adds and which makes
-the estimate noisy.
+https://thinkingmachines.ai/blog/on-policy-distillation). The advantage of a token does not include what follows it.
+MiniLLM (Gu et al., arXiv:2306.08543, section 2.2) adds a discounted sum over later tokens, which makes the estimate
+noisy.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def k2(log_probs: Tensor, reference: Tensor) -> Tensor:
 def k3(log_probs: Tensor, reference: Tensor) -> Tensor:
     """Estimate per-token KL as ``q/p - 1 - log q/p``. All ``[T]`` float32, in nats.
 
-    ``expm1`` keeps its precision where both models agree, which is where training spends its time. Beyond
+    ``expm1`` keeps its precision where both models nearly agree, which is the usual case. Beyond
     :data:`K3_LIMIT` there is no gradient.
     """
     log_ratio = (reference - log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -89,8 +89,8 @@ def to_remember(algorithm: AlgorithmSection, metrics: Mapping[str, float]) -> di
 def adapted(algorithm: AlgorithmSection, metrics: Mapping[str, float], samples: int) -> AlgorithmSection:
     """Return the algorithm settings of a step, with its KL coefficient.
 
-    Without ``kl_target`` that is always the configuration's. With one it follows the divergence of the previous step
-    (arXiv:1909.08593, section 2.2; with the horizon as in TRL's and verl's code)::
+    Without ``kl_target`` the coefficient is that of the configuration. With one, it follows the divergence of the
+    previous step (arXiv:1909.08593, section 2.2; with the horizon as in TRL's and verl's code)::
 
         error = clip(KL / kl_target - 1, -0.2, 0.2)
         coefficient = coefficient * (1 + error * samples / kl_horizon)
@@ -115,12 +115,12 @@ def rewards_and_token_rewards(
     """Return the reward of each response and of each of its tokens.
 
     A token's reward is ``-kl_coefficient * KL_t``, and the response's own is added to the last one (arXiv:1909.08593,
-    eq. 2; arXiv:2203.02155, section 3.5). Both results are the same rewards: a response's is the sum of its
-    tokens', if it has any.
+    eq. 2; arXiv:2203.02155, section 3.5). The two results agree: the reward of a response is the sum of the rewards of
+    its tokens, if it has any.
 
     Args:
         rewards: float32 ``[B]``.
-        batch: The samples; with ``old_log_probs`` and ``reference_log_probs`` if rewards are penalised.
+        batch: The samples; if rewards are penalised, with ``old_log_probs`` and ``reference_log_probs``.
         algorithm: Settings.
 
     Returns:
@@ -135,10 +135,10 @@ def rewards_and_token_rewards(
 
 
 def kl_of_rewards(batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
-    """Estimate the KL divergence of the policy before the step's updates to the reference, by token.
+    """Estimate, for each token, the KL divergence from the reference of the policy as it was before the step's updates.
 
     Args:
-        batch: With ``old_log_probs`` and ``reference_log_probs``.
+        batch: Batch with ``old_log_probs`` and ``reference_log_probs``.
         algorithm: Names the estimator.
 
     Returns:
@@ -165,7 +165,8 @@ def with_distillation(batch: RaggedBatch, algorithm: AlgorithmSection) -> Ragged
     """Add the teacher's part to each token's advantage: ``distillation_coefficient * log(q / p_old)``.
 
     Args:
-        batch: With ``advantages``, and, with a teacher, the log-probs of the old policy and of the teacher.
+        batch: Batch with ``advantages``, and, if there is a teacher, the log-probs of the old policy and of the
+            teacher.
         algorithm: Settings.
 
     Raises:
@@ -179,12 +180,12 @@ def with_distillation(batch: RaggedBatch, algorithm: AlgorithmSection) -> Ragged
 
 
 def reverse_kl(batch: RaggedBatch) -> Tensor:
-    """Estimate the divergence of the policy before the step's updates to the teacher, by token: ``log(p_old / q)``.
+    """Estimate, per token, the divergence from the teacher of the policy before the step's updates: ``log(p_old / q)``.
 
-    Both are those at the temperature of the rollout.
+    Both log-probs are at the temperature of the rollout.
 
     Args:
-        batch: With ``old_log_probs`` and ``teacher_log_probs``.
+        batch: Batch with ``old_log_probs`` and ``teacher_log_probs``.
 
     Returns:
         float32 ``[T]`` in nats, of either sign; 0 outside of responses.
@@ -195,7 +196,7 @@ def reverse_kl(batch: RaggedBatch) -> Tensor:
 
 
 def teacher_metrics(batch: RaggedBatch | None) -> dict[str, float]:
-    """Compute how far the step's policy is from its teacher; nothing without one, or for a step that is skipped."""
+    """Compute how far the step's policy is from its teacher; empty without a teacher, or if the step is skipped."""
     if batch is None or batch.teacher_log_probs is None:
         return {}
     return {"policy/teacher_kl": reverse_kl(batch)[batch.response_mask].mean().item()}

@@ -80,7 +80,7 @@ def gspo_token(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses
 
     The ratio is ``sg(s_i) * p / sg(p)``, with ``sg`` stopping the gradient (GSPO, arXiv:2507.18071, eq. 13 and 14):
     its value is that of :func:`gspo`, and tokens of one response may have different advantages. Where they have the
-    same, and ``aggregation=sequence-mean``, both have the same gradient.
+    same advantage, and with ``aggregation=sequence-mean``, both losses have the same gradient.
     """
     mean = tokens.sequence_mean(tokens.log_ratio().detach())
     own = (tokens.log_probs - tokens.log_probs.detach()).exp()
@@ -90,13 +90,13 @@ def gspo_token(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses
 def sapo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
     """Let a token's gradient fade as its ratio leaves 1. ``algorithm.loss=sapo``.
 
-    Per token, with ``tau`` one of two temperatures, as the advantage is positive or not (SAPO,
+    Per token, with one temperature ``tau`` for positive advantages and another for all others (SAPO,
     arXiv:2511.20347, eq. 5 and 6)::
 
         -(4 / tau) * sigmoid(tau * (ratio - 1)) * A
 
-    At a ratio of 1 the gradient is the policy gradient. A larger temperature fades faster; the paper lets tokens of
-    negative advantages fade a little faster than the others.
+    At a ratio of 1 the gradient is the policy gradient. With a larger temperature it fades faster; in the paper tokens
+    with negative advantages fade a little faster than the others.
     """
     ratio = tokens.log_ratio().exp()
     positive, negative = algorithm.sapo_tau_positive, algorithm.sapo_tau_negative
@@ -111,7 +111,7 @@ class SupervisedLoss:
 
     Over the response tokens of a mini-batch, with the weights of ``algorithm.aggregation``::
 
-        -sum of weight * log p(token | those before it)
+        -sum of weight * log p(token | tokens before it)
 
     With ``token-mean`` this is the loss of Hugging Face's models for ``labels`` that are -100 outside of responses.
     """
@@ -120,7 +120,7 @@ class SupervisedLoss:
         """Compute one micro-batch's part of the loss.
 
         Args:
-            outputs: With ``log_probs`` and ``entropy``.
+            outputs: Outputs of the model with ``log_probs`` and ``entropy``.
             batch: The micro-batch on the same device, with ``loss_weights`` and ``token_shares``.
 
         Raises:
@@ -143,7 +143,7 @@ class SupervisedLoss:
 class ValueLoss:
     """Half of the squared error of a critic's values, clipped as PPO's code does it. Picklable.
 
-    Per token, with the value ``V`` and what it was before the step's updates, ``V_old``::
+    Per token, with the value ``V``, and ``V_old``, the value before the step's updates::
 
         0.5 * max((V - return)^2, (clip(V, V_old - clip, V_old + clip) - return)^2)
 
@@ -160,7 +160,7 @@ class ValueLoss:
         """Compute one micro-batch's part of the loss.
 
         Args:
-            outputs: With ``values``.
+            outputs: Outputs of the model with ``values``.
             batch: The micro-batch on the same device, with ``values``, ``returns``, ``loss_weights`` and
                 ``token_shares``.
 

@@ -1,4 +1,4 @@
-"""The policy's loss: a named loss of each token, corrected, averaged, with KL penalty and entropy bonus."""
+"""The policy's loss: a loss per token, corrected for importance and averaged, with KL penalty and entropy bonus."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class PolicyLoss:
         sum of weight * (correction * loss + kl_coefficient * KL(p || reference) - entropy_coefficient * entropy)
 
     The loss of a token is what ``algorithm.loss`` names; corrections are in :mod:`anytron.algorithms.importance`, the
-    KL estimators in :mod:`anytron.algorithms.kl` (a penalty that is part of the reward is not here). Where the
-    old log-probs are not given the batch is used once, and they are the current ones.
+    KL estimators in :mod:`anytron.algorithms.kl` (a penalty that is part of the reward is not here). If the batch
+    has no old log-probs, it is used for one update only, and the current log-probs take their place.
 
     Attributes:
         algorithm: Settings.
@@ -47,7 +47,7 @@ class PolicyLoss:
         """Compute one micro-batch's part of the loss.
 
         Args:
-            outputs: With ``log_probs`` and ``entropy``.
+            outputs: Outputs of the model with ``log_probs`` and ``entropy``.
             batch: The micro-batch on the same device, with ``advantages``, ``loss_weights`` and
                 ``token_shares``.
 
@@ -124,8 +124,8 @@ def policy_tokens(outputs: TokenOutputs, batch: RaggedBatch) -> PolicyTokens:
     """Make the input of a policy loss from a micro-batch.
 
     Args:
-        outputs: With ``log_probs`` and ``entropy``.
-        batch: With ``advantages``.
+        outputs: Outputs of the model with ``log_probs`` and ``entropy``.
+        batch: Micro-batch with ``advantages``.
 
     Raises:
         DataError: A required field is missing.

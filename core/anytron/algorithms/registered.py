@@ -104,7 +104,7 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
         algorithm: Names the estimator.
 
     Raises:
-        DataError: The estimator raises, or returns something unusable.
+        DataError: The estimator raises, or returns an invalid value.
     """
     rewards, token_rewards = rewards_and_token_rewards(rewards, batch, algorithm)
     estimate, shown = load_advantage(algorithm), replace(batch, token_rewards=token_rewards)
@@ -126,12 +126,12 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
 
 
 def call(kind: Kind, name: str, function: Callable[..., Any], *given: object) -> Any:
-    """Call the function that a key names. What a user's function raises becomes an error with its place.
+    """Call the function that a key names. An exception of a user's function becomes an error with its place.
 
     Raises:
-        DataError: The user's function raised. The cause is what it raised, by which a worker knows that there was no
-            device memory left.
-        AnytronError: The function raised one.
+        DataError: The user's function raised. Its cause is the original error, from which a worker can tell that the
+            device ran out of memory.
+        AnytronError: The function raised an AnytronError.
         OSError: The function raised an OSError which says that the machine ran out of something.
     """
     return kind.call.call(function, f"{kind.key}: {name}", *given) if ":" in name else function(*given)
@@ -145,5 +145,5 @@ def misfit(name: str, values: object, tokens: int) -> str:
 
 
 def unusable(kind: Kind, name: str, function: object, returned: str) -> AnytronError:
-    """Return the error that the function that a key names returned something unusable."""
+    """Return the error for a function that returned an invalid value; a key of the configuration names the function."""
     return kind.call.unusable(function, returned).error(f"{kind.key}: {name}")

@@ -51,7 +51,7 @@ PlaceOf = Callable[[str], str | None]
 
 
 def nowhere(name: str) -> None:
-    """Return no place: the default of ``place_of``."""
+    """Return an empty place: the default of ``place_of``."""
     del name
 
 
@@ -60,7 +60,7 @@ class Component:
     """A library that an engine uses; ``anytron doctor`` reports its version and where it is loaded from.
 
     Attributes:
-        distribution: Its name in ``pip list``.
+        distribution: Name of the library in ``pip list``.
         module: The module of it that the engine imports, for example ``megatron.core``.
     """
 
@@ -93,13 +93,14 @@ class EngineInfo:
             the engine gives no estimate. For a training engine
             :class:`anytron.workers.engines.estimates.EstimatesTraining`; for a rollout engine
             :class:`anytron.workers.engines.estimates.EstimatesRollout`.
-        process_bytes: Resident memory of one of its processes before it has a model, as measured: Python and what it
-            imports. It counts where the device is the processor. 0 = not measured, or no process of its own.
+        process_bytes: Measured resident memory of one of the engine's processes before it has a model: Python and the
+            imported packages. It matters only where the device is the CPU. 0 = not measured, or the engine has no
+            processes of its own.
         flops: Training engines only: function that counts the floating-point operations of its models,
             ``module:function`` that imports no engine (:class:`anytron.workers.engines.estimates.CountsFlops`);
-            empty = it gives no number.
+            empty = the engine does not count them.
         reward_model: Training engines only: the class with which its ranks hold a reward model
-            (:class:`anytron.workers.engines.training_engine.RewardModelEngine`); None = it cannot.
+            (:class:`anytron.workers.engines.training_engine.RewardModelEngine`); None = the engine cannot hold one.
     """
 
     engine: str
@@ -147,7 +148,7 @@ def component_names(group: str, distribution: str | None = None) -> list[str]:
 
 
 def find_component(group: str, name: str, key: str) -> EntryPoint:
-    """Find what exactly one installed distribution offers by a name. Nothing is imported: ``.load()`` does.
+    """Find the entry point of a name that exactly one installed distribution offers. It is not loaded.
 
     Args:
         group: Entry-point group, for example ``anytron.executors``.
@@ -179,7 +180,7 @@ def find_component(group: str, name: str, key: str) -> EntryPoint:
 
 
 def load_component(group: str, name: str, key: str) -> Any:
-    """Import what exactly one installed distribution offers by a name. Arguments as for :func:`find_component`.
+    """Import the object that one installed distribution offers by a name. Arguments as for :func:`find_component`.
 
     Raises:
         ConfigError: No distribution offers the name, several do, or its import fails.

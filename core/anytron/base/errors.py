@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 class AnytronError(Exception):
     """Base class of Anytron's errors: what failed, where, why, and how to fix it.
 
-    The command line prints these four parts without a traceback; everything else that reaches it
-    is our bug and keeps its traceback.
+    The command line prints these four parts without a traceback; any other exception is a bug of Anytron and keeps its
+    traceback.
 
     Args:
         what: What failed, as a sentence.
         where: The file, key, plugin or process concerned.
         why: The cause.
-        fix: The command or setting that cures it.
+        fix: The command or setting that solves the problem.
     """
 
     def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "") -> None:
@@ -59,9 +59,9 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Suggest the known name that is spelled most like a wrong one.
 
     Args:
-        name: What was written.
-        known: What could have been meant.
-        prefix: Stands before the known names, for example the section of a key.
+        name: The wrong name.
+        known: The known names.
+        prefix: Text before the known names, for example the section of a key.
 
     Returns:
         ``did you mean PREFIXNAME?``, or nothing if no name is near.

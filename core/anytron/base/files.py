@@ -1,4 +1,4 @@
-"""Write files so that a crash, a full disk or a planted link cannot spoil them; and directories that outlive no run."""
+"""Write files so that a crash, a full disk or a planted link cannot spoil them; make temporary directories."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
     """Write a directory under another name and rename it when it is complete and on disk.
 
     Args:
-        path: Its final name; what is there is replaced.
+        path: Final path of the directory; an existing directory is replaced.
         write: Function that fills the empty directory that it is passed.
     """
     part, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("part", "old"))
@@ -114,7 +114,7 @@ def sync(path: Path) -> None:
 
 
 def exhausted(error: BaseException, where: str = "") -> ResourceError | None:
-    """Explain an error that says that the machine lacks something, or that a disk fails; None if it does not."""
+    """Explain an error that means that the machine lacks a resource, or that a disk fails; None for other errors."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and not isinstance(error, AnytronError):  # libraries in other languages have errors of their own
         text = str(error)
@@ -144,17 +144,17 @@ def _why_nothing_opens() -> int | None:
 
 
 class Lock:
-    """A lock that ends with this process, however it ends.
+    """A file lock that is released when this process ends, however it ends.
 
     Args:
-        path: The lock file. It stays when the lock ends, and says who has, or had, it.
+        path: The lock file. It is never deleted, and names the process that holds the lock or held it last.
 
     Raises:
-        LockedError: Another process has it.
+        LockedError: Another process holds the lock.
         OSError: The file cannot be opened.
 
     Attributes:
-        effective: False on a file system that has no locks: then nothing keeps a second process away.
+        effective: False on a file system that has no locks: a second process is then not kept away.
     """
 
     def __init__(self, path: Path) -> None:
@@ -191,7 +191,7 @@ def why_lost(path: Path, descriptor: int) -> str:
     """Return why a path no longer leads to the file that was opened there.
 
     Args:
-        path: Where it was opened.
+        path: Path at which the file was opened.
         descriptor: Descriptor of the open file or directory.
 
     Returns:
@@ -243,11 +243,11 @@ LOCK = "lock"
 class PrivateDirectory:
     """A directory in ``TMPDIR`` that only this user can read. A context manager: leaving deletes it.
 
-    A process that is killed leaves its directory behind: the next one of the same user on this machine that makes one
-    of the same prefix deletes it. A directory whose lock is held is of a living process.
+    A killed process leaves its directory behind. It is deleted when a process of the same user on this machine next
+    makes a directory with the same prefix. A directory whose lock is held belongs to a living process, and stays.
 
     Args:
-        prefix: What its name begins with.
+        prefix: Beginning of the directory's name.
 
     Attributes:
         path: Path of the directory.
@@ -263,7 +263,7 @@ class PrivateDirectory:
         self.path = unlocked.rename(temporary / unlocked.name.removeprefix("."))
 
     def delete(self) -> None:
-        """Delete it, with all that is in it."""
+        """Delete the directory with all its content."""
         remove(self.path)
         self._lock.release()
 

@@ -1,8 +1,8 @@
-"""A user's functions: how each kind is called, what it must return, and what is said when one goes wrong.
+"""A user's functions: how each kind is called, what it must return, and the error if it fails.
 
-Whatever a configuration names by ``file.py:name`` or ``module:name`` is of a :class:`Kind`, and
-:func:`anytron.config.imports.resolve` holds it to that before anything starts. What goes wrong later is said by the
-:class:`Called` that was called: in terms of the user's file and of what the function is given, not of our code.
+Every function or class that a configuration names by ``file.py:name`` or ``module:name`` has a :class:`Kind`, and
+:func:`anytron.config.imports.resolve` checks it against that kind before anything starts. Later failures are described
+by its :class:`Called`, in terms of the user's file and the function's arguments, not of Anytron's code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Fault(NamedTuple):
     fix: str
 
     def error(self, where: str, kind: type[AnytronError] = DataError) -> AnytronError:
-        """Return the error; ``where`` is the key that names the function, or what it was called for."""
+        """Return the error; ``where`` is the key that names the function, or the prompt or row it was called for."""
         return kind(self.what, where=where, why=self.why, fix=self.fix)
 
 
@@ -44,9 +44,9 @@ class Called:
     """How a user's function, or a method of a user's class, is called.
 
     Attributes:
-        name: What it is, for the beginning of a sentence: ``A reward function``.
+        name: Noun for the function, as the beginning of a sentence: ``A reward function``.
         takes: Names of its positional arguments, without ``self``.
-        given: What these are, as a sentence without a full stop.
+        given: Description of these arguments, as a sentence without a full stop.
         gives: What it must return, as a phrase that follows "return".
         method: Name of the method; empty = it is a function.
         optional: Whether a class may lack the method.
@@ -93,38 +93,38 @@ class Called:
             fix = f"write {self.signature}" if self.method else f"let it take {wanted}"
             fix += ", or correct its options" if named else ""
             return Fault(
-                f"{self.name} takes other arguments than it is given.",
+                f"{self.name} does not accept the arguments that it is called with.",
                 f"{error}; it takes {takes} ({place(function)}), and is called with {given}",
                 self.advised(fix),
             )
         return None
 
     def raised(self, error: BaseException, function: object) -> Fault:
-        """Return the fault that a function raised, with the line in its file and the frames from there on."""
+        """Return the fault of a function that raised, with the line in its file and the frames from there on."""
         line = _line(error, function)
         said = "".join(f": {text}" for text in str(error).strip().splitlines()[:1])
         headline = _writable(f"{type(error).__name__}{said}")
         if not isinstance(error, Exception):
             fix = "let it return instead; run programs in a separate process"
-            return Fault(f"{self.name} wanted to end its process.", f"{headline} ({line})\n{traced(error)}", fix)
+            return Fault(f"{self.name} tried to end its process.", f"{headline} ({line})\n{traced(error)}", fix)
         fix = self.advised(f"correct {line}")
         return Fault(f"{self.name} raised.", f"{headline} ({line})\n{traced(error)}", fix)
 
     def unusable(self, function: object, returned: str, what: str = "") -> Fault:
-        """Describe the fault that a function returned something unusable.
+        """Return the fault of a function that returned an invalid value.
 
         Args:
             function: The user's function.
             returned: What it returned, as a phrase that follows "returned".
-            what: The headline; has a default.
+            what: The headline of the error; it has a default.
         """
         fix = self.advised(f"return {self.gives}")
         return Fault(
-            what or f"{self.name} returned something unusable.", f"it returned {returned} ({place(function)})", fix
+            what or f"{self.name} returned an invalid value.", f"it returned {returned} ({place(function)})", fix
         )
 
     def returned_async(self, function: object, found: object) -> Fault | None:
-        """Return the fault that a function returned an awaitable, which is closed; None if it did not."""
+        """Return the fault of a function that returned an awaitable, which is closed; None for any other value."""
         returned = f"{type(found).__name__}, which is async, and is called without await"
         return self.unusable(function, returned) if is_async(found) else None
 
@@ -138,8 +138,8 @@ class Called:
             kind: Class of the error.
 
         Raises:
-            AnytronError: The function raised: an error of ``kind``, or its own AnytronError. Its cause is what it
-                raised, by which a worker knows that there was no device memory left.
+            AnytronError: The function raised: an error of ``kind``, or its own AnytronError. Its cause is the
+                original error, from which a worker can tell that the device ran out of memory.
             OSError: The function raised an OSError which says that the machine ran out of something.
         """
         try:
@@ -172,8 +172,8 @@ class Kind:
         key: The key, with ``[]`` after a list.
         call: How the named function is called.
         methods: Methods of the class, if the key may name a class whose objects are used.
-        made: How such a class is instantiated, if not as ``call``.
-        options: Whether it is also passed keyword arguments, those of ``options`` beside the key.
+        made: How such a class is instantiated, if not in the way of ``call``.
+        options: Whether it also receives keyword arguments: those under ``options`` next to the key.
     """
 
     key: str
@@ -186,7 +186,7 @@ class Kind:
         """Check that what the key names can be called.
 
         Args:
-            found: What the key names.
+            found: The object that the key names.
             key: The key, as it stands in this configuration.
             options: Names of keyword arguments that are passed.
             methods: Whether to check its methods too.

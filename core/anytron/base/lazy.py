@@ -1,7 +1,7 @@
 """Import the names of a public module when they are first asked for: importing the module itself imports nothing.
 
-A public module imports its names for type checkers only. Where each of them is defined follows from that, so that no
-second list has to agree with it.
+A public module imports its names for type checkers only. Those imports also tell where each name is defined, so that
+there is no second list to keep in agreement.
 """
 
 from __future__ import annotations

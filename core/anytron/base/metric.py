@@ -18,7 +18,7 @@ class Metric:
         name: The key; a part in capitals (``NAME``) stands for any name, capitals inside of a part (``mean@N``) for a
             number.
         unit: What it counts or measures; empty = a plain number.
-        meaning: Its meaning, in a phrase.
+        meaning: Meaning of the number, in a phrase.
         when: Which runs have it; empty = all.
     """
 

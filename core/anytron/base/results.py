@@ -27,13 +27,13 @@ class Result:
         name: Name of the check; the part before the first dot, if any, is its group: ``versions.torch``.
         status: The outcome.
         detail: What was found or compared, or why the check was skipped.
-        fix: The command or setting that cures a failure.
+        fix: The command or setting that solves a failure.
         difference: The largest absolute difference; None if none was measured.
         tolerance: The largest difference allowed; None if none was measured.
         made: Names of the cases that passed, if the check has cases.
         left_out: Why cases were skipped, by case name; empty if the whole check was skipped.
         broken: Name of the smallest case that fails; None if no case does.
-        notes: More lines on a failure, by label.
+        notes: Further lines about a failure, by label.
         seconds: How long the check took.
     """
 

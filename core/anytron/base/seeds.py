@@ -10,7 +10,7 @@ def derive_seed(seed: int, purpose: str, index: int) -> int:
 
     Args:
         seed: ``trainer.seed``.
-        purpose: What it is for, for example ``rollout``.
+        purpose: Purpose of the seed, for example ``rollout``.
         index: Step, epoch, or another count.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a process writes for people: nothing in it moves the cursor, turns the line around or hides text.
+"""Text output for people that cannot move the cursor, reverse the direction of a line or hide text.
 
 Names of models, tensors, files and columns, keys, responses and exceptions may come from files that somebody else
 wrote. A terminal obeys the escape sequences in them, also later, when a person looks at a log.

@@ -1,4 +1,4 @@
-"""What about a model, and about how it is split, decides what its layers need."""
+"""The properties of a model, and of its split over ranks, that determine what its layers need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``anytron checkpoint``: look at what a run has saved, and take the model out of it."""
+"""``anytron checkpoint``: list and verify what a run has saved, and export the model."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class ProgressBar(Watcher):
 
 @contextmanager
 def progress_of(notes: Console, facts: Mapping[str, Any], *, as_json: bool) -> Iterator[ProgressBar]:
-    """Show the progress of checks; after Ctrl-C print the results until then, with these facts."""
+    """Show the progress of checks; after Ctrl-C, print the results so far together with the given facts."""
     watcher = ProgressBar(notes)
     try:
         with watcher.bar:
@@ -144,7 +144,7 @@ def run_doctor(path: Path | None, overrides: Sequence[str], *, as_json: bool) ->
 
 
 def run_verification(path: Path, overrides: Sequence[str], *, as_json: bool) -> bool:
-    """Make all checks and print what they found.
+    """Make all checks and print their results.
 
     Nothing is written into ``trainer.output_dir``: the files of the checks, mainly logs of worker processes, lie in a
     temporary directory; the logs are kept if a check fails.

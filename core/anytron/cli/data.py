@@ -45,11 +45,11 @@ def show(
 ) -> None:
     """Show the tokens of the first prompts that a run would draw, decoded, with their lengths.
 
-    All prompts are read, tokenised and filtered as the run would; for each source there is a line with what it has,
-    what was left out, and how long prompts are. A chat template that reads the clock is named, with the moment that it
-    shows: with resume=auto, that in which the run in trainer.output_dir began. Tokens stand between bars. With
-    algorithm.name=sft these are whole examples, and what is learnt of each stands below it. No model is built; no
-    platform is needed.
+    All prompts are read, tokenised and filtered as the run would; for each source a line has the number of prompts,
+    the number left out, and the lengths of prompts. If a chat template reads the clock, the output names it and
+    the time that it shows; with resume=auto, that is the time at which the run in trainer.output_dir began. Bars
+    separate tokens. With algorithm.name=sft, whole examples are shown, each with its learned part below it. No
+    model is built; no platform is needed.
 
     Example: anytron data show examples/grpo_sort.yaml data.shuffle=false
     """

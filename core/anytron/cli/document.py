@@ -52,7 +52,7 @@ def render() -> str:
 
 
 def commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """The commands below one, each with the words that call it."""
+    """The subcommands of a command, at any depth, each with the words that call it."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield path, command

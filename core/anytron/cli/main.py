@@ -76,12 +76,11 @@ def _options(
 def train(config: ConfigPath, overrides: Overrides = None) -> None:
     """Train a model as CONFIG says.
 
-    The configuration, the data and the machine are checked before a process starts.
-    The run writes into trainer.output_dir: metrics.jsonl, samples.jsonl,
-    config.yaml, patches.json, plots/, checkpoints/, hf/ (the trained model), logs/ (what each process wrote); of a
-    configuration with stages, in a directory for each.
+    The configuration, the data and the machine are checked before a process starts. The run writes into
+    trainer.output_dir: metrics.jsonl, samples.jsonl, config.yaml, patches.json, plots/, checkpoints/, hf/ (the trained
+    model), logs/ (what each process wrote). If the configuration has stages, each stage has its own directory.
 
-    resume=auto continues the run in trainer.output_dir from its newest checkpoint, and begins one where there is
+    resume=auto continues the run in trainer.output_dir from its newest checkpoint, and starts a new run if there is
     none. SIGTERM, SIGHUP or SIGUSR1 save a checkpoint and end the run with status 0 (checkpoint.on_signal); a
     second one ends it at once. Ctrl-C ends all processes and keeps the checkpoints that are there.
 
@@ -114,11 +113,11 @@ def verify(
 ) -> None:
     """Check that this model, in this layout, is computed correctly on this machine, before a run.
 
-    With the run's own model, prompts and parallel sizes: logits against Hugging Face, packed against
-    padded sequences, the parallel layout against one rank, exported weights against the checkpoint bit
-    for bit, log-probs of the rollout against training's, and the platform's masks and attention against
-    their definition. It also says which plugin supplied which kernel. The exit status is 1 if a check
-    fails; one that cannot be made here is skipped with its reason.
+    The run's own model, prompts and parallel sizes are used. Compared are: logits with Hugging Face's, packed with
+    padded sequences, the parallel layout with one rank, exported weights with the checkpoint bit
+    for bit, log-probs of the rollout with training's, and the platform's masks and attention with
+    their definition. The output also says which plugin supplied which kernel. The exit status is 1 if a check
+    fails; a check that cannot be made here is skipped, with the reason.
 
     Example: anytron verify examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """
@@ -189,10 +188,10 @@ def report(
 ) -> None:
     """Write one HTML file about one or several runs, to look at in a browser. It needs no network.
 
-    Plots of all metrics, of all runs in one; where the time goes; samples with their rewards, of the first steps
-    and of the last; what differs in the configurations; platform, versions, patches; restarts, failures and warnings.
-    A run may still be going on. Only you have permission to read the file: check its samples and configurations before
-    you pass it on. Values of keys that are named like a secret are hidden.
+    The file shows plots of all metrics, each with all runs; where the time goes; samples with their rewards, from the
+    first steps and the last; what differs in the configurations; platform, versions, patches; restarts, failures and
+    warnings. A run need not have ended. Only you have permission to read the file: check its samples and configurations
+    before you pass it on. Values of keys that are named like a secret are hidden.
 
     Example: anytron report runs/grpo_sort --output sort.html
     """
@@ -212,9 +211,9 @@ def watch(
 ) -> None:
     """Show a run live in the terminal, from another shell or another machine that sees its files.
 
-    Reward and other metrics as small plots, the step, the time that is left, where the time goes, the last samples,
-    and warnings. It ends when the run ends, and Ctrl-C ends it without touching the run. Where the output is not a
-    terminal it is one line per step.
+    The view has small plots of reward and other metrics, the step, the time that is left, where the time goes, the last
+    samples, and warnings. It ends when the run ends; Ctrl-C ends the view, not the run. If the output is not a
+    terminal, the command prints one line per step.
 
     Example: anytron watch runs/grpo_sort
     """
@@ -238,9 +237,9 @@ def replay(
 ) -> None:
     """Repeat an update that gave NaN or infinity, and say where the first such number appears.
 
-    On one rank, with the run's configuration, from the weights that were saved with the mini-batch, from a
-    checkpoint, or from the initial model. It names the module (or the loss, or the saved data), the micro-batch, the
-    sequence and the token. The exit status is 1 if some number is not finite.
+    The update runs on one rank, with the run's configuration. It starts from the weights that were saved with the
+    mini-batch, from a checkpoint, or from the initial model. The output names the module (or the loss, or the saved
+    data), the micro-batch, the sequence and the token. The exit status is 1 if some number is not finite.
 
     Example: anytron replay runs/default/bad_batches/step-000012-update-1
     """
@@ -287,7 +286,7 @@ def new_platform(
     ],
     into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Parent of the new directory.")] = Path(),
 ) -> None:
-    """Write the package of a new platform, anytron-NAME, which installs and computes on the host's processor.
+    """Write the package of a new platform, anytron-NAME, which can be installed and computes on the host's CPU.
 
     Comments in the package say what to implement for your device. `anytron conformance NAME` checks it.
 
@@ -311,9 +310,10 @@ def doctor(
 ) -> None:
     """Examine this installation and suggest fixes.
 
-    Versions and where modules come from, what is installed twice, version ranges, plugins, platform, patches, devices,
-    executors, which kernels are in use and why not faster ones, and a few numbers that they compute on the device
-    against float64. With CONFIG: for its engines, with all checks of the run and an estimate of its memory.
+    The examination covers versions and where modules come from, what is installed twice, version ranges, plugins,
+    platform, patches, devices, executors, which kernels are in use and why no faster ones are, and a few numbers that
+    they compute on the device, compared with float64. With CONFIG, it covers the engines of that run, all checks of the
+    run, and an estimate of its memory.
 
     The status of an entry is passed, warning, failed or skipped. The exit status is 1 if one failed.
 
@@ -357,10 +357,9 @@ def plan(
 def run() -> None:
     """Run the command line.
 
-    Exit status: 0, 1 after an :class:`AnytronError` (printed as what, where, why, fix, without
-    traceback), 2 after wrong usage, 130 after Ctrl-C, 143 after SIGTERM before training
-    begins or where no checkpoint is saved. Any other exception is our bug and keeps
-    its traceback.
+    Exit status: 0, 1 after an :class:`AnytronError` (printed as what, where, why, fix, without traceback), 2 after
+    wrong usage, 130 after Ctrl-C, 143 after SIGTERM before training begins or where no checkpoint is saved. Any other
+    exception is a bug of Anytron and keeps its traceback.
     """
     disable_device_autoload()
     make_output_visible()

@@ -28,7 +28,7 @@ _PLACEHOLDER = "acme"
 
 @dataclass(frozen=True)
 class Names:
-    """What a new platform is called in each place.
+    """The names of a new platform: as users, ``pip install`` and ``import`` write it.
 
     Attributes:
         platform: What users write in ``platform.name``: lower-case words with hyphens.
@@ -38,12 +38,12 @@ class Names:
 
     @property
     def distribution(self) -> str:
-        """What ``pip install`` is given."""
+        """Name of the distribution, for ``pip install``."""
         return f"anytron-{self.platform}"
 
     @property
     def package(self) -> str:
-        """What ``import`` is given."""
+        """Name of the package, for ``import``."""
         return f"anytron_{self.platform.replace('-', '_')}"
 
     def fill(self, text: str) -> str:

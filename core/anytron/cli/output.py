@@ -1,4 +1,4 @@
-"""Consoles whose texts are visible, tables, and the temporary directory of a command."""
+"""Consoles that escape control characters, tables, and the temporary directory of a command."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ FILE_WIDTH = 100
 
 
 def unwrapped(stream: Any) -> Any:
-    """Return the stream to which a visible stream writes; any other stream itself."""
+    """Return the stream below a :class:`~anytron.base.terminal.VisibleStream`; any other stream is returned itself."""
     return stream.stream if isinstance(stream, VisibleStream) else stream
 
 
 class VisibleConsole(Console):
-    """A console of rich's whose texts are made visible. It takes no markup: a file's name may have brackets in it.
+    """A rich console that escapes control characters. It reads no markup, because the name of a file may have brackets.
 
     Args:
-        file: The stream. Of a :class:`~anytron.base.terminal.VisibleStream`, the stream below it: colours and moves of
-            the cursor, which rich itself writes, pass.
+        file: The stream. If it is a :class:`~anytron.base.terminal.VisibleStream`, the console writes to the stream
+            below it, so that the colours and cursor movements of rich itself are not escaped.
         options: As for :class:`rich.console.Console`.
     """
 
@@ -67,17 +67,17 @@ def result_console(width: int = FILE_WIDTH) -> Console:
 
 
 class Expendable:
-    """A text stream that is given up when it cannot be written to: its reader is gone, or its disk is full.
+    """A text stream that ignores all further text once a write has failed: its reader is gone, or its disk is full.
 
     Args:
-        stream: The stream; None, which Python gives for one that was closed at the start, takes everything silently.
+        stream: The stream; None, which Python uses for a stream that was closed at the start, ignores all text.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream: TextIO | None = stream
 
     def write(self, text: str) -> int:
-        """Write, or do nothing."""
+        """Write the text, or ignore it."""
         if self._stream is not None:
             try:
                 self._stream.write(text)
@@ -86,7 +86,7 @@ class Expendable:
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or do nothing."""
+        """Flush the stream, unless it is ignored."""
         if self._stream is not None:
             try:
                 self._stream.flush()
@@ -150,8 +150,8 @@ LOGS = "logs"
 class ScratchDirectory:
     """A private temporary directory. A context manager: leaving deletes it.
 
-    After an error the logs of processes stay, because the error names them, and it is said where they are; not after
-    Ctrl-C or a signal.
+    After an error the logs of processes are kept, because the error names them, and a message says where they are.
+    After Ctrl-C or a signal they are deleted too.
 
     Args:
         command: Subcommand of ``anytron``; part of the directory's name.
@@ -167,7 +167,7 @@ class ScratchDirectory:
         self._keeps_logs = False
 
     def keep_logs(self) -> None:
-        """Leave the logs when all else is deleted."""
+        """Keep the logs when everything else is deleted."""
         self._keeps_logs = True
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""``anytron plan``: what a run will take of its devices, and what to change if that is too much."""
+"""``anytron plan``: the memory that a run will need on its devices, and what to change if it is too much."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run_plan(path: Path, overrides: Sequence[str], *, memory: str | None, as_jso
 
 
 def parse_size(text: str) -> int:
-    """Read a size of memory, ``80``, ``80GiB`` or ``512M``, in bytes; a unit is a power of 1024, none means GiB.
+    """Read a size of memory, ``80``, ``80GiB`` or ``512M``, in bytes; powers of 1024, by default GiB.
 
     Raises:
         ConfigError: ``text`` is not a valid memory size.

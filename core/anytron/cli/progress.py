@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WarningsOnly(Progress):
-    """Nothing but warnings, for those who want no progress shown."""
+    """Shows warnings only, for users who want to see no progress."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -48,7 +48,7 @@ class PlainProgress(WarningsOnly):
         self._console.print(f"step {metrics['step']:.0f}/{self._total}  {facts(metrics)}")
 
     def note(self, text: str) -> None:
-        """Print it."""
+        """Print a note."""
         self._console.print(text)
 
 
@@ -84,19 +84,19 @@ class BarProgress(Progress):
         self._bar.update(self._task, part=f"{name} since {time.strftime('%H:%M:%S')}")
 
     def step(self, metrics: Mapping[str, float]) -> None:
-        """Move the bar."""
+        """Advance the bar."""
         self._bar.update(self._task, completed=metrics["step"], facts=facts(metrics))
 
     def note(self, text: str) -> None:
-        """Print it above the bar."""
+        """Print a note above the bar."""
         self._bar.console.print(text)
 
     def warn(self, text: str) -> None:
-        """Print it above the bar, where it stays."""
+        """Print a warning above the bar, where it stays visible."""
         self._bar.console.print(Text.assemble(("warning:", "bold yellow"), " ", text))
 
     def finish(self) -> None:
-        """Leave the bar as it is and give the terminal back."""
+        """Stop redrawing the bar and restore the terminal."""
         self._bar.stop()
 
 
@@ -108,7 +108,7 @@ def _started(devices: Sequence[str], kernels: Mapping[str, str], done: int) -> s
 
 
 def make_progress(console: Console, *, shown: bool) -> Progress:
-    """Choose how to show a run; of one without ``tracking.progress``, only warnings are shown."""
+    """Choose how to show a run; without ``tracking.progress``, only its warnings."""
     if not shown:
         return WarningsOnly(console)
     return BarProgress(console) if console.is_terminal else PlainProgress(console)

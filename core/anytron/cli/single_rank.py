@@ -61,7 +61,7 @@ def alone(config: RunConfig) -> list[str]:
 
 
 def override(key: str, value: object) -> str:
-    """Write an override; paths may hold what YAML reads as something else."""
+    """Write an override whose value is quoted: YAML might read a plain path as another type."""
     return f"{key}={json.dumps(str(value))}"
 
 

@@ -1,4 +1,4 @@
-"""The section ``algorithm``: what gradients are made of."""
+"""The section ``algorithm``: how gradients are computed."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
 
     Args:
         config: The configuration, as read from the file.
-        directory: Where the YAML file lies.
+        directory: Directory of the YAML file.
     """
     model = {
         "path": None if config.model.path is None else _absolute(config.model.path, directory),

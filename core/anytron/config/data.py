@@ -114,7 +114,7 @@ class MixedSource(Section):
 
 
 class DataSection(Section):
-    """Where prompts come from."""
+    """The sources of prompts."""
 
     source: str | None = None
     """``jsonl``, ``csv``, ``parquet``, ``dataset`` (Hugging Face's, from disk), ``images`` (a folder of pictures),

@@ -18,7 +18,7 @@ class Diagnostic:
     Attributes:
         severity: ``error`` stops the run before it starts; a ``warning`` is shown.
         key: The dotted key concerned; empty = the configuration as a whole.
-        message: What is wrong.
+        message: Description of the problem.
         fix: How to fix it; may be empty.
         place: Where the key was set: file and line, or the override; empty if that is not known.
     """

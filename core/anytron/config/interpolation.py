@@ -1,7 +1,7 @@
-"""Bound what OmegaConf's interpolations become, before any is resolved: ``${a}${a}`` thirty times is a gigabyte.
+"""Limit the size of OmegaConf's interpolations before any is resolved: ``${a}${a}``, thirty levels deep, is a gigabyte.
 
-OmegaConf resolves each reference anew, so that the work grows like the text. Both are counted here from what stands in
-the file; each value is visited once.
+OmegaConf resolves a value again for each reference to it, so that its work grows with the resolved text. Here the size
+of that text is computed from the unresolved file, and each value is visited once.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Size:
     Attributes:
         characters: Length of its text, resolved.
         depth: Keys in its longest chain of references.
-        secret: It has, or refers to, the value of an environment variable; or it may, as a reference in a reference's
-            name may.
+        secret: Whether the value contains, directly or by reference, the value of an environment variable. It is also
+            True where that cannot be known, because the name in a reference is itself a reference.
     """
 
     characters: int = 0

@@ -1,8 +1,8 @@
-"""Read JSON that another user or another machine may have written: the one place where a file becomes values.
+"""Read JSON files that another user or another machine may have written.
 
-What is wrong with it is a ``ValueError`` with words for people. That the process cannot open any file, or that the disk
-fails, is no fault of the file: it is a :class:`~anytron.base.errors.ResourceError`, and never taken for a file that is
-not there.
+A fault of the file raises ``ValueError`` with a message for people. If the process has run out of file descriptors or
+the disk fails, the file is not at fault: this raises :class:`~anytron.base.errors.ResourceError`, and is never mistaken
+for a missing file.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
     """Read a file.
 
     Args:
-        path: Its place; links are followed.
+        path: Path of the file; links are followed.
         largest: Most bytes that the file may have.
 
     Raises:
@@ -110,7 +110,7 @@ def parse_json(data: bytes | str, deepest: int = DEEPEST) -> Any:
 
 
 def parse_object(data: bytes | str, deepest: int = DEEPEST) -> dict[str, Any]:
-    """Parse UTF-8 encoded JSON that must be an object. Raises as :func:`parse_json`, also if it is not one."""
+    """Parse UTF-8 encoded JSON that must be an object; raises as :func:`parse_json`, also for another value."""
     value = parse_json(data, deepest)
     if not isinstance(value, dict):
         raise ValueError(f"it is of type {type(value).__name__}, not an object")  # noqa: TRY004 - of the file

@@ -56,7 +56,7 @@ def model_diagnostics(
     Args:
         model: The model.
         options: As the user wrote them.
-        key: Their key in the configuration.
+        key: Key of the options in the configuration.
         place_of: Function that returns where below ``key`` an unknown name belongs, if that is known.
     """
     if model is None:

@@ -108,7 +108,7 @@ class ExecutorSection(Section):
 
 
 class PlatformSection(Section):
-    """The hardware."""
+    """The platform: the hardware and its options."""
 
     name: str | None = None
     """Platform to use; default: ``ANYTRON_PLATFORM``, else the one whose probe finds its device."""

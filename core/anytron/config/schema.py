@@ -284,7 +284,7 @@ class RunConfig(Section):
 
     @property
     def corrected_algorithm(self) -> AlgorithmSection:
-        """Section ``algorithm`` with ``importance_correction`` decided."""
+        """Section ``algorithm`` with ``importance_correction=auto`` replaced by the value that applies."""
         if self.algorithm.importance_correction != "auto" or not self.rollout.max_staleness:
             return self.algorithm
         return self.algorithm.model_copy(update={"importance_correction": "truncated"})

@@ -1,7 +1,7 @@
 """Split a configuration of several stages into the runs that it describes, each of which is whole.
 
-Each stage is the file without its stages, and over it what the stage sets: mappings key by key, anything else as a
-whole. Whatever else reads a configuration knows nothing of stages.
+The configuration of a stage is the rest of the file, overridden by the keys of the stage: mappings are merged key by
+key, any other value is replaced as a whole. No other code that reads a configuration has to know of stages.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ _Section = dict[str, Any]
 class StageSection(Section):
     """One of several trainings in a row, which starts from the weights of the previous one.
 
-    Its keys override the same keys of the file's sections; a list replaces a list, and null removes a section
-    that may be left out. docs/how-to/fine-tune.md has an example.
+    Its keys override the same keys of the file's sections; a list replaces a list, and null removes an
+    optional section. docs/how-to/fine-tune.md has an example.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
-    """Its files are in a directory ``1-NAME``, ``2-NAME``, ... of ``trainer.output_dir``."""
+    """The stage's files are in a directory ``1-NAME``, ``2-NAME``, ... of ``trainer.output_dir``."""
     data: _Section = Field(default_factory=dict)
     """Overrides section ``data``; the other sections likewise."""
     rewards: list[_Section] = Field(default_factory=list)
-    """Its reward functions."""
+    """The stage's reward functions."""
     validation: _Section | None = None
-    """Its validation."""
+    """The stage's validation."""
     rollout: _Section = Field(default_factory=dict)
     """How it generates."""
     environment: _Section | None = None
-    """Its environment."""
+    """The stage's environment."""
     algorithm: _Section = Field(default_factory=dict)
     """How its gradients are computed."""
     optimizer: _Section = Field(default_factory=dict)
-    """Its optimizer, which starts without moments and at the first step of its schedule."""
+    """The stage's optimizer, which starts without moments and at the first step of its schedule."""
     critic: _Section | None = None
-    """Its critic."""
+    """The stage's critic."""
     teacher: _Section | None = None
-    """Its teacher."""
+    """The stage's teacher."""
     reward_model: _Section | None = None
-    """Its reward model."""
+    """The stage's reward model."""
     parallel: _Section = Field(default_factory=dict)
     """How its model and work are split."""
     engine: _Section = Field(default_factory=dict)
-    """Its training engine, of which ``name`` belongs to all stages."""
+    """The stage's training engine, of which ``name`` belongs to all stages."""
     trainer: _Section = Field(default_factory=dict)
-    """Its loop; ``output_dir`` and ``overwrite`` belong to all stages."""
+    """The stage's loop; ``output_dir`` and ``overwrite`` belong to all stages."""
     checkpoint: _Section = Field(default_factory=dict)
-    """Its checkpoints; ``path`` belongs to all stages."""
+    """The stage's checkpoints; ``path`` belongs to all stages."""
 
 
 class _Stages(Section):
@@ -88,7 +88,7 @@ def split_stages(values: Mapping[str, Any], by_key: Mapping[str, str]) -> dict[s
 
     Args:
         values: The whole file, overrides applied.
-        by_key: Where each of its keys was set.
+        by_key: Place where each key of the file was set.
 
     Returns:
         The stages in their order, by name.

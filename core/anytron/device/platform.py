@@ -39,7 +39,7 @@ class Probe:
 
     Attributes:
         availability: Usable, absent or broken.
-        reason: What was found, one sentence.
+        reason: Finding of the probe, in one sentence.
         remedy: How to fix the problem; empty if usable.
         devices: Number of usable devices.
     """

@@ -1,7 +1,7 @@
 """Scaled dot-product attention, packed and padded: the neutral default of ``attention_kernel``.
 
-It answers the kernel modes that every kernel must know: those of Transformer Engine's ``attn_mask_type``. Layers that
-are not the language model's self-attention are called with them. In contrast to Transformer Engine's, causality is
+It reads the neutral kernel modes, which every kernel must know: the values of Transformer Engine's ``attn_mask_type``.
+Layers other than the language model's self-attention are called with them. Unlike in Transformer Engine, causality is
 always aligned to the last query and the last key.
 
 Shapes: B sequences, S positions, T packed tokens, H heads, D head size; q and k for queries and keys.
@@ -48,8 +48,8 @@ def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None =
     differ in number, the last query stands at the last key. Padding rows (thd) and rows whose keys
     are all masked give zeros and no gradient.
 
-    The kernel raises :class:`~anytron.base.errors.HookContractError` for a mode that is not a neutral one
-    (:func:`is_causal`).
+    The kernel reads the neutral modes only (:func:`is_causal`); any other mode raises
+    :class:`~anytron.base.errors.HookContractError`.
     """
     return _Attention(operator or scaled_dot_product_attention, spec.scale, spec.traits.window)
 
@@ -59,10 +59,10 @@ def is_causal(call: AttentionCall, kernel: str) -> bool:
 
     Args:
         call: The call of the kernel.
-        kernel: Its name, for the message.
+        kernel: Name of the kernel, for the message.
 
     Raises:
-        HookContractError: The mode is not a neutral one, or its tensor is missing or superfluous.
+        HookContractError: The mode is not neutral, or its mask tensor is missing or superfluous.
     """
     known = PACKED if call.format == "thd" else PADDED
     causal = known.get(call.mode)

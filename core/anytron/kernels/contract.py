@@ -1,10 +1,10 @@
-"""The contract of kernels: what each is told, what it is called with, and what it answers.
+"""The contract of kernels: what each is built from, what it is called with, and what it returns.
 
-Of every kernel: operands, and the gradients that come in, may lie in memory with any strides and are not written over,
-except by ``adam``. Results are on the operands' device. Random numbers are drawn for dropout only, and from the
+These rules hold for every kernel. Operands and incoming gradients may have any strides, and a kernel must not overwrite
+them; only ``adam`` does. Results are on the operands' device. Random numbers are drawn for dropout only, and from the
 device's default generator, whose state recomputation restores.
 
-Without any row to compute the results still depend on all operands (:func:`zeros_from`).
+Even if there are no rows to compute, the results depend on all operands (:func:`zeros_from`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AttentionSpec:
         num_heads: Query heads on this rank.
         num_kv_heads: Key and value heads on this rank (grouped-query attention).
         qk_dim: Query and key head size.
-        v_dim: Value head size. Packed values of MLA come padded with zeros to ``qk_dim``: the answer is as wide
+        v_dim: Value head size. Packed values of MLA come padded with zeros to ``qk_dim``: the result is as wide
             as the values of the call.
         scale: Factor of the scores before softmax.
         traits: Causal, and the other properties of the model. ``traits.window`` is the layer's sliding window, which no
@@ -69,8 +69,8 @@ class AttentionCall:
         cu_seqlens_q_padded: thd: int32 ``[B + 1]`` where sequences start in the buffer; None = there is no padding
             between them, they start where ``cu_seqlens_q`` says.
         cu_seqlens_kv_padded: thd: the same for keys.
-        max_seqlen_q: thd: no query sequence is longer; None = not known.
-        max_seqlen_kv: thd: no key sequence is longer; None = not known.
+        max_seqlen_q: thd: upper bound of the query lengths; None = not known.
+        max_seqlen_kv: thd: upper bound of the key lengths; None = not known.
         mask: bshd: the mask's tensor, bool, broadcastable to ``[B, H, Sq, Sk]``, True = MASKED; None without one. It
             hides pairs besides those that ``mode`` hides: with a causal mode, both count.
         sinks: float ``[H]`` logits, if the layer has them.
@@ -103,9 +103,10 @@ class AttentionKernel(Protocol):
     - Where queries and keys differ in number, as in context parallelism, a sequence's last query stands at its last
       key: causality is aligned bottom right. (``is_causal`` of torch's ``scaled_dot_product_attention`` is top left.)
       A sequence may be empty.
-    - Causality is what ``call.mode`` says, also in a layer of a causal model: its mask may say all.
-    - One kernel is called for many micro-batches, again in recomputation, and on other threads: what a call needs
-      is in the call.
+    - Only ``call.mode`` decides about causality, also in a layer of a causal model: there, the mask tensor alone may
+      hide what has to be hidden.
+    - A kernel is called for many micro-batches, again in recomputation, and on other threads. It must take all that it
+      needs from the arguments of the call.
     """
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
@@ -174,7 +175,7 @@ class LogProbKernel(Protocol):
             the last ranks, are padding, which has no probability and gets a gradient of 0.
         labels: int64 ``[N]`` global token ids; negative = ignored (log-prob and entropy 0, no gradient of either).
         temperature: Logits are divided by it; the entropy is that of the divided logits, too.
-        group: Tensor-parallel group; one of a single rank, or None, = not parallel.
+        group: Tensor-parallel group; None or a group of one rank = not parallel.
 
     Returns:
         log-probs float32 ``[N]`` and entropies float32 ``[N]``, both differentiable, both complete
@@ -204,8 +205,8 @@ class KernelSource(Protocol):
 def zeros_from(shape: Sequence[int], first: Tensor, *others: Tensor | None) -> Tensor:
     """Return zeros that depend on operands, so that each operand gets a gradient of zeros instead of none.
 
-    A rank whose output depends on nothing leaves the backward pass, and with it the collectives there, in which the
-    other ranks wait for it for ever.
+    A rank whose output depends on no operand would skip the backward pass, including its collectives, and the other
+    ranks would wait for it in them for ever.
 
     Args:
         shape: Shape of the result.

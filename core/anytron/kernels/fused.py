@@ -197,7 +197,7 @@ def grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> T
 
     Args:
         x: ``[T, K]``, rows sorted by group.
-        weights: For each group ``[N, K]``.
+        weights: One weight ``[N, K]`` for each group.
         splits: Rows of each group; may be 0; their sum is T.
 
     Returns:
@@ -210,10 +210,9 @@ def grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> T
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None) -> Tensor:
     """Convolve each channel with the last ``W`` tokens of its own sequence.
 
-    ``y[t] = sum over j < W of weight[:, W - 1 - j] * x[t - j]``; before a sequence's first token stand
-    zeros. This is ``torch.nn.Conv1d`` with one group per channel, padded on the left. One product per
-    tap instead of a grouped convolution: faster on a processor, and the ends of packed sequences cost
-    one comparison. Computed in float32 at least.
+    ``y[t] = sum over j < W of weight[:, W - 1 - j] * x[t - j]``; before a sequence's first token stand zeros. This is
+    ``torch.nn.Conv1d`` with one group per channel, padded on the left. One product per tap instead of a grouped
+    convolution: faster on a CPU, and the ends of packed sequences cost one comparison. Computed in float32 at least.
 
     Args:
         x: ``[B, S, D]``; packed, ``[1, T, D]``.
@@ -266,12 +265,12 @@ def adam(
 ) -> None:
     """Make one Adam step in place (Kingma and Ba, arXiv:1412.6980; AdamW, arXiv:1711.05101).
 
-    Apex' and Transformer Engine's FusedAdam: one step number for all tensors, moments in float32,
+    As FusedAdam of Apex and Transformer Engine: one step number for all tensors, moments in float32,
     arithmetic in float32 whatever the parameters' type.
 
     Args:
         params: Updated in place.
-        grads: Their gradients, same shapes.
+        grads: Gradients of the parameters, with the same shapes.
         exp_avgs: First moments, float32, updated in place.
         exp_avg_sqs: Second moments, float32, updated in place.
         step: Number of this step, from 1.

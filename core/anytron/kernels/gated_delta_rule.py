@@ -1,7 +1,7 @@
 """The gated delta rule, chunk by chunk: the neutral default of ``gated_delta_rule``.
 
-Each head keeps a state ``M [K, V]``, a linear map from keys to values. Token t lets it fade by
-``exp(g)``, looks up what it answers to the token's key, and moves that answer towards the token's value
+Each head keeps a state ``M [K, V]``, a linear map from keys to values. Token t scales the state by
+``exp(g)``, reads the value that the state has for the token's key, and moves it towards the token's own value
 by the fraction ``beta``::
 
     M = exp(g[t]) M
@@ -37,7 +37,7 @@ CHUNK = 64
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     """Divide by the Euclidean length over the last dimension, ``x / sqrt(sum(x^2) + eps)``, in float32 at least.
 
-    As flash-linear-attention's and Hugging Face's ``l2norm``; 0 stays 0 and has a finite gradient.
+    Same as ``l2norm`` of flash-linear-attention and Hugging Face; 0 stays 0 and has a finite gradient.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) + eps)).to(x.dtype)
@@ -48,9 +48,9 @@ def gated_delta_rule(
 ) -> Tensor:
     """Run the gated delta rule over every sequence, from a state of zeros.
 
-    Nothing loops over sequences: all chunks of a micro-batch share the work within chunks, and the
-    states of all sequences take a step together, so that a loop is as long as the longest sequence
-    has chunks. Computed in float32 at least.
+    There is no loop over sequences: all chunks of a micro-batch are computed together, and the states of
+    all sequences advance together, so that the number of iterations is the number of chunks of the longest
+    sequence. Computed in float32 at least.
 
     Args:
         query: ``[B, S, H, K]``, normalised by :func:`l2norm`; packed, ``[1, T, H, K]``.

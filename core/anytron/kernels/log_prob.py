@@ -1,7 +1,7 @@
-"""Token log-probabilities and entropies from hidden states: never whole logits, vocabulary-parallel.
+"""Token log-probabilities and entropies from hidden states, vocabulary-parallel, without holding whole logits.
 
 The logits of a packed micro-batch are by far its largest tensor (16384 tokens x 150 000 entries in
-float32: 10 GB), and only two numbers per token are wanted of them. So they are made for one tile of the
+float32: 10 GB), and only two numbers per token are computed from them. So they are computed for one tile of the
 vocabulary at a time, in the forward pass and again in the backward pass, and never kept.
 
 With z the logits divided by the temperature, y the label, p = softmax(z) and E = sum_j p_j z_j::
@@ -52,9 +52,9 @@ _MULTIPLE = 128
 def make_log_prob(spec: LogProbSpec, arithmetic: TileArithmetic | None = None) -> LogProbKernel:
     """Make a log-prob kernel; without ``arithmetic`` the neutral default of ``log_prob_kernel``, in pure torch.
 
-    A tile has no more logits than ``spec.chunk_tokens`` tokens have, or :data:`NARROWEST_TILE` of each token. The
-    neutral default computes them in the weight's element type and everything after them in float32: it holds two tiles
-    in float32, and one of a 16-bit weight's type.
+    A tile has at most as many logits as ``spec.chunk_tokens`` tokens have, but at least :data:`NARROWEST_TILE` per
+    token. The neutral default computes logits in the weight's element type and everything after them in float32. It
+    holds two tiles in float32, and with a 16-bit weight one more tile of its type.
     """
     tiles = TorchTiles() if arithmetic is None else arithmetic
 
@@ -171,8 +171,8 @@ class Shard:
 
     Attributes:
         hidden: ``[N, H]``.
-        weight: ``[R, H]``: this rank's rows of the output layer, without those that fill it up.
-        labels: int64 ``[N]``: rows of ``weight``; -1 = ignored, or another rank's.
+        weight: ``[R, H]``: this rank's rows of the output layer, without padding rows.
+        labels: int64 ``[N]``: rows of ``weight``; -1 = ignored, or a row of another rank.
         temperature: Logits are divided by it.
         width: Entries of the vocabulary in one tile.
     """
@@ -190,7 +190,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Upstream:
-    """What the gradients depend on besides the logits: each float32 ``[N]``.
+    """Values other than the logits on which the gradients depend: each float32 ``[N]``.
 
     Attributes:
         peak: The highest logit m of all ranks, divided by the temperature as all logits.
@@ -211,7 +211,7 @@ class TileArithmetic(Protocol):
     """Arithmetic of logits, tile by tile."""
 
     def statistics(self, shard: Shard) -> Tensor:
-        """Sum up tiles, whichever it likes: float32 ``[tiles, 4, N]`` of m, s, e and the label's logit.
+        """Reduce tiles of any width: float32 ``[tiles, 4, N]`` of m, s, e and the label's logit.
 
         The logit is 0 where the tile does not have the label.
         """
@@ -226,7 +226,7 @@ class TileArithmetic(Protocol):
 class TorchTiles:
     """Make a tile's logits in memory, and compute with them in place: two tiles of float32 exist at a time.
 
-    The two are made once per pass, because fresh memory costs a processor as much as a sweep over it.
+    The two are allocated once per pass, because on a CPU new memory costs as much time as a pass over it.
     """
 
     def statistics(self, shard: Shard) -> Tensor:

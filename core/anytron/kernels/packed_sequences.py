@@ -1,9 +1,9 @@
-"""Bring packed sequences into few dense batches, and back.
+"""Rearrange packed sequences into a few dense batches, and back.
 
-One attention call per sequence costs far more than the attention of a short sequence, and one call
-over all of them, padded to the longest, wastes the rest. So sequences of similar length share a
+With one attention call per sequence, the calls cost more than the attention of short sequences; with one call
+over all of them, padded to the longest, padding costs most of the time. So sequences of similar length share a
 group ``[n, L]``, padded on the right. The plan depends on the cumulative lengths alone: it is made
-once per micro-batch and found again by every layer.
+once per micro-batch and cached for all layers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Made = TypeVar("Made")
 
 
 class MicroBatchCache(Generic[Made]):
-    """A cache of one value per micro-batch, keyed by the identity of its cumulative lengths; it dies with them."""
+    """A cache of one value per micro-batch, keyed by the identity of its cumulative lengths and freed with them."""
 
     def __init__(self) -> None:
         self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -44,8 +44,9 @@ class MicroBatchCache(Generic[Made]):
         """Return the cached value of this micro-batch, or make it.
 
         Args:
-            call: Its four cumulative lengths are the key, and their versions, so that a change in place is noticed.
-            facts: What else the value depends on; only the last value is kept.
+            call: Call whose four cumulative lengths, with their tensor versions, are the key; a change in place is
+                noticed.
+            facts: Other values on which the cached value depends; only the value for the last ones is kept.
             make: Function that makes the value.
         """
         key = call.cu_seqlens_q
@@ -102,7 +103,7 @@ class _Rearrange(torch.autograd.Function):
 
 
 def rearrange(tensor: Tensor, there: Rows | None, back: Rows | None) -> Tensor:
-    """Take the rows ``there`` names; ``back`` names, for each row of ``tensor``, where it went."""
+    """Take the rows that ``there`` names; ``back`` gives, for each row of ``tensor``, its new place."""
     rearranged: Tensor = _Rearrange.apply(tensor, there, back)  # type: ignore[no-untyped-call]
     return rearranged
 
@@ -113,8 +114,8 @@ class Side(NamedTuple):
     Attributes:
         grouped: Buffer rows ``[T]`` -> slots of all groups, one after the other.
         packed: Slots -> buffer rows; rows of padding are empty.
-        stride: Set if slots are the buffer itself: sequence i starts at ``i * stride``. Then there is
-            one group, and a view takes the place of every copy.
+        stride: Set if the slots are the buffer itself, and sequence i starts at ``i * stride``. Then there is
+            one group, and views are used instead of copies.
     """
 
     grouped: Rows | None
@@ -126,8 +127,8 @@ class Restriction(NamedTuple):
     """Which pairs of a dense batch may attend.
 
     Attributes:
-        visible: bool, broadcastable to ``[n, H, rows, columns]``, True = KEEP. A row without keys sees all of them: it
-            has no softmax (0/0, and NaN on some backends), and its result is dropped.
+        visible: bool, broadcastable to ``[n, H, rows, columns]``, True = KEEP. A row that may see no key is
+            given all keys, because it would have no softmax (0/0, and NaN on some backends); its result is dropped.
         blind: bool ``[n or 1, 1, rows, 1]``, True = this row has no key; None if every row has one.
     """
 
@@ -136,7 +137,7 @@ class Restriction(NamedTuple):
 
     @classmethod
     def of(cls, forbidden: Tensor, *, sighted: bool = False) -> Restriction:
-        """Make it from the forbidden pairs, True = MASKED; ``sighted``: every row is known to have a key."""
+        """Make a restriction from forbidden pairs, True = MASKED; ``sighted`` = every row is known to have a key."""
         if sighted:
             return cls(~forbidden, None)
         blind = forbidden.all(dim=-1, keepdim=True)
@@ -172,10 +173,10 @@ class Group:
         return self.query_lengths.numel()
 
     def restriction(self, causal: bool, window: Window | None) -> Restriction | None:
-        """Which pairs may attend; None where the causal flag says all.
+        """Which pairs may attend; None if the causal flag alone is enough.
 
-        It does where padded keys come after every real query of a causal sequence: what padded queries see does not
-        matter.
+        It is enough if in a causal sequence all padded keys come after every real query; the results of padded queries
+        are not used.
         """
         asked = (causal, window)
         if asked not in self._restrictions:

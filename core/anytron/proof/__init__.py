@@ -1,1 +1,1 @@
-"""What shows that a platform, an installation and a run are right: the kit, verification, doctor, planning."""
+"""Checks of a platform, an installation and a run before training: the kit, verification, doctor, planning."""

@@ -1,4 +1,4 @@
-"""The frame of all checks: how one is written and made, and the report of several."""
+"""The common frame of all checks: how a check is defined and made, and the report of several checks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Check:
         return inspect.getdoc(self.function) or ""
 
     def results(self, *subject: Any) -> Iterator[Result]:
-        """Make the check; what it raises becomes a result.
+        """Make the check; an exception becomes a result.
 
         Args:
             subject: What is checked.
@@ -79,7 +79,7 @@ def make(
     """Make checks one after the other.
 
     Args:
-        checks: In order.
+        checks: Checks, in order.
         results_of: Function that makes one check and yields its results.
         watcher: Receives the progress.
     """
@@ -97,8 +97,8 @@ class Report:
     """The results of all checks of a command.
 
     Attributes:
-        results: In order.
-        facts: What was checked, by name, as JSON values.
+        results: Results, in order.
+        facts: Facts about what was checked, by name, as JSON values.
         interrupted: Whether Ctrl-C was pressed before all checks were made.
     """
 
@@ -113,7 +113,7 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Results by status; and cases made, and skipped, where checks have cases."""
+        """Number of results by status; and numbers of cases that were made and skipped, if checks have cases."""
         found: dict[str, int] = {status: sum(one.status == status for one in self.results) for status in STATUSES}
         made = sum(one.cases for one in self.results)
         skipped = sum(one.skipped for one in self.results)
@@ -131,7 +131,7 @@ class Report:
 
 
 def versions() -> dict[str, str]:
-    """The versions that a report depends on."""
+    """The versions of the packages that a report depends on."""
     found = {"anytron": __version__, "python": machine.python_version()}
     for package in ("torch", "megatron-core", "transformers"):
         try:

@@ -1,4 +1,4 @@
-"""What a run needs of its devices, as its engines estimate it before anything starts, and settings that need less.
+"""The device memory that a run needs, as its engines estimate it before anything starts, and settings that need less.
 
 ``anytron plan`` and ``anytron doctor`` show the results.
 """
@@ -34,9 +34,9 @@ class Share:
     """Processes of one kind on a device.
 
     Attributes:
-        who: What each of them is: ``training rank``, ``reward model rank``, ``rollout replica`` or ``driver``.
+        who: Role of each process: ``training rank``, ``reward model rank``, ``rollout replica`` or ``driver``.
         count: How many are on the device.
-        parts: What each of them has there.
+        parts: Memory of each process on the device, part by part.
     """
 
     who: str
@@ -56,10 +56,10 @@ class Share:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """What lies on one device, the one that has the most.
+    """The processes on one device of a kind: the device that needs the most memory.
 
     Attributes:
-        name: ``training``, ``rollout`` or ``machine``: which devices are like this one.
+        name: Kind of device: ``training``, ``rollout`` or ``machine``.
         shares: The processes on it.
         total: Memory of the device in bytes; None = not known.
     """
@@ -81,7 +81,7 @@ class DevicePlan:
 
     @property
     def needed(self) -> int:
-        """Bytes at its fullest: training and generation take turns where they share it."""
+        """Bytes in use at the peak; training and generation take turns if they share the device."""
         return peak([part for share in self.shares for part in share.parts * share.count])
 
     @property
@@ -91,7 +91,7 @@ class DevicePlan:
 
     @property
     def tight(self) -> bool:
-        """Whether it fits with little room, :data:`ROOM`."""
+        """Whether the processes fit, but with less room than :data:`ROOM`."""
         return self.total is not None and ROOM * self.total < self.needed <= self.total
 
 
@@ -100,7 +100,7 @@ class Plan:
     """Memory that a run needs.
 
     Attributes:
-        devices: One of each kind.
+        devices: Plans of the devices, one for each kind.
         parameters: Numbers in the model.
         silent: Engines that give no estimate; their memory is missing in the plan.
     """
@@ -122,10 +122,10 @@ class Plan:
 
 
 def as_installed(run: RunConfig) -> tuple[RunConfig, str]:
-    """Put the default engine, with its default options, in the place of one that no installed distribution offers.
+    """Replace engines that no installed distribution offers by the default engine with its default options.
 
     Returns:
-        The configuration, and what was done to it; nothing if it is as it was.
+        The configuration, and a description of the replacements; empty if there were none.
     """
     asked, default = run.engine.name, EngineSection().name
     if asked in component_names(TRAINING_ENGINES):
@@ -136,9 +136,9 @@ def as_installed(run: RunConfig) -> tuple[RunConfig, str]:
 
 
 def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None = None) -> Plan:
-    """Estimate what the run takes of its devices, from the configuration alone.
+    """Estimate the memory that the run needs on its devices, from the configuration alone.
 
-    An accelerator has one training rank. The processor's memory is the machine's, and all processes share it.
+    An accelerator has one training rank. On the CPU all processes share the machine's memory.
 
     Args:
         run: The configuration.
@@ -231,7 +231,7 @@ SMALLEST_MICRO_BATCH = 1024
 
 @dataclass(frozen=True)
 class Remedy:
-    """Settings that make the fullest device's share smaller.
+    """Settings that lower the memory of the fullest device.
 
     Attributes:
         overrides: As on the command line, ``key=value``.
@@ -251,12 +251,12 @@ def remedies(
 
     Args:
         run: The configuration.
-        plan: Its plan.
+        plan: Plan of the run.
         replan: Returns the plan with more overrides; None if the configuration refuses them.
 
     Returns:
-        Those that save something worth it, alone, the most first; and the first ones of :func:`candidates` with which
-        the run fits, together, if they do and the device's memory is known.
+        The settings that save enough alone, the largest saving first. If the device's memory is known, then also the
+        first settings of :func:`candidates` that together make the run fit.
     """
     helpful = []
     for override in candidates(run):
@@ -268,7 +268,7 @@ def remedies(
 
 
 def candidates(run: RunConfig) -> Iterator[str]:
-    """Return settings to try, as overrides: first those that cost only time, then devices, then other training."""
+    """Return settings to try, as overrides: first those that cost time, then more devices, then changes of training."""
     engine, rollout, parallel = run.engine, run.rollout, run.parallel
     if rollout.placement == "colocated" and rollout.engine != engine.name and not rollout.sleep:
         yield "rollout.sleep=true"

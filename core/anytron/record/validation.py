@@ -1,4 +1,4 @@
-"""Metrics of a validation set, how far to trust them, and which of several validations was the best.
+"""Metrics of a validation set, their confidence intervals, and the choice of the best of several validations.
 
 Prompts are drawn independently; responses to one prompt resemble each other. So each prompt gives one number, and
 intervals come from how these differ between prompts (https://arxiv.org/abs/2411.00640, section 2.2).
@@ -32,13 +32,13 @@ _DRAWN_AT_ONCE = 1 << 22
 def pass_at_k(samples: int, passed: int, k: int) -> float:
     """Estimate the probability that at least one of k responses to a prompt passes, without bias.
 
-    It is the share of all choices of k of the responses that hold one that passes,
-    ``1 - C(samples - passed, k) / C(samples, k)`` (https://arxiv.org/abs/2107.03374, equation 1), in exact integers.
+    Of all subsets of k responses, it is the share that contains a response that passes, ``1 - C(samples - passed, k) /
+    C(samples, k)`` (https://arxiv.org/abs/2107.03374, equation 1), in exact integers.
 
     Args:
         samples: Responses to the prompt.
-        passed: Those that passed.
-        k: From 1 to ``samples``.
+        passed: Number of responses that passed.
+        k: Number of tries, from 1 to ``samples``.
     """
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
@@ -46,15 +46,15 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 def interval(values: Tensor) -> tuple[float, float] | None:
     """Return the confidence interval of the mean of prompts' numbers: percentiles of the bootstrap over prompts.
 
-    Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3. It is the same whenever it is computed
-    from the same numbers: draws come from a generator of their own. Prompts that are all alike say nothing of their
-    spread; the interval has no width then.
+    Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3. The result is the same
+    whenever it is computed from the same numbers: the random generator has a fixed seed. If all numbers are equal, the
+    interval has no width.
 
     Args:
         values: ``[P]``, one number of each prompt.
 
     Returns:
-        Its ends; None with fewer than two prompts.
+        Both ends of the interval; None with fewer than two prompts.
     """
     count = len(values)
     if count < 2:
@@ -86,7 +86,7 @@ def set_metrics(section: ValidationSetSection, samples: Sequence[Sample], reward
             prompt with fewer than k other responses is not counted in ``pass@k``.
 
     Returns:
-        A number for each metric; NaN where no prompt is left that has one.
+        A number for each metric; NaN if no prompt can be counted.
     """
     groups = rewards.total.view(-1, section.samples_per_prompt)
     kept = ~groups.isnan()
@@ -119,12 +119,12 @@ Direction = Literal["max", "min"]
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a metric stands after some validations.
+    """The state of a metric after some validations.
 
     Attributes:
-        best_step: The step with its best value; None as long as it never was a number.
-        best: That value.
-        waited: Validations since then.
+        best_step: The step with its best value; None as long as all values were NaN.
+        best: The best value.
+        waited: Number of validations since ``best_step``.
     """
 
     best_step: int | None = None
@@ -140,10 +140,10 @@ def is_better(value: float, best: float | None, direction: Direction, min_delta:
 
 
 def standing(found: Iterable[tuple[int, float]], direction: Direction, min_delta: float) -> Standing:
-    """Go through the values of a metric, step by step.
+    """Compute the best value of a metric and the number of validations since, step by step.
 
-    As with other trainers' early stopping, a value that is better by ``min_delta`` or less changes nothing, so that
-    several of them together still count once they are better by more.
+    As in other trainers' early stopping, a value that is better by ``min_delta`` or less is ignored. The best value
+    stays, so that several small improvements count once their sum exceeds ``min_delta``.
     """
     now = Standing()
     for step, value in found:

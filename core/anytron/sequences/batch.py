@@ -1,8 +1,8 @@
-"""What travels between rollout, rewards and training: ragged batches of tokens, never padded.
+"""Batches that rollout, rewards and training exchange: ragged sequences of tokens, never padded.
 
 All per-token values are flat ``[T]`` and in *token* coordinates: entry t belongs to token t. The
-log-prob of a token is that of drawing it after the tokens before it; the first token of a sequence
-has none and holds 0. Those of prompts are not computed and hold 0 as well: nobody trains them.
+log-prob of a token is that of drawing it after the tokens before it; the entry of the first token of
+a sequence is 0. Log-probs of prompts are not computed, because prompts are not trained; these entries are 0 too.
 """
 
 from __future__ import annotations
@@ -27,33 +27,35 @@ class RaggedBatch:
     Attributes:
         lengths: int64 ``[B]``, tokens of each sequence, prompt included, at least 1.
         tokens: int64 ``[T]``.
-        response_mask: bool ``[T]``, True = the model wrote the token. What an environment wrote in the middle of a
-            response is not trained: such tokens are read, as a prompt's are.
+        response_mask: bool ``[T]``, True = the model wrote the token. Tokens that an environment wrote within a
+            response are not trained; the model reads them like a prompt.
         temperature: Sampling temperature; log-probs are those of logits divided by it.
-        groups: int64 ``[B]``, the number of the prompt that each sequence answers; sequences of a prompt are
-            adjacent, and their number may vary. None where every sequence is alone.
+        groups: int64 ``[B]``, number of the prompt of each sequence; sequences of a prompt are
+            adjacent, and there may be a different number for each prompt. None if every sequence has its own prompt.
         rollout_log_probs: float32 ``[T]``, as the rollout engine computed them; 0 outside of responses.
-        old_log_probs: float32 ``[T]``, the training engine's before this step's updates; None if the
-            batch is used for a single update, where they are the current ones.
-        reference_log_probs: float32 ``[T]``, the reference model's; None without one.
-        teacher_log_probs: float32 ``[T]``, the teacher's; None without one.
-        token_rewards: float32 ``[T]``, what follows each token of a response: the KL penalty if that is part of the
-            reward, and after the last token the response's reward. None except while advantages are estimated.
+        old_log_probs: float32 ``[T]``, log-probs of the training engine before this step's updates; None if the
+            batch is used for a single update, which takes the current log-probs.
+        reference_log_probs: float32 ``[T]``, log-probs of the reference model; None without one.
+        teacher_log_probs: float32 ``[T]``, log-probs of the teacher; None without one.
+        token_rewards: float32 ``[T]``, the reward of each token of a response: the KL penalty if that is part of the
+            reward, and at the last token also the response's reward. None except while advantages are estimated.
         advantages: float32 ``[T]``; None before they are estimated.
-        values: float32 ``[T]``, the critic's values before this step's updates; entry t is of the state before token t;
-            None without one.
-        returns: float32 ``[T]``, what those values should have been; None without a critic.
-        loss_weights: float32 ``[T]``, each token's weight in the loss; of a mean they add up to 1 over one
-            optimizer update, over all micro-batches and ranks. None before they are known.
-        token_shares: float32 ``[T]``, the same weight for each response token of the update and 0
-            elsewhere, adding up to 1: what metrics are averaged with.
+        values: float32 ``[T]``, the critic's values before this step's updates; entry t is the value of the state
+            before token t; None without a critic.
+        returns: float32 ``[T]``, the targets of these values; None without a critic.
+        loss_weights: float32 ``[T]``, weight of each token in the loss. For a mean, they add up to 1 over all
+            micro-batches and ranks of one optimizer update. None before they are known.
+        token_shares: float32 ``[T]``, weights for the averages of metrics: equal for all response tokens of the
+            update, 0 elsewhere, with a sum of 1.
         routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for
-            a token in the rollout, where the last token of a sequence has none and its row means nothing, or when the
-            old log-probs were computed; None if it is not replayed.
+            a token, either in the rollout or when the old log-probs were computed. From the rollout, the row of the
+            last token of a sequence is not valid. None if routing is not replayed.
         images: B entries, each sequence's images, None for a sequence without; None if no sequence has
-            any. The image tokens stand in ``tokens`` already, as many as the model makes of the patches.
-        is_filler: The micro-batch is there because every data-parallel replica must run equally many: its tokens count
-            nowhere. One whose sequences have no token to train is none: its experts' tokens count in every division.
+            any. ``tokens`` contains the image tokens already, one for each embedding that the model makes of the
+            patches.
+        is_filler: Whether the micro-batch exists only because every data-parallel replica must run equally many; its
+            tokens are not counted anywhere. A micro-batch that has no token to train is no filler: its tokens count for
+            the balance of experts.
     """
 
     lengths: Tensor
@@ -98,7 +100,7 @@ class RaggedBatch:
         return replace(self, lengths=self.lengths[sequences], groups=groups, images=images, **per_token)
 
     def scored(self, outputs: TokenOutputs) -> RaggedBatch:
-        """Add the policy's log-probs from before this step's updates, and its routing if that was recorded."""
+        """Add the policy's log-probs from before this step's updates, and its routing if it was recorded."""
         routing = self.routing if outputs.routing is None else outputs.routing
         return replace(self, old_log_probs=outputs.log_probs, routing=routing)
 
@@ -132,7 +134,7 @@ def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenOutputs:
-    """What a model computes for the tokens of a batch; a field is None where the model does not compute it.
+    """The outputs of a model for the tokens of a batch; a field is None if the model does not compute it.
 
     A loss reads it, with gradients (:class:`anytron.algorithms.contract.LossFunction`), and scoring returns it,
     without gradients and on the host.
@@ -140,11 +142,12 @@ class TokenOutputs:
     Attributes:
         log_probs: float32 ``[T]``, the log-prob of each token of a response, 0 elsewhere; None from a model with a
             value head.
-        entropy: float32 ``[T]``, of the distribution that each such token was drawn from; None as ``log_probs``.
+        entropy: float32 ``[T]``, entropy of the distribution from which each such token was drawn; None like
+            ``log_probs``.
         predicted: One float32 ``[T]`` for each depth of multi-token prediction: the log-prob of each token as
             depth d predicted it, 0 for the first 1 + d tokens of a sequence.
-        values: float32 ``[T]``; entry t is of the state before token t, 0 for the first token of a sequence; None
-            without a value head.
+        values: float32 ``[T]``; entry t is the value of the state before token t, 0 for the first token of a sequence;
+            None without a value head.
         logits: ``[T, V]``, row t after token t, not divided by the temperature; None unless requested, because
             training never makes whole logits.
         routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for

@@ -58,9 +58,9 @@ class ContextShard:
 
     Attributes:
         size: Number of context-parallel ranks.
-        rank: Number of this rank among them.
-        group: Their process group, to gather outputs; None where a layout is only planned, as in tests that simulate
-            all ranks in one process.
+        rank: Number of this rank among the context-parallel ranks.
+        group: Process group of these ranks, to gather outputs; None if a layout is only planned, as in tests that
+            simulate all ranks in one process.
     """
 
     size: int = 1
@@ -79,7 +79,7 @@ class ContextShard:
 
 @dataclass(frozen=True)
 class LayoutConstraints:
-    """Requirements of a device on layouts. Those of several plugins are combined with :meth:`merge`.
+    """Requirements of a device on layouts. :meth:`merge` combines the requirements of several plugins.
 
     Attributes:
         align: Every padded length is a multiple of this many tokens.
@@ -111,14 +111,14 @@ class SequenceLayout:
         cu_seqlens: int32 ``[B + 1]``, leading 0, cumulative real lengths over all shards (device).
         cu_seqlens_padded: int32 ``[B + 1]``, leading 0, cumulative padded lengths (device).
         max_seqlen: Longest padded sequence, over all shards.
-        position_ids: int64 ``[R, C]``, position in its own sequence; padding counts on, up to the
-            model's context length (device).
+        position_ids: int64 ``[R, C]``, position of each token in its own sequence; positions of padding continue, up
+            to the model's context length (device).
         valid: bool ``[R, C]``, True = real token (device).
-        token_index: int64 ``[N]``, flat token that each local slot shows; ``T`` for padding (device).
+        token_index: int64 ``[N]``, flat token in each local slot; ``T`` for padding (device).
         slot_index: int64 ``[T]``, where each flat token lies in the concatenation of all shards'
             slots, ``shard.size * N`` long (device).
-        whole: What a model that shards or packs by itself is called with; None where the engine
-            does it. Use :attr:`taken`.
+        whole: Layout of the arguments of a model that shards or packs by itself; None if the engine
+            does so. Use :attr:`taken`.
     """
 
     format: Format
@@ -176,7 +176,7 @@ class SequenceLayout:
             ``[R, C, ...]``, same dtype.
 
         Raises:
-            DataError: ``values`` has not exactly T entries.
+            DataError: ``values`` does not have exactly T entries.
         """
         if values.ndim == 0 or values.shape[0] != self.num_tokens:
             raise _misfit(
@@ -187,7 +187,7 @@ class SequenceLayout:
         return self._show(torch.cat([values, values.new_full((1, *values.shape[1:]), fill)]))
 
     def pack_axes(self, values: Tensor, fill: float | bool = 0) -> Tensor:
-        """Arrange values whose tokens come last, such as the three position axes of a vision model's mrope.
+        """Arrange values whose last dimension is tokens, such as the three position axes of a vision model's mrope.
 
         Args:
             values: ``[A, T]``.
@@ -209,7 +209,7 @@ class SequenceLayout:
 
         Args:
             values: ``[R, C, ...]`` of this rank.
-            gather: Needed if ``shard.size > 1``.
+            gather: Function from :func:`gather_slots`; required if ``shard.size > 1``.
 
         Returns:
             ``[T, ...]``.

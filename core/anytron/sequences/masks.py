@@ -1,9 +1,8 @@
-"""The mask contract: what an attention mask means stands in its type.
+"""The contract of attention masks: a mask carries its meaning in its type.
 
-A mask is a one-way product of the :class:`~anytron.sequences.SequenceLayout`; nothing is ever
-recovered from one. Its polarity is a field, not a convention, because the field's conventions
-contradict each other: Megatron's softmax and ``npu_fusion_attention`` read True as *masked*, Hugging
-Face and most Python code read True as *keep*.
+A mask is computed from the :class:`~anytron.sequences.SequenceLayout`, and no code derives a layout from a mask. The
+polarity is stored with the mask, because common conventions contradict each other: Megatron's softmax and
+``npu_fusion_attention`` read True as *masked*, Hugging Face and most Python code read True as *keep*.
 """
 
 from __future__ import annotations
@@ -100,8 +99,8 @@ class AttnMask:
         linear_attn_mask: bool ``[B, S]`` over all context-parallel shards, True = KEEP, for
             Gated DeltaNet; None if no one reads it.
         reader: For platforms whose modules are not portable: returns which pairs of tokens the vendor's
-            attention lets through, given this mask. A mode that is not Transformer Engine's needs one
-            there, because the engine cannot call the vendor's kernel by itself.
+            attention lets through, given this mask. A mode that Transformer Engine does not have
+                needs a reader, because the engine cannot call the vendor's kernel by itself.
         plugin: The plugin that answered, for messages; the facade fills it in.
     """
 
@@ -144,8 +143,9 @@ _current: contextvars.ContextVar[AttnMask | None] = contextvars.ContextVar("anyt
 def scope_of(mask: AttnMask) -> ScopeFactory:
     """Make scopes within which :func:`current_mask` returns ``mask``.
 
-    The scope belongs to one micro-batch (:mod:`anytron.sequences.scopes`): a recomputation of one never
-    sees the mask of another. A full mask is turned into the polarity that kernels read, once for all layers.
+    The scope belongs to one micro-batch (:mod:`anytron.sequences.scopes`): a recomputation never
+    sees the mask of another micro-batch. A full mask is turned into the polarity that kernels read, once for all
+    layers.
     """
     if mask.kind is MaskKind.FULL_4D and mask.tensor is not None:
         mask = replace(mask, tensor=mask.read_as(Polarity.MASKED), polarity=Polarity.MASKED)
@@ -171,7 +171,7 @@ def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plu
 
     Args:
         mask: The plugin's answer.
-        request: What was asked.
+        request: The request to which the mask is the answer.
         built: The answer at engine build; None if this is that answer.
         plugin: Name of the plugin, for the message.
 

@@ -5,8 +5,8 @@ those of Megatron-Core's context parallelism and of Transformer Engine's FP8 ker
 them (docs/explanation/layouts.md). Elsewhere they are written out once for text, once for vision models and once for
 labels, and disagree (verl ``models/mcore/util.py:861-891`` leaves out FP8).
 
-First the *whole* is planned: all padded sequences one after the other. A context-parallel shard then
-selects slots of the whole, in another order, and the fields of a rank describe the selected slots.
+First the *whole* is planned: all padded sequences one after the other. Then each context-parallel shard
+selects slots of the whole, in another order. The fields of a rank's layout describe the slots of its shard.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def plan_layout(
         context_length: The longest sequence that the model reads; None = no limit. Positions of
             padding stay below it too, for models that look positions up in a table.
         input_layout: How the model takes its input; see :data:`InputLayout`.
-        device: Where the index tensors go.
+        device: Device of the index tensors.
 
     Returns:
         The layout of ``shard``.
@@ -100,7 +100,7 @@ def _check_options(format: Format, tensor_parallel: int, input_layout: InputLayo
         raise DataError("Impossible tensor-parallel size.", where=where, why=str(tensor_parallel))
     if format == "bshd" and input_layout == "rows":
         fix = "use input_layout='whole': in bshd the model gets rows in any case"
-        raise DataError("Only a packed layout can be taken as rows.", where=where, why="format is 'bshd'", fix=fix)
+        raise DataError("input_layout='rows' needs a packed layout.", where=where, why="format is 'bshd'", fix=fix)
 
 
 def _arrange(
@@ -220,7 +220,7 @@ def padded_rows(real: Tensor, align: int, bucket: int, ranks: int, *, fp8: bool)
     Args:
         real: int64 ``[B]``.
         align: Tokens of which a row is a multiple.
-        bucket: Further such multiple, from the platform's bucket.
+        bucket: Second such multiple, from the platform's bucket.
         ranks: Tensor times context parallel ranks, between which FP8 blocks are split.
         fp8: ``B * S`` is a multiple of 128 blocks on every rank.
     """
@@ -236,7 +236,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def zigzag_order(padded: Tensor, size: int, slots: int) -> Tensor:
-    """Return the position in the whole of each slot, with the ranks' slots concatenated: int64 ``[slots]``.
+    """Return the position in the whole of each slot; slots are ordered by rank: int64 ``[slots]``.
 
     Each sequence is cut into ``2 * size`` chunks; rank ``r`` holds the chunks ``r`` and ``2 * size - 1 - r`` of each
     sequence in turn. Nothing waits for the device.
@@ -258,5 +258,5 @@ def zigzag_order(padded: Tensor, size: int, slots: int) -> Tensor:
 
 
 def inverted(order: Tensor) -> Tensor:
-    """Invert a permutation, int64 ``[K]``: with that of :func:`zigzag_order`, the slot that shows each place."""
+    """Invert a permutation, int64 ``[K]``; for that of :func:`zigzag_order`, return the slot of each position."""
     return torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))

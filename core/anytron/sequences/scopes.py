@@ -1,4 +1,4 @@
-"""Lifetimes for side channels of devices.
+"""Scopes for the process-global state that some devices need during a micro-batch.
 
 Some devices need process-global state around a micro-batch's forward pass (MindSpeed's
 ``set_actual_seq_len``). A :data:`ScopeFactory` makes a *fresh* context manager each time it is
@@ -80,11 +80,10 @@ def current() -> ScopeFactory | None:
 
 
 def rescoped(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Bind a function that will be run again to the current scope.
+    """Bind a function that will be recomputed to the current scope.
 
-    For checkpointed functions: the first run happens in the micro-batch's own scope and is left
-    alone; every later one, in whatever pass and on whatever thread, gets a fresh scope of the same
-    factory.
+    For checkpointed functions: the first run happens in the micro-batch's own scope and is not
+    changed; every later run, in any pass and on any thread, gets a fresh scope of the same factory.
     """
     factory = current()
     if factory is None:

@@ -1,13 +1,13 @@
 """Compute a prompt once for all of its samples.
 
 A group of samples repeats its prompt: sixteen answers to a question read it sixteen times, and only the answers are
-trained. In a causal model what stands before a prompt's last token does not depend on what follows, so a micro-batch
-of packed sequences is taken apart into *pieces*: each shared prefix (a prompt without its last token) once, and of each
-sequence what comes after it. The model computes the pieces. Attention alone looks back further than a piece begins: the
-queries of a piece attend to the keys of their whole sequence, which :attr:`SharedPrompts.keys` puts together.
+trained. In a causal model the states of a prompt's tokens do not depend on what follows. So a micro-batch of packed
+sequences is split into *pieces*: each shared prefix (a prompt without its last token) once, and the rest of each
+sequence. The model computes the pieces. Only attention needs more than a piece: its queries attend to the keys of the
+whole sequence, which :attr:`SharedPrompts.keys` collects.
 
 The last token of a prompt stays with each sample. The label at its position is the first token that this sample wrote;
-so no position has two labels. Rows that are taken several times have their gradients added up again
+so no position has two labels. The gradients of rows that are copied several times are summed
 (:class:`Repeats`).
 
 ::
@@ -58,11 +58,11 @@ class Pieces:
     prefixes: int
 
     def longest(self, layout: SequenceLayout) -> int:
-        """Slots of the longest whole sequence, with the padding of its piece, in a layout of the pieces."""
+        """Number of slots of the longest whole sequence, with the padding of its piece, in a layout of the pieces."""
         return int((self.starts + layout.padded_lengths).max())
 
     def position_ids(self, layout: SequenceLayout, context_length: int) -> Tensor:
-        """Positions in the whole sequences, int64 ``[R, C]``, of a layout of the pieces; padding counts on."""
+        """Positions in the whole sequences, int64 ``[R, C]``, of a layout of the pieces; those of padding continue."""
         padded = torch.diff(layout.cu_seqlens_padded.long())
         starts = torch.repeat_interleave(self.starts.to(padded.device), padded, output_size=layout.position_ids.numel())
         return (layout.position_ids + starts).clamp_(max=context_length - 1)
@@ -74,10 +74,10 @@ def common_prompts(lengths: Tensor, tokens: Tensor, response_mask: Tensor) -> Pi
     Args:
         lengths: int64 ``[B]`` (host).
         tokens: int64 ``[T]`` (host).
-        response_mask: bool ``[T]``, True = written by the model; what stands before the first such token is the prompt.
+        response_mask: bool ``[T]``, True = written by the model; the tokens before the first of these are the prompt.
 
     Returns:
-        None if sharing them would leave more than :data:`WORTHWHILE` of the tokens.
+        The pieces; None if a share of more than :data:`WORTHWHILE` of the tokens would remain.
     """
     begins = torch.cumsum(lengths, 0) - lengths
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)  # of each token
@@ -125,7 +125,7 @@ def _first_with_the_same(begins: Tensor, counts: Tensor, tokens: Tensor) -> Tens
 
 @dataclass(frozen=True)
 class SharedPrompts:
-    """How a micro-batch's attention and its answers get from pieces to whole sequences.
+    """How the keys of attention and the model's outputs are mapped from pieces to whole sequences.
 
     Attributes:
         pieces: The pieces that the layout arranges (host).
@@ -181,9 +181,9 @@ def current_prompts() -> SharedPrompts | None:
 
 @dataclass(frozen=True)
 class Repeats:
-    """For ``K`` copies, which of ``N`` rows each is a copy of.
+    """For each of ``K`` copies, the number of the original row among ``N`` rows.
 
-    The way there is a gather, and so is the way back: a scatter-add is slow on processors, and on some devices not
+    Copying is a gather, and so is summing the copies' gradients: a scatter-add is slow on CPUs, and on some devices not
     deterministic.
 
     Attributes:
@@ -199,7 +199,7 @@ class Repeats:
 
     @classmethod
     def of(cls, source: Tensor, rows: int) -> Repeats:
-        """Plan both ways, on the host.
+        """Plan copying and summing, on the host.
 
         Args:
             source: int64 ``[K]`` below ``rows``.
@@ -234,7 +234,7 @@ class Repeats:
         return Repeats(**{name: index.to(device, non_blocking=True) for name, index in vars(self).items()})
 
     def take(self, rows: Tensor) -> Tensor:
-        """Copy rows: ``[N, ...]`` -> ``[K, ...]``. A row's gradient is the sum of its copies', in their order."""
+        """Copy rows: ``[N, ...]`` -> ``[K, ...]``. A row's gradient is the sum of its copies' gradients, in order."""
         taken: Tensor = _Take.apply(rows, self)  # type: ignore[no-untyped-call]
         return taken
 

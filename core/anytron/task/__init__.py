@@ -1,1 +1,1 @@
-"""What a model learns from: data, rewards, environments, and the confinement that they run in."""
+"""What a model learns from: data, rewards, environments, and the confined processes in which they run."""

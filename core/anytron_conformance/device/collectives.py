@@ -127,11 +127,10 @@ CASES = [
     limit_s=360.0,
 )
 def collective_results(subject: Subject, case: Case) -> None:
-    """Two processes on two devices call each collective with numbers that tell ranks and places apart.
+    """Two processes on two devices call each collective with numbers that are different for each rank and position.
 
-    A sum must not be an average, an average is divided once; gathered parts come in rank order, and every rank gets
-    its own part of a scatter. An average that the backend does not have is counted as skipped: engines then divide a
-    sum.
+    A sum must not be divided, and an average is divided once; gathered parts are in rank order, and every rank gets
+    its own part of a scatter. If the backend has no average, the case is counted as skipped: engines then divide a sum.
     """
     on_ranks(subject, RANKS, compare_collective, *case.values)
 

@@ -37,11 +37,11 @@ PROCESSES = [
     cases=PROCESSES,
 )
 def environment_is_plain(subject: Subject, case: Case) -> None:
-    """The platform alone is asked, twice, for processes of each role. Numbers must be written as text.
+    """The platform alone is asked, twice, for the environment of processes of each role. All values must be text.
 
     A value that changes from call to call (a port, a time) differs between the ranks that must agree on it. Then
-    ``configure`` is asked with a deterministic run: a platform that remembers it gives each process the environment
-    of the run that was configured last.
+    ``configure`` is asked with a deterministic run: a platform that stores this setting would give each process the
+    environment of the run that was configured last.
     """
     hooks, config = hooks_of(subject.platform), subject.source.config()
     first, second = (hooks.runtime_env(case.values, config) for _ in range(2))
@@ -76,14 +76,14 @@ def environment_agrees(subject: Subject, case: Case) -> None:
 def environment_reaches_ranks(subject: Subject, case: Case) -> None:
     """Two ranks are started, and each reads its own variables after the device's libraries were loaded.
 
-    A platform that sets the same variables by itself, to other values, is found here.
+    This detects a platform that sets the same variables elsewhere to other values.
     """
     del case
     on_ranks(subject, 2, compare_environment)
 
 
 def compare_environment(member: Member) -> None:
-    """Compare this rank's environment with what the plugins wanted when it began: later they keep what they find."""
+    """Compare this rank's environment with the plugins' answer at its start; later answers keep existing values."""
     for name, value in member.subject.session.environment.items():
         if os.environ.get(name) != value:
             raise Broken(f"{name} is not what runtime_env sets.", f"{os.environ.get(name)!r}, wanted {value!r}")
@@ -107,9 +107,9 @@ def _wrong_options(subject: Subject) -> Iterator[Case]:
     cases=_wrong_options,
 )
 def options_are_typed(subject: Subject, case: Case) -> None:
-    """The options' model is asked to validate nothing, an unknown name, and for each option a value of no type of its.
+    """The options' model must accept no options, and refuse an unknown name, and a wrong type for each option.
 
-    A misspelt option that is ignored is a run with another setting than the user believes: `extra="forbid"`.
+    If a misspelt option were ignored, a run would use another setting than the user believes: set `extra="forbid"`.
     """
     try:
         validated_options(subject.platform, case.values)
@@ -138,8 +138,8 @@ def _training_ranks(subject: Subject) -> Iterator[Case]:
 def patches_take_effect(subject: Subject, case: Case) -> None:
     """The platform's patches of all phases are applied in order, undone, and applied once more.
 
-    A patch after which the target holds the same objects does nothing; a required one that fails stops every run;
-    a name that stays changed after undoing makes the next engine of the process another one.
+    A patch that leaves the same objects in its target has no effect. A required patch that fails stops every run. A
+    name that stays changed after undoing would change the next engine of the process.
     """
     context = PatchContext(subject.platform, "trainer", subject.hooks, case.values)
     hooks, done = hooks_of(subject.platform), 0

@@ -1,4 +1,4 @@
-"""The figures of device memory, and work that is queued: streams, synchronisation, copies from pinned memory."""
+"""Device memory statistics, and queued work: streams, synchronisation, copies from pinned memory."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _made(subject: Subject) -> torch.Tensor:
 def memory_figures(subject: Subject, case: Case) -> None:
     """A tensor of 64 MiB is made and freed; `empty_cache` gives its memory back.
 
-    Reports, the memory estimate and rollouts that share a device rely on the figures. Usual faults: KiB for bytes,
-    another device's memory, the peak for the present.
+    Reports, the memory estimate and rollouts that share a device rely on the figures. Usual faults: KiB instead of
+    bytes, the memory of another device, the peak instead of the current value.
     """
     del case
     _made(subject)  # what the first tensor brings along is not counted
@@ -103,7 +103,7 @@ def peak_memory(subject: Subject, case: Case) -> None:
     "is_out_of_memory recognizes the error of an allocation that is too large, and no other error.",
 )
 def out_of_memory(subject: Subject, case: Case) -> None:
-    """A petabyte is asked for. A run that ends so gets advice on memory; it needs the runtime to know the error."""
+    """A petabyte is allocated. If a run is out of memory, it prints advice; so the runtime must recognise the error."""
     del case
     try:
         torch.empty(ENDLESS, dtype=torch.uint8, device=subject.device)
@@ -138,7 +138,7 @@ def _long_work(subject: Subject) -> torch.Tensor:
 def streams_order_work(subject: Subject, case: Case) -> None:
     """Work is queued on a second stream that waits for the first, and the first waits for it in turn.
 
-    Leaving the `with` block of a stream makes the one before current again, also after an error.
+    Leaving the `with` block of a stream makes the previous stream current again, also after an error.
     """
     del case
     stream, current = subject.runtime.new_stream(), subject.runtime.current_stream()
@@ -167,7 +167,7 @@ def streams_order_work(subject: Subject, case: Case) -> None:
 
 @rule("synchronize-waits", "device", "synchronize returns when all queued work is done.")
 def synchronize_waits(subject: Subject, case: Case) -> None:
-    """Long work is queued, with a copy to the host that does not block; after `synchronize` the copy is whole.
+    """Long work is queued, with a non-blocking copy to the host; after `synchronize` the copy must be complete.
 
     Timings, copies and the end of a step rely on it.
     """
@@ -182,7 +182,7 @@ def synchronize_waits(subject: Subject, case: Case) -> None:
 
 @rule("pinned-memory", "device", "Host memory can be pinned where can_pin_memory is true.")
 def pinned_memory(subject: Subject, case: Case) -> None:
-    """A pinned tensor is made, and copied to the device without blocking. Where the answer is no, nothing is done."""
+    """A pinned tensor is made, and copied to the device without blocking, if memory can be pinned."""
     del case
     if not subject.runtime.can_pin_memory():
         raise Inapplicable("can_pin_memory is False")

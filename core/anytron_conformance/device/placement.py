@@ -1,4 +1,4 @@
-"""The platform describes itself and its devices, tensors stay on them, and they compute in the dtypes that it names."""
+"""Rules about devices: the platform describes them, tensors stay on them, and they compute in the supported dtypes."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     needs=[Feature.OWN_DEVICE],
 )
 def own_device(subject: Subject, case: Case) -> None:
-    """A platform that says `accelerator = True` and computes on the processor is a silent fallback.
+    """A platform with `accelerator = True` that computes on the CPU would be a silent fallback.
 
-    A platform for development whose device the processor plays says so in `limits()`: `Feature.OWN_DEVICE`.
+    A development platform that emulates its device on the CPU declares `Feature.OWN_DEVICE` in `limits()`.
     """
     del case
     if not subject.platform.accelerator:
@@ -66,9 +66,9 @@ def own_device(subject: Subject, case: Case) -> None:
     cases=[Case(name, name, index) for index, name in enumerate(OPERATIONS)],
 )
 def tensors_stay(subject: Subject, case: Case) -> None:
-    """Common operations are called forward and backward, and compared with the processor's.
+    """Common operations are called forward and backward, and compared with those of the CPU.
 
-    An operator that the device's library lacks may come from the processor in silence, with its result left there.
+    An operator that the device's library lacks may silently run on the CPU and leave its result there.
     """
     operation = OPERATIONS[case.values]
     on_host = torch.linspace(-1.0, 1.0, 12).view(3, 4)
@@ -99,8 +99,8 @@ def tensors_stay(subject: Subject, case: Case) -> None:
 def probe_and_runtime(subject: Subject, case: Case) -> None:
     """The probe is asked twice, the runtime fetched twice, and the current device set again.
 
-    A runtime made anew at each call loses its state; a device count that differs from the probe's lets runs start
-    that have no device for a rank. A process uses one device: that ranks get their own is a rule of its own.
+    A runtime made anew at each call loses its state; with a device count that differs from the probe's, a run could
+    start without a device for some rank. A process uses one device; another rule checks that each rank has its own.
     """
     del case
     probes = [subject.platform.probe() for _ in range(2)]
@@ -134,7 +134,8 @@ def probe_and_runtime(subject: Subject, case: Case) -> None:
 def says_what_it_is(subject: Subject, case: Case) -> None:
     """`decisions()`, `limits()` and the hook `requirements` are asked, and a second platform object is made.
 
-    The constructor must work on any machine, again and again: the loader makes an object of every installed platform.
+    The constructor must work on any machine, any number of times, because the loader makes an object of every installed
+    platform.
     """
     del case
     platform = subject.platform
@@ -147,23 +148,23 @@ def says_what_it_is(subject: Subject, case: Case) -> None:
 
 @rule("ranks-own-devices", "device", "Each rank computes on the device that set_device gave it.", limit_s=360.0)
 def ranks_own_devices(subject: Subject, case: Case) -> None:
-    """Two ranks set the devices 0 and 1, and each looks where its tensors are.
+    """Two ranks set the devices 0 and 1, and each checks the device of its tensors.
 
-    Ranks that share the first device in silence run out of its memory, or wait for each other for ever.
+    Ranks that silently share the first device run out of its memory, or wait for each other for ever.
     """
     del case
     on_ranks(subject, 2, compare_device)
 
 
 def compare_device(member: Member) -> None:
-    """Compare the device of this rank's tensors with its number."""
+    """Check that this rank's tensors are on the device with the rank's number."""
     device = torch.ones(1, device=member.subject.device).device
     if device.index not in (None, member.rank):
         raise Broken("A rank's tensors are on another rank's device.", f"rank {member.rank} has them on {device}")
 
 
 def convolution(images: Tensor, weights: Tensor) -> Tensor:
-    """The first layer of a vision model."""
+    """A convolution as in the first layer of a vision model."""
     return functional.conv3d(images, weights)
 
 
@@ -186,9 +187,9 @@ CASES = [
 def dtypes_compute(subject: Subject, case: Case) -> None:
     """A product of two matrices of each supported dtype is compared with float64; float32 is always needed.
 
-    Usual faults: a wider or narrower dtype comes back, or products are computed with fewer bits than the dtype has. So
-    are float32 convolutions, through which the patches of images go, where a library may round operands to ten bits
-    (cuDNN: TF32, which torch allows by default).
+    Usual faults: the result has a wider or narrower dtype, or products are computed with fewer bits than the dtype has.
+    A float32 convolution, as for patches of images, is compared too, because a library may round its operands to ten
+    bits (cuDNN: TF32, which torch allows by default).
     """
     dtype, what, compute, shapes = case.values
     if not subject.runtime.supports_dtype(dtype):

@@ -64,7 +64,7 @@ def rng_round_trip(subject: Subject, case: Case) -> None:
 def seeds_decide(subject: Subject, case: Case) -> None:
     """Draw after seeding with 1, with 2, and with 1 again.
 
-    Ranks get different seeds, and runs are repeated by theirs.
+    Ranks get different seeds, and a run is repeated with the same seeds.
     """
     draws = []
     for seed in (1, 2, 1):
@@ -83,7 +83,7 @@ def seeds_decide(subject: Subject, case: Case) -> None:
     cases=CASES,
 )
 def own_generator(subject: Subject, case: Case) -> None:
-    """A draw moves this generator's state, and a seed given to it decides the draw as `manual_seed` does."""
+    """A draw changes this generator's state, and a seed of the generator has the same effect as `manual_seed`."""
     runtime, draw = subject.runtime, DRAWS[case.values]
     generator = runtime.default_generator()
     if not isinstance(generator, torch.Generator):

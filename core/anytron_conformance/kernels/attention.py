@@ -45,8 +45,8 @@ def _either(causal: bool) -> str:
 def packed_attention(subject: Subject, case: Case) -> None:
     """Call the kernel with sequences in one buffer, and compare with float64.
 
-    Real lengths (``cu_seqlens_q``) and padded ones (``cu_seqlens_q_padded``) differ: sequences start where the padded
-    ones say, and what lies between has no effect, gives 0 and gets no gradient. A kernel that reads at the real
+    Real lengths (``cu_seqlens_q``) and padded ones (``cu_seqlens_q_padded``) differ: sequences start at the padded
+    offsets, and the rows between have no effect, give 0 and get no gradient. A kernel that reads at the real
     lengths' offsets, that lets a sequence see its neighbour, or that scales by ``1 / sqrt(size)`` instead of
     ``spec.scale`` breaks it.
     """
@@ -93,9 +93,9 @@ def _masks() -> dict[str, torch.Tensor]:
 def masked_attention(subject: Subject, case: Case) -> None:
     """Call the kernel with mask tensors of every shape that broadcasts to ``[B, H, Sq, Sk]``, and compare with float64.
 
-    True means MASKED. With ``padding_causal`` causality counts besides; with ``arbitrary`` the mask alone, also in a
-    layer of a causal model. A kernel that reads True as "keep", that ignores the mask where the mode is causal, or
-    whose softmax of a row without keys is NaN breaks it.
+    True means MASKED. With ``padding_causal`` causality hides pairs in addition; with ``arbitrary`` only the mask
+    does, also in a layer of a causal model. A kernel that reads True as "keep", that ignores the mask where the mode is
+    causal, or whose softmax of a row without keys is NaN breaks it.
     """
     dtype, (layer, mode, mask) = case.values
     padded(subject, layer, (2, 5, 5), dtype, mode, mask).hold(subject)
@@ -144,11 +144,11 @@ def grouped_attention(subject: Subject, case: Case) -> None:
     ),
 )
 def sized_attention(subject: Subject, case: Case) -> None:
-    """Call the kernel as multi-latent attention does, and with sizes that are no power of two.
+    """Call the kernel as multi-latent attention does, and with head sizes that are not powers of two.
 
-    Packed values of multi-latent attention come with zeros after ``spec.v_dim``, as wide as queries, and the answer is
-    as wide as they are: a kernel that makes room for ``spec.v_dim`` breaks it. What a kernel cannot compute, the hook
-    leaves to the next plugin: it answers None to such a spec.
+    Packed values of multi-latent attention are padded with zeros from ``spec.v_dim`` to the size of queries, and the
+    result must be as wide: a kernel that allocates only ``spec.v_dim`` breaks the rule. For a spec that its kernel
+    cannot compute, the hook must answer None, which leaves the layer to the next plugin.
     """
     dtype, (sequence_format, layer) = case.values
     if sequence_format == "thd":
@@ -170,10 +170,11 @@ def sized_attention(subject: Subject, case: Case) -> None:
     ),
 )
 def windowed_attention(subject: Subject, case: Case) -> None:
-    """Call the kernel of a layer whose ``spec.traits.window`` hides something; the call does not repeat it.
+    """Call the kernel of a layer whose ``spec.traits.window`` hides keys; the call itself does not contain the window.
 
-    ``(left, right)`` neighbours are seen, both ends included, -1 = all. Also with fewer queries than keys, and in bshd
-    with a mask. A kernel that claims windows and ignores them breaks it: it must answer None to such a spec.
+    A query sees ``(left, right)`` neighbours, both ends included; -1 = all. Cases with fewer queries than keys, and in
+    bshd with a mask, are included. A kernel that claims windows and ignores them breaks it: it must answer None to such
+    a spec.
     """
     dtype, (sequence_format, layer) = case.values
     if sequence_format == "thd":
@@ -198,7 +199,7 @@ def windowed_attention(subject: Subject, case: Case) -> None:
     ),
 )
 def attention_with_sinks(subject: Subject, case: Case) -> None:
-    """Call the kernel of a layer with attention sinks, as gpt-oss has them.
+    """Call the kernel of a layer with attention sinks, as in gpt-oss.
 
     A kernel that ignores ``call.sinks``, or gives them no gradient, breaks it: it must answer None to such a spec.
     """
@@ -233,7 +234,7 @@ def attention_with_sinks(subject: Subject, case: Case) -> None:
     ),
 )
 def aligned_attention(subject: Subject, case: Case) -> None:
-    """Call the kernel with fewer queries than keys, as context parallelism does, and with more.
+    """Call the kernel with fewer queries than keys, as context parallelism does, and with more queries than keys.
 
     Causality is aligned bottom right (``is_causal`` of torch's ``scaled_dot_product_attention`` is top left). Queries
     that stand before the first key see nothing: they give 0 and no gradient, never NaN.
@@ -264,8 +265,8 @@ def aligned_attention(subject: Subject, case: Case) -> None:
 def poisoned_attention(subject: Subject, case: Case) -> None:
     """Fill the padding of queries, keys and values with NaN, and compare with float64.
 
-    Nobody writes padding, so it holds what memory held. To multiply it with 0 is not enough: that of NaN is NaN. A
-    finite gradient comes in for rows of padding, and none may go out.
+    Engines do not write padding, so it holds arbitrary memory. Multiplying it with 0 is not enough, because 0 times NaN
+    is NaN. The gradient that comes in for rows of padding is finite, and the gradient that goes out must be 0.
     """
     dtype, (layer, packing) = case.values
     packed(subject, layer, packing, dtype, garbage=float("nan")).hold(subject)
@@ -282,7 +283,7 @@ def poisoned_attention(subject: Subject, case: Case) -> None:
     ),
 )
 def strided_attention(subject: Subject, case: Case) -> None:
-    """Pass operands that are views of larger tensors, as those of a fused projection are, and such a gradient.
+    """Pass operands, and an incoming gradient, that are views of larger tensors, like those of a fused projection.
 
     A kernel that needs contiguous memory calls ``contiguous()``, in the backward pass too.
     """

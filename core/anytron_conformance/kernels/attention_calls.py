@@ -1,4 +1,4 @@
-"""Layers, and the calls of their attention kernel, with the definition of each."""
+"""Layers, calls of their attention kernel, and the definition of each call."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Layer:
         v_size: Size of a head of values.
         causal: A query sees no later key.
         window: (left, right) neighbours that a query sees; -1 = all.
-        sinks: A logit per head joins the denominator.
-        pads_values: Values come padded with zeros to the size of queries, as those of packed latent attention do.
+        sinks: Whether a logit per head joins the softmax's denominator.
+        pads_values: Whether values are padded with zeros to the size of queries, as in packed latent attention.
     """
 
     heads: int = 2
@@ -59,7 +59,7 @@ class Layer:
 
     @property
     def needs(self) -> tuple[Feature, ...]:
-        """What a platform must do to compute it."""
+        """Features that a platform must have to compute the layer."""
         wanted = {
             Feature.LATENT_ATTENTION: self.size != self.v_size,
             Feature.SLIDING_WINDOW: self.window is not None,
@@ -68,7 +68,7 @@ class Layer:
         return tuple(feature for feature, needed in wanted.items() if needed)
 
     def kernel(self, subject: Subject, dropout: float = 0.0) -> AttentionKernel:
-        """The kernel that such a layer of a model gets, whoever supplies it."""
+        """The kernel that a model gets for such a layer, from any plugin."""
         spec = AttentionSpec(
             *(self.heads, self.groups, self.size, self.v_size, SCALE, self.traits),
             dropout=dropout,
@@ -78,7 +78,7 @@ class Layer:
         return subject.hooks.attention_kernel(spec)
 
     def operands(self, queries: tuple[int, ...], keys: tuple[int, ...]) -> dict[str, Tensor]:
-        """Queries, keys and values with these leading shapes, and the sinks if there are any."""
+        """Draw queries, keys and values with these leading shapes, and the sinks if there are any."""
         found = {
             "queries": drawn(*queries, self.heads, self.size),
             "keys": drawn(*keys, self.groups, self.size, seed=1),
@@ -95,11 +95,11 @@ class Packing:
 
     Attributes:
         queries: Real length of each sequence.
-        keys: Real keys of each; None = as the queries.
+        keys: Real keys of each sequence; None = as many as queries.
         gaps: Padding after each sequence, in the buffers of queries and of keys.
         tail: Padding at the end of the buffers.
-        says_starts: The call has the padded lengths; without, there must be no gaps.
-        says_longest: The call has the longest lengths, or numbers above.
+        says_starts: Whether the call has the padded lengths; without them, there must be no gaps.
+        says_longest: Whether the call has the longest lengths, or upper bounds.
     """
 
     queries: tuple[int, ...]
@@ -115,12 +115,12 @@ class Packing:
         return self.queries if self.keys is None else self.keys
 
     def ends(self, lengths: tuple[int, ...]) -> list[int]:
-        """Where sequences of these lengths start in the buffer; the last entry is where the last one's padding ends."""
+        """Offsets of sequences of these lengths in the buffer; the last entry is the end of the last one's padding."""
         gaps = self.gaps or (0,) * len(lengths)
         return list(accumulate((length + gap for length, gap in zip(lengths, gaps, strict=True)), initial=0))
 
     def rows(self, lengths: tuple[int, ...]) -> int:
-        """Rows of a buffer."""
+        """Number of rows of a buffer."""
         return self.ends(lengths)[-1] + self.tail
 
     def padding(self, lengths: tuple[int, ...]) -> Tensor:
@@ -131,7 +131,7 @@ class Packing:
         return ~real
 
     def call(self, mode: str, device: torch.device) -> AttentionCall:
-        """What a kernel is told."""
+        """The arguments of the kernel's call."""
 
         def told(numbers: list[int]) -> Tensor:
             return torch.tensor(numbers, dtype=torch.int32, device=device)
@@ -208,9 +208,9 @@ def padded(
     Args:
         subject: The platform.
         layer: The layer.
-        shape: Rows, queries and keys of each.
+        shape: Number of rows, and of queries and keys in each row.
         dtype: Element type of the operands.
-        mode: A neutral one.
+        mode: A neutral kernel mode.
         mask: bool, broadcastable to ``[B, H, Sq, Sk]``, True = MASKED.
         attend: The layer's kernel; None = ask for one.
         others: Fields of :class:`Comparison`.
@@ -234,7 +234,7 @@ def padded(
 
 
 def in_sight(queries: int, keys: int, causal: bool, window: tuple[int, int] | None) -> Tensor:
-    """Which keys a query sees by its position, the last query standing at the last key: bool ``[1, 1, Sq, Sk]``."""
+    """Which keys a query sees by its position, if the last query is at the last key: bool ``[1, 1, Sq, Sk]``."""
     left, right = window or (-1, -1)
 
     def sees(query: int, key: int) -> bool:

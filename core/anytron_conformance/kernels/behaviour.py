@@ -1,4 +1,4 @@
-"""Rules of what every kernel does besides computing: where, how often, and with which random numbers."""
+"""Rules about the behaviour of every kernel: its devices, its calls, and its random numbers."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def _cases() -> list[Case]:
 def overlapping(subject: Subject, case: Case) -> None:
     """Call a kernel for two micro-batches before either is differentiated, then once more on another thread.
 
-    Pipelines hold several micro-batches at once, and recomputation runs on autograd's threads. What a call needs is
-    in the call: a kernel that keeps a tensor or a length of the last call in itself breaks it.
+    Pipelines hold several micro-batches at once, and recomputation runs on autograd's threads. A kernel must take
+    all inputs from its call: one that stores a tensor or a length between calls breaks the rule.
     """
     dtype, sample = case.values
     first, second = sample.calls(subject, dtype)
@@ -147,8 +147,8 @@ def overlapping(subject: Subject, case: Case) -> None:
 def on_the_device(subject: Subject, case: Case) -> None:
     """Watch every operation of a kernel's forward and backward pass, and the devices of their results.
 
-    Numbers that a kernel brings to another device, as many as its smallest operand has, are a fallback that no one
-    was told of. Lengths may go to the host. Where the device is the host itself, there is nothing to see.
+    If a kernel moves at least as many numbers to another device as its smallest operand has, this is a silent fallback.
+    Lengths may go to the host. If the device is the host itself, there is nothing to check.
     """
     dtype, sample = case.values
     for comparison in sample.calls(subject, dtype):
@@ -169,7 +169,7 @@ def on_the_device(subject: Subject, case: Case) -> None:
 
 
 class Watch(TorchDispatchMode):
-    """Note the operations whose results are floating-point numbers on another device.
+    """Records the operations whose results are floating-point numbers on another device.
 
     Args:
         device_type: Device type on which results belong.
@@ -206,7 +206,8 @@ class Watch(TorchDispatchMode):
 def undisturbed(subject: Subject, case: Case) -> None:
     """Compare the states of the device's and the host's generators before and after a forward and a backward pass.
 
-    A kernel that draws shifts everything that is drawn after it: the same seed trains another model on this platform.
+    A kernel that draws random numbers changes all later draws: the same seed would train another model on this
+    platform.
     """
     dtype, sample = case.values
     comparison, _ = sample.calls(subject, dtype)
@@ -234,19 +235,19 @@ def undisturbed(subject: Subject, case: Case) -> None:
     ),
 )
 def dropping(subject: Subject, case: Case) -> None:
-    """Call the kernel of a layer with dropout; values are unit vectors, so that its output is the weights it used.
+    """Call the kernel of a layer with dropout; values are unit vectors, so that the output shows the attention weights.
 
-    In evaluation nothing is dropped. Otherwise weights are 0 or those of the definition divided by 1 - p, about as
-    many as p says; with the generator's state restored, as recomputation does, the same are; without, others are. The
-    gradient of the values is the weights' transpose. A kernel that ignores dropout, or draws from a generator of its
-    own, breaks it: it must answer None to such a spec.
+    In evaluation nothing is dropped. In training each weight is 0, with probability p, or that of the definition
+    divided by 1 - p. If the generator's state is restored, as in recomputation, the same weights are 0; otherwise
+    others are. The gradient of the values is the transpose of the weights. A kernel that ignores dropout, or draws from
+    a separate generator, breaks the rule: its hook must answer None to such a spec.
     """
     sequence_format, probability = case.values
     check_dropout(subject, sequence_format, probability)
 
 
 def check_dropout(subject: Subject, sequence_format: str, probability: float) -> None:
-    """See :func:`dropping`."""
+    """Check one case of :func:`dropping`."""
     length, heads = 32, 4
     layer = Layer(heads, heads, v_size=length, size=length)
     attend = layer.kernel(subject, dropout=0.3)

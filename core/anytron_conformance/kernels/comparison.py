@@ -25,18 +25,18 @@ class Comparison:
     Attributes:
         kernel: Called with the operands on the device, in ``dtype``.
         definition: Called with the same numbers in float64, on the host.
-        operands: float, on the host; by their names in messages: ``keys``.
+        operands: Operands, float, on the host, by their names in messages: ``keys``.
         dtype: Element type of the operands that the kernel gets.
         outputs: Names of the results, in messages: ``output``.
         result_dtype: Element type of the results; None = as ``dtype``.
-        in_float32: Operands that are float32 whatever the dtype of the others.
-        frozen: Operands for which no gradient is asked.
-        meaningless: For operands, rows whose numbers mean nothing: bool, over their first dimensions. They have no
-            gradient.
-        garbage: What stands in those rows.
-        empty: Rows of the results that are 0: bool, over their first dimensions; they also have a gradient coming in.
+        in_float32: Operands that are float32 for any dtype of the others.
+        frozen: Operands for which no gradient is requested.
+        meaningless: For operands, the rows whose numbers have no meaning: bool, over their first dimensions. They have
+            no gradient.
+        garbage: Value of the numbers in these rows.
+        empty: Rows of the results that must be 0: bool, over their first dimensions; they also receive a gradient.
         because: Why these rows are 0, for the message.
-        lay: Lays operands, and the gradients that come in, in memory as a kernel's callers may.
+        lay: Function that copies operands and incoming gradients to a memory layout that callers of a kernel may use.
         factor: Factor of the usual tolerance.
     """
 
@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def trained(self) -> list[str]:
-        """The operands for which a gradient is asked."""
+        """The operands for which a gradient is requested."""
         return [name for name in self.operands if name not in self.frozen]
 
     @property
@@ -189,14 +189,14 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
-    """Draw standard normal numbers, float32, on the host; the same everywhere."""
+    """Draw standard normal numbers, float32, on the host; equal on every rank and machine."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def sliced(tensor: Tensor) -> Tensor:
-    """Copy into every other entry of the last dimension of a larger tensor, as nothing that is contiguous lies.
+    """Copy into every other entry of the last dimension of a larger tensor, so that nothing is contiguous.
 
-    The entries between are NaN: a kernel that ignores strides meets them.
+    The entries between are NaN, so that a kernel that ignores strides reads NaN.
     """
     larger = torch.full((*tensor.shape, 2), torch.nan, dtype=tensor.dtype, device=tensor.device)
     larger[..., 0] = tensor
@@ -204,7 +204,7 @@ def sliced(tensor: Tensor) -> Tensor:
 
 
 def split_off(tensor: Tensor) -> Tensor:
-    """Copy into a part of a larger tensor: one of the heads, as queries lie in a fused projection, or of each row."""
+    """Copy into a part of a larger tensor: among its heads, like queries in a fused projection, or within each row."""
     heads = tensor.dim() >= 3
     halves = torch.full((2, *tensor.shape), torch.nan, dtype=tensor.dtype, device=tensor.device)
     larger = torch.cat(tuple(halves), dim=-2 if heads else -1)

@@ -34,14 +34,14 @@ LAYINGS = (("contiguous", torch.Tensor.contiguous), ("parts of one tensor", spli
 
 
 def fused(subject: Subject, name: KernelName, dtype: torch.dtype, **options: Any) -> Callable[..., Any]:
-    """The kernel that a module of a model gets."""
+    """Return the kernel that a module of a model gets."""
     return subject.hooks.fused_kernel(name, KernelSpec(subject.device.type, dtype, options))
 
 
 def rms_norm_of(
     subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], zero_centered: bool = False, **others: Any
 ) -> Comparison:
-    """Compare ``rms_norm``: half of the numbers' mean square comes from ``eps``, and the first row is 0."""
+    """Compare ``rms_norm`` on numbers whose mean square is about ``eps``; the first row is 0."""
     eps = 0.1
     kernel = fused(subject, KernelName.RMS_NORM, dtype, eps=eps, zero_centered=zero_centered)
     operands = {"input": _rows(shape), "weight": drawn(shape[-1], seed=1)}
@@ -100,10 +100,10 @@ def _norm_cases() -> list[tuple[str, Any, tuple[Feature, ...]]]:
     cases=in_dtypes(_norm_cases()),
 )
 def rms_norm(subject: Subject, case: Case) -> None:
-    """Normalise hidden states and heads ``[T, heads, D]``, with an ``eps`` that matters, and compare with float64.
+    """Normalise hidden states and heads ``[T, heads, D]``, with an ``eps`` that is not small, and compare with float64.
 
-    Both ``eps`` and ``zero_centered`` come with every call. A kernel whose gradient lacks the part that goes through
-    the mean square, or that gives the weight none, breaks it.
+    Both ``eps`` and ``zero_centered`` come with every call. A kernel breaks the rule if its gradient lacks the part
+    through the mean square, or if the weight gets no gradient.
     """
     dtype, (shape, lay, zero_centered) = case.values
     rms_norm_of(subject, dtype, shape, zero_centered, lay=lay).hold(subject)
@@ -143,7 +143,7 @@ def swiglu_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], **ot
     ),
 )
 def swiglu(subject: Subject, case: Case) -> None:
-    """Gate, also no rows at all, as an expert without tokens has. The halves in the other order break it."""
+    """Gate, also without rows, as for an expert without tokens. A kernel that swaps the halves breaks it."""
     dtype, (shape, lay) = case.values
     swiglu_of(subject, dtype, shape, lay=lay).hold(subject)
 
@@ -156,7 +156,7 @@ def rope_of(
     interleaved: bool,
     **others: Any,
 ) -> Comparison:
-    """Compare ``rope`` with angles ``[T, 1, ..., turned]`` of the positions 0, 37, 74, ..."""
+    """Compare ``rope`` with angles ``[T, 1, ..., R]`` of the positions 0, 37, 74, ..."""
     kernel = fused(subject, KernelName.ROPE, dtype)
     angles = torch.outer(37.0 * torch.arange(shape[0]), 0.1 ** torch.linspace(0, 3, turned // 2))
     doubled = angles.repeat_interleave(2, -1) if interleaved else torch.cat([angles, angles], -1)
@@ -190,10 +190,10 @@ def rope_of(
     ),
 )
 def rope(subject: Subject, case: Case) -> None:
-    """Turn heads ``[T, heads, D]`` and ``[S, B, heads, D]``, and compare with the turning of complex numbers.
+    """Rotate heads ``[T, heads, D]`` and ``[S, B, heads, D]``, and compare with a rotation of complex numbers.
 
-    Pairs are i and i + R / 2, or neighbours if ``interleaved``. The gradient is turned back: a kernel that turns it
-    the same way as the values breaks it.
+    Pairs are i and i + R / 2, or neighbours if ``interleaved``. The gradient is rotated back: a kernel that rotates it
+    in the same direction as the values breaks the rule.
     """
     dtype, (shape, turned, interleaved, lay) = case.values
     rope_of(subject, dtype, shape, turned, interleaved, lay=lay).hold(subject)
@@ -228,10 +228,10 @@ def grouped_mm_of(subject: Subject, dtype: torch.dtype, splits: tuple[int, ...],
     ),
 )
 def grouped_mm(subject: Subject, case: Case) -> None:
-    """Multiply groups of rows, some of them empty, or all.
+    """Multiply groups of rows, of which some or all are empty.
 
-    An expert that got no token has a gradient of zeros, not none: data-parallel ranks add them up. A kernel that leaves
-    it unwritten, or shifts the groups after an empty one, breaks it.
+    An expert without tokens has a gradient of zeros, not a missing one, because data-parallel ranks sum gradients. A
+    kernel that does not write it, or shifts the groups after an empty one, breaks the rule.
     """
     dtype, (splits, lay) = case.values
     grouped_mm_of(subject, dtype, splits, lay=lay).hold(subject)
@@ -245,7 +245,7 @@ ADAM: Mapping[str, Any] = MappingProxyType({"lr": 0.02, "beta1": 0.9, "beta2": 0
 
 
 def adam_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]) -> Comparison:
-    """Compare parameters after a step of AdamW from moments of zero; there are no gradients of it."""
+    """Compare parameters after a step of AdamW from moments of zero; no gradients are compared."""
     step_of = fused(subject, KernelName.ADAM, torch.float32)
     form = {**ADAM, "decoupled": True, "weight_decay": 0.3, "bias_correction": True}
 
@@ -294,8 +294,8 @@ def _adam_cases() -> list[Case]:
 def adam(subject: Subject, case: Case) -> None:
     """Take steps from moments of zero, and compare parameters and both moments with float64.
 
-    There are three steps, and one where parameters of 16 bits are rounded after it. ``eps`` matters, and so do weight
-    decay in both forms and the correction of the bias. Gradients are not changed.
+    There are three steps, but only one for 16-bit parameters, because each step rounds them. ``eps``, both forms of
+    weight decay and bias correction have visible effects. Gradients must not be changed.
     """
     dtype, form = case.values
     step_of = fused(subject, KernelName.ADAM, torch.float32)

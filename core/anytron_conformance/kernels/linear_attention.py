@@ -158,7 +158,7 @@ def delta_rule(subject: Subject, case: Case) -> None:
     """Run sequences that are shorter and longer than a chunk, and compare with the recurrence in float64.
 
     All five operands have gradients; the decay is float32 whatever the others are. Tokens after the last sequence give
-    0 and get none.
+    0 and get no gradient.
     """
     dtype, settings = case.values
     delta_rule_of(subject, dtype, **settings).hold(subject)

@@ -48,7 +48,7 @@ class Problem:
     ranks: int = 1
 
     def kernel(self, subject: Subject, dtype: torch.dtype) -> LogProbKernel:
-        """The kernel that a model gets."""
+        """Return the kernel that a model gets."""
         spec = LogProbSpec(self.entries, self.ranks, self.chunk_tokens, subject.device.type, dtype)
         return subject.hooks.log_prob_kernel(spec)
 
@@ -59,7 +59,7 @@ class Problem:
         return {"hidden states": hidden, "output layer's weight": drawn(self.entries + self.padding, HIDDEN, seed=1)}
 
     def defined(self, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The definition."""
+        """Compute the expected results from the definition."""
         labels = torch.tensor(self.labels, dtype=torch.int64)
         return reference_log_probs(hidden, weight, labels, entries=self.entries, temperature=self.temperature)
 
@@ -125,10 +125,11 @@ def log_probs(subject: Subject, case: Case) -> None:
     ),
 )
 def separate_gradients(subject: Subject, case: Case) -> None:
-    """Let the loss depend on one of the results or on both, with one of the operands frozen or none.
+    """Let the loss depend on one of the results or both, with one of the operands frozen or neither.
 
     An entropy bonus needs the entropy's gradient, a policy loss without one does not use it at all; LoRA freezes the
-    weight. A kernel that detaches the entropy or forgets the output layer trains on, and learns less.
+    weight. With a kernel that detaches the entropy or omits the output layer's gradient, training goes on, but learns
+    less.
     """
     dtype, (chosen, frozen) = case.values
     problem = Problem(_tokens(5))
@@ -151,7 +152,7 @@ def separate_gradients(subject: Subject, case: Case) -> None:
     ),
 )
 def tempered(subject: Subject, case: Case) -> None:
-    """Score tokens at several temperatures. At 1 a kernel that forgets it is right."""
+    """Score tokens at several temperatures. At temperature 1, a kernel that ignores the temperature would pass."""
     dtype, problem = case.values
     problem.compared(subject, dtype).hold(subject)
 
@@ -172,7 +173,7 @@ def tempered(subject: Subject, case: Case) -> None:
 def ignoring(subject: Subject, case: Case) -> None:
     """Score tokens of which some have the label -100 or -1.
 
-    The gradient that comes in for them is not 0: prompts, padding and other ranks' tokens get one as well.
+    The gradient that comes in for them is not 0, because prompts, padding and other ranks' tokens also receive one.
     """
     dtype, problem = case.values
     problem.compared(subject, dtype).hold(subject)
@@ -190,7 +191,7 @@ def ignoring(subject: Subject, case: Case) -> None:
 def padded_vocabulary(subject: Subject, case: Case) -> None:
     """Score tokens with an output layer that is larger than the vocabulary, as Megatron pads it.
 
-    Its rows have numbers like any other: a kernel that counts them gives every label less probability.
+    The padding rows hold ordinary numbers: a kernel that counts them gives every label too little probability.
     """
     dtype, problem = case.values
     problem.compared(subject, dtype).hold(subject)
@@ -227,9 +228,9 @@ def chunked(subject: Subject, case: Case) -> None:
     cases=in_dtypes((f"logits up to {size:g}", size, ()) for size in (128.0, 16384.0, -16384.0)),
 )
 def extreme(subject: Subject, case: Case) -> None:
-    """Score tokens whose logits overflow ``exp``, two of them tied for the highest.
+    """Score tokens whose logits overflow ``exp``; the two highest logits are equal.
 
-    The products are exact in every dtype, so that nothing excuses a difference: the entropy of the tie is log 2.
+    The products are exact in every dtype, so that rounding explains no difference; the expected entropy is log 2.
     """
     dtype, size = case.values
     problem = Problem((0, 3, 5, 1), 6)
@@ -282,7 +283,7 @@ def tensor_parallel(subject: Subject, case: Case) -> None:
 
 
 def score_on_rank(member: Member, problem: Problem, dtype: torch.dtype) -> None:
-    """What each rank does."""
+    """Score tokens on one rank."""
     import torch.distributed as dist
 
     subject = member.subject

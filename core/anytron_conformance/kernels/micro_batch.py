@@ -66,8 +66,8 @@ def own_mask(subject: Subject, case: Case) -> None:
     """Prepare a micro-batch through the hooks, call the kernel with the mask and the mode of the platform, and compare.
 
     ``layout_constraints``, ``preprocess_sequences`` and ``build_attn_mask`` are asked as the engine asks them. Padding
-    holds NaN in thd and 7 in bshd. The mode reaches every layer of the model, those too whose kernel the platform
-    leaves to the next plugin: a platform with a mode of its own also supplies the kernels that read it.
+    holds NaN in thd and 7 in bshd. Every layer of the model gets this mode, also a layer whose kernel the platform
+    leaves to the next plugin: so a platform with its own mode must also supply all kernels that read it.
     """
     dtype, (sequence_format, layer, lengths) = case.values
     batch = micro_batch(subject, _scene(subject, layer, lengths, sequence_format))
@@ -105,11 +105,11 @@ def _compare(
     cases=_cases(LENGTHS[:3]),
 )
 def context_parallel(subject: Subject, case: Case) -> None:
-    """Play both ranks of a context-parallel group in one process, and compare what they give together.
+    """Simulate both ranks of a context-parallel group in one process, and compare their combined results.
 
-    Rank r holds the chunks r and 3 - r of each padded sequence. Each chunk is a call whose queries are few, whose keys
-    are a prefix of the sequence, and in thd whose buffer holds the other chunk's rows as well: those give 0, and the
-    calls' results are added up.
+    Rank r holds the chunks r and 3 - r of each padded sequence. Each chunk is one call. Its keys are a prefix of the
+    sequence and outnumber its queries. In thd the buffer also holds the rows of the other chunk, which give 0, and the
+    results of the calls are added.
     """
     dtype, (sequence_format, layer, lengths) = case.values
     attend = layer.kernel(subject)

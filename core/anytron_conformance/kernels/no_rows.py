@@ -1,4 +1,4 @@
-"""The rule of kernels that have nothing to compute."""
+"""The rule about kernels that have nothing to compute."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Nothing:
     results: int = 1
 
     def compared(self, subject: Subject, dtype: torch.dtype) -> Comparison:
-        """Compare with zeros, whose gradient is 0 for each operand."""
+        """Compare the results, and the gradient of each operand, with zeros."""
 
         def definition(*operands: Tensor) -> tuple[Tensor, ...]:
             none = torch.stack([one.flatten()[:0].sum() for one in operands]).sum()
@@ -127,10 +127,10 @@ _OTHERS: tuple[_Named, ...] = (
 def nothing_to_compute(subject: Subject, case: Case) -> None:
     """Call every kernel without anything to compute, as a rank does whose share of a micro-batch is empty.
 
-    Where sequences have fewer tokens than there are context-parallel ranks, some ranks have padding alone; an expert
-    may get no token. An answer that depends on nothing, such as new zeros, takes such a rank out of the backward pass:
-    it never joins the collectives there, and the other ranks wait for it for ever. Zeros that depend on operands are
-    ``anytron.kernels.contract.zeros_from``.
+    If sequences have fewer tokens than there are context-parallel ranks, some ranks have only padding; an expert may
+    get no token. With a result that depends on no operand, such as new zeros, such a rank would skip the backward pass:
+    it would never join the collectives there, and the other ranks would wait for it for ever.
+    ``anytron.kernels.contract.zeros_from`` makes zeros that depend on operands.
     """
     dtype, nothing = case.values
     nothing.compared(subject, dtype).hold(subject)

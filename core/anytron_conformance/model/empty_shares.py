@@ -1,4 +1,4 @@
-"""The rule of level ``model`` about ranks that have nothing to do."""
+"""The rule of level ``model`` about ranks without work."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """What of a model is trained.
+    """The parts of a model that are trained.
 
     Attributes:
         words: Description, part of the case's name.
         sections: Sections of the configuration.
         needs: Features that the case requires and a platform may lack.
-        modules: The model has multi-token prediction modules.
+        modules: Whether the model has multi-token prediction modules.
     """
 
     words: str = ""
@@ -110,12 +110,13 @@ def _cases() -> list[Case]:
     limit_s=START_S,
 )
 def with_empty_shares(subject: Subject, case: Case) -> None:
-    """Score, differentiate, update and export where some rank, stage, replica or expert has nothing to do.
+    """Score, differentiate, update and export while some rank, stage, replica or expert has no work.
 
-    Sequences of one token and more, of fewer than there are context-parallel ranks, one in each micro-batch and all in
-    one pack; a replica that runs fillers only, or has no image; experts without tokens; prediction modules without
-    targets; a pipeline stage without trainable weights. One rank computes the same in one pack. A rank that leaves out
-    what has no work leaves the collectives there as well, and the others wait for it: the rule then fails by its time.
+    The cases are: sequences of one token, and of fewer tokens than there are context-parallel ranks, one in each
+    micro-batch and all in one pack; a replica that runs fillers only, or has no image; experts without tokens;
+    prediction modules without targets; a pipeline stage without trainable weights. One rank computes the same in one
+    pack. A rank that skips parts without work also skips the collectives there, and the others wait for it: the rule
+    then fails at its time limit.
     """
     family, layout, trained = case.values
     observer = Observer.of(subject)

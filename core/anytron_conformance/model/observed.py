@@ -1,4 +1,4 @@
-"""The tiny models and their layouts, and what the training engine under test and transformers compute of them."""
+"""The tiny models and their layouts, and the results of the training engine under test and of transformers for them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Truth:
 
     @classmethod
     def of(cls, model: Path, batch: RaggedBatch, dtype: torch.dtype) -> Truth:
-        """Compute it."""
+        """Compute the results."""
         expected = expected_gradients(model, None, dtype, replace(batch, temperature=OTHER_TEMPERATURE))
         return cls(expected.batch, expected_logits(model, dtype, first_sequences(batch)), expected.gradients)
 
@@ -69,7 +69,7 @@ class Seen:
 
     @property
     def dtype(self) -> str:
-        """``model.dtype``."""
+        """The run's ``model.dtype``."""
         return str(self.config.model.dtype)
 
     @property
@@ -96,7 +96,7 @@ class Built(NamedTuple):
     """An engine.
 
     Attributes:
-        config: Its configuration.
+        config: Configuration of the engine.
         trainer: Ranks of the engine.
     """
 
@@ -105,7 +105,7 @@ class Built(NamedTuple):
 
 
 class Observer:
-    """Lets engines compute, once, the values that several rules read.
+    """Lets engines compute the values that several rules read, each value once.
 
     Args:
         subject: The platform.
@@ -126,14 +126,14 @@ class Observer:
 
     @classmethod
     def of(cls, subject: Subject) -> Observer:
-        """The one of a subject."""
+        """Return the observer of a subject; there is one for each subject."""
         return subject.keep("observer of models", lambda: cls(subject))
 
     def see(self, family: Family, layout: Layout) -> Seen:
-        """Let the engine of a family in a layout compute.
+        """Let the engine of a family in a layout compute its results.
 
         Raises:
-            Inapplicable: The plugins refuse it, or there are not enough devices.
+            Inapplicable: The plugins refuse the configuration, or there are not enough devices.
         """
         if (family, layout) not in self._seen:
             config = self._configured(family, layout, {}, self.model(family))
@@ -152,19 +152,19 @@ class Observer:
 
         Args:
             family: The model.
-            layout: Its layout.
+            layout: Layout of its ranks.
             more: Sections of the configuration, merged into the layout's.
             model: Directory of the model; None = the family's tiny model.
 
         Raises:
-            Inapplicable: The plugins refuse it, or there are not enough devices.
+            Inapplicable: The plugins refuse the configuration, or there are not enough devices.
             Broken: The engine cannot be built.
         """
         config = self._configured(family, layout, more or {}, model or self.model(family))
         return Built(config, self._ranks.build(config))
 
     def once(self, what: Hashable, compute: Callable[[], Kept]) -> Kept:
-        """Compute what several cases need when the first asks."""
+        """Compute a value when the first of several cases needs it."""
         if what not in self._kept:
             self._kept[what] = compute()
         return cast("Kept", self._kept[what])
@@ -213,7 +213,7 @@ class Observer:
 
 
 def recorded_of(family: Family) -> RaggedBatch:
-    """The trajectories with which a family is checked."""
+    """Return the trajectories with which a family is checked."""
     return recorded_images() if family.takes_images else recorded()
 
 
@@ -310,6 +310,6 @@ MIXTURES = (QWEN3_MOE, DEEPSEEK_V3, QWEN3_NEXT)
 
 
 def cases(layout: Layout, *families: Family) -> Iterator[Case]:
-    """Make a case of each family in a layout."""
+    """Make a case for each family in a layout."""
     for place, family in enumerate(families):
         yield Case(f"{family.title}, {layout.name}", (family, layout), place, (*family.needs, *layout.needs))

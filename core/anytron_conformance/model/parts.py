@@ -73,7 +73,7 @@ def gradients_shown(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -
 
 
 def hold_values(what: str, found: Tensor, expected: Tensor, dtype: str) -> None:
-    """Hold values of tokens against what they should be, float32 ``[T]`` both.
+    """Compare values of tokens with the expected values, both float32 ``[T]``.
 
     Args:
         what: What a difference means, a sentence for the platform's author.
@@ -91,14 +91,14 @@ def hold_values(what: str, found: Tensor, expected: Tensor, dtype: str) -> None:
 def hold_gradients(
     what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: str, of: str = "parameters"
 ) -> None:
-    """Hold gradients against those of transformers, float32 by the weights' names in files.
+    """Compare gradients with those of transformers, float32 by the weights' names in files.
 
     Args:
         what: What a difference means, a sentence for the platform's author.
         found: Result of the platform.
-        expected: Results of transformers; each must be there.
+        expected: Results of transformers; each of them must be in ``found``.
         dtype: ``model.dtype``.
-        of: Name of the tensors to which the gradients belong.
+        of: Name of the tensors whose gradients they are.
 
     Raises:
         Broken: The values differ.
@@ -130,8 +130,8 @@ def adapters(subject: Subject, case: Case) -> None:
     """Do one update of adapters on every linear layer, after which none of their factors is 0.
 
     The exported weights must be those of the model, with the product of both factors added where there is an adapter
-    and unchanged elsewhere; log-probs and gradients must be those of transformers with these weights. It breaks with
-    linear layers of a vendor that leave the adapter out, or forget it in one of the two passes.
+    and unchanged elsewhere; log-probs and gradients must be those of transformers with these weights. Linear layers of
+    a vendor break it if they omit the adapter in the forward or the backward pass.
     """
     family, layout = case.values
     observer = Observer.of(subject)
@@ -202,9 +202,9 @@ def _hold_merged(
 def critic(subject: Subject, case: Case) -> None:
     """Compute values of all tokens with a second model, and do one update of it.
 
-    transformers computes hidden states and the same clipped loss; the way that each weight goes is its gradient. It
-    breaks with hooks that take every output for log-probs of a response (values belong to each token, and may be
-    positive), and with kernels or scopes that hold something of the policy, which is in the same process.
+    transformers computes hidden states and the same clipped loss; the change of each weight must be its gradient. Hooks
+    break it if they treat every output as log-probs of a response (values belong to each token, and may be positive),
+    and kernels or scopes if they keep state of the policy, which is in the same process.
     """
     family, layout = case.values
     observer = Observer.of(subject)
@@ -251,11 +251,11 @@ SECTIONS: dict[str, dict[str, Any]] = {"optimizer": dict(SHOWN), "engine": {"opt
     limit_s=START_S,
 )
 def prediction(subject: Subject, case: Case) -> None:
-    """Do one update of a tiny DeepSeek-V3 of two layers, with two modules that predict one and two tokens further.
+    """Do one update of a tiny DeepSeek-V3 of two layers, with two modules that predict one and two more tokens ahead.
 
     The definition is section 2.2 of the paper (https://arxiv.org/abs/2412.19437), computed with the layers of
-    transformers; the way that each weight goes is its gradient. It breaks with a vendor's own modules that join hidden
-    states and embeddings otherwise, or shift tokens over the bounds of packed sequences.
+    transformers; the change of each weight must be its gradient. A vendor's own modules break it if they combine
+    hidden states and embeddings differently, or shift tokens across the borders of packed sequences.
     """
     family, layout = case.values
     observer = Observer.of(subject)
@@ -307,10 +307,10 @@ REPLAYED = {"rollout": {"replay_routing": True}}
     limit_s=START_S,
 )
 def router_replay(subject: Subject, case: Case) -> None:
-    """Send each token to experts drawn by lot, as if a rollout had chosen them (``rollout.replay_routing``).
+    """Send each token to random experts, as if a rollout had chosen them (``rollout.replay_routing``).
 
-    transformers computes with the same experts, weighted by its own scores. It breaks with kernels for routing, or for
-    the permutation of tokens, that choose the experts by themselves, and with hooks that change the order of tokens.
+    transformers computes with the same experts, weighted by its own scores. Kernels for routing, or for the
+    permutation of tokens, break it if they choose experts themselves, and hooks if they change the order of tokens.
     """
     family, layout = case.values
     observer = Observer.of(subject)

@@ -61,9 +61,9 @@ ONE_RANK = (*cases(ONE, *FAMILIES, EVERY_HEAD, ONE_HEAD), *cases(HALF, QWEN3, DE
 def model_logits(subject: Subject, case: Case) -> None:
     """Compute whole logits of four sequences in the training engine, with the platform's kernels, masks and layout.
 
-    transformers computes them on the host, one sequence after another; their log-softmax must agree. It breaks with
-    attention (packs that see each other, a wrong scale, wrong key heads), norms (eps), positions, and hooks that change
-    the micro-batch. Level ``kernels`` tells which kernel it is.
+    transformers computes them on the host, one sequence after another; their log-softmax must agree. Faults of
+    attention (packed sequences that see each other, a wrong scale, wrong key heads), of norms (eps), of positions, and
+    of hooks that change the micro-batch break it. Level ``kernels`` finds the kernel at fault.
     """
     seen = _see(subject, case)
     result = compare_logits("", seen.dtype, seen.truth.logits, seen.forward.logits)
@@ -80,7 +80,7 @@ def model_logits(subject: Subject, case: Case) -> None:
 def model_log_probs(subject: Subject, case: Case) -> None:
     """Score the same sequences at the temperatures 1 and 0.7, as a training step does.
 
-    It breaks with the log-prob kernel (temperature, entropy, padded vocabulary), and with ``postprocess_output`` that
+    Faults of the log-prob kernel (temperature, entropy, padded vocabulary) break it, and a ``postprocess_output`` that
     returns values in another order.
     """
     seen = _see(subject, case)
@@ -100,8 +100,8 @@ def model_gradients(subject: Subject, case: Case) -> None:
     """Do the passes of an update on eight sequences at temperature 0.7, with a loss that has all of its terms.
 
     transformers computes the same loss, whose old log-probs lie on both sides of the clip bounds. Every parameter must
-    have a gradient. It breaks with the backward pass of a kernel; the difference names the parameter that comes first
-    on the way back from the loss, and the kernel to look at.
+    have a gradient. A wrong backward pass of a kernel breaks it. The message names the first parameter with a
+    difference on the way back from the loss, and the kernel to check.
     """
     seen = _see(subject, case)
     _compare_gradients(seen.gradients, seen.truth.gradients, seen.dtype, "transformers'")
@@ -115,10 +115,10 @@ def model_gradients(subject: Subject, case: Case) -> None:
     limit_s=START_S,
 )
 def packed_equals_padded(subject: Subject, case: Case) -> None:
-    """Compute the same in both formats on one rank.
+    """Compute the same values in both formats on one rank.
 
-    It breaks where a kernel lets padding or a neighbour in the pack be seen, and where the mask of one format says
-    something else than that of the other.
+    Kernels break it if they let a token see padding or another sequence of the pack, and masks if they differ between
+    the formats.
     """
     _compare_with_one_rank(subject, case, "Padded rows give other numbers than packed sequences.")
 
@@ -133,8 +133,8 @@ def packed_equals_padded(subject: Subject, case: Case) -> None:
 def tensor_parallel(subject: Subject, case: Case) -> None:
     """Split every layer over two ranks, activations outside of attention and MLP too (sequence parallelism).
 
-    It breaks with collectives (a sum that averages, or forgets a rank), and with a log-prob kernel that takes its part
-    of the vocabulary for the whole.
+    Wrong collectives break it (a sum that averages, or omits a rank), and a log-prob kernel that treats its part of the
+    vocabulary as the whole.
     """
     _compare_with_one_rank(subject, case, "Two tensor-parallel ranks give other numbers than one rank.")
 
@@ -149,9 +149,9 @@ def tensor_parallel(subject: Subject, case: Case) -> None:
 def pipeline_parallel(subject: Subject, case: Case) -> None:
     """Split the layers over two ranks, which send each other activations and their gradients.
 
-    Also in an interleaved schedule, with two pieces of the model on each rank (PP2 x VPP2).
-    It breaks with point-to-point communication that does not wait, and with hooks that keep state of one micro-batch,
-    or of one piece of the model, while several are under way.
+    This includes an interleaved schedule, with two pieces of the model on each rank (PP2 x VPP2).
+    Point-to-point communication that does not wait breaks it, and hooks that keep state of one micro-batch, or of one
+    piece of the model, while several are in progress.
     """
     _compare_with_one_rank(subject, case, "Two pipeline stages give other numbers than one stage.")
 
@@ -166,8 +166,8 @@ def pipeline_parallel(subject: Subject, case: Case) -> None:
 def context_parallel(subject: Subject, case: Case) -> None:
     """Split every sequence over two ranks.
 
-    It breaks with attention kernels that take a part of a sequence for the whole: queries stand at the end of the keys
-    that they may see.
+    Attention kernels break it if they treat a part of a sequence as the whole: the last query is at the last of the
+    keys that it may see.
     """
     _compare_with_one_rank(subject, case, "Two context-parallel ranks give other numbers than one rank.")
 
@@ -182,10 +182,9 @@ def context_parallel(subject: Subject, case: Case) -> None:
 def expert_parallel(subject: Subject, case: Case) -> None:
     """Share the experts of each layer between two data-parallel ranks, which exchange tokens.
 
-    Also between two tensor-parallel ranks, each with whole experts (TP2, EP2), and over four ranks, of which two share
-    each expert (DP2, TP2, EP2, ETP2).
-    It breaks with all-to-all collectives of unequal parts, and with kernels for the permutation of tokens or for
-    grouped products.
+    This includes sharing between two tensor-parallel ranks, each with whole experts (TP2, EP2), and between four ranks,
+    of which two share each expert (DP2, TP2, EP2, ETP2). Faults of all-to-all collectives of unequal parts break it,
+    and of kernels for the permutation of tokens or for grouped products.
     """
     _compare_with_one_rank(subject, case, "Two expert-parallel ranks give other numbers than one rank.")
 

@@ -1,4 +1,4 @@
-"""Level ``sequences``: layouts, micro-batches and their scopes, masks, and the way back to flat values."""
+"""Level ``sequences``: layouts, micro-batches and their scopes, masks, and the conversion of outputs to flat values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the platform asks of layouts, what it makes of a micro-batch, and how outputs come back from it."""
+"""Rules about layout constraints, changes of micro-batches, and the conversion of outputs to flat values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     cases=[scene.case for scene in scenes(parallel=((1, 1), (2, 1), (1, 2), (2, 2)))],
 )
 def constraints_are_fixed(subject: Subject, case: Case) -> None:
-    """Each rank asks by itself, at engine build: answers that differ give ranks that wait for each other."""
+    """Each rank asks separately, when its engine is built: ranks with different answers would wait for each other."""
     scene: Scene = case.values
     request = LayoutRequest(scene.format, scene.traits, scene.sizes)
     first, second = (layout_constraints_of(subject.platform, request) for _ in range(2))
@@ -60,7 +60,7 @@ def _tight(subject: Subject) -> Iterator[Case]:
 def alignment_suffices(subject: Subject, case: Case) -> None:
     """Padded lengths are odd multiples of the claimed alignment; values and gradients are compared with float64.
 
-    A kernel that needs multiples of 16 and a platform that declares 8 agree on every second length only.
+    If a kernel needs multiples of 16 but the platform declares 8, only every second length works.
     """
     scene: Scene = case.values
     batch = micro_batch(subject, scene)
@@ -94,10 +94,10 @@ def alignment_suffices(subject: Subject, case: Case) -> None:
     cases=[scene.case for scene in scenes(parallel=((1, 1), (2, 1), (1, 2)))],
 )
 def inputs_keep_tokens(subject: Subject, case: Case) -> None:
-    """A micro-batch goes through the hook on each context-parallel rank, and all ranks' tokens are put together again.
+    """The hook gets a micro-batch on each context-parallel rank, and the tokens of all ranks are combined again.
 
-    Every token must be there once, with its own position, and labelled with the one that follows it in its sequence.
-    What the hook was given must not be changed in place: engines use it for other things.
+    Every token must occur once, with its own position, and with the next token of its sequence as label.
+    The hook must not change its argument in place, because engines use it elsewhere.
     """
     scene: Scene = case.values
     seen: dict[int, tuple[int, int]] = {}
@@ -148,10 +148,10 @@ SHAPES: tuple[tuple[int, ...], ...] = ((), (3,))
     cases=[scene.case for scene in scenes(parallel=((1, 1), (2, 1)))],
 )
 def outputs_come_back(subject: Subject, case: Case) -> None:
-    """Values that tell every token apart, NaN in padding, are brought back and weighted with different weights.
+    """Values that differ for every token, with NaN in padding, are converted back and multiplied with weights.
 
-    The gradient of a real slot is its token's weight, that of padding 0. A hook that detaches its answer trains
-    nothing; one that drops or reorders tokens gives each the advantage of another.
+    The gradient of a real slot is its token's weight, that of padding 0. With a hook that detaches its answer, nothing
+    is trained; with one that drops or reorders tokens, each token gets the advantage of another.
     """
     layout = planned_layout(subject, case.values).to(subject.device)
     for shape in SHAPES:
@@ -172,7 +172,7 @@ def context_parallel_outputs(subject: Subject, case: Case) -> None:
 
 
 def compare_shard(member: Member, scene: Scene) -> None:
-    """Compare what this rank gets back."""
+    """Compare the values that this rank gets back."""
     shard = ContextShard(member.size, member.rank, distributed.group.WORLD)
     layout = planned_layout(member.subject, scene, shard).to(member.subject.device)
     for shape in SHAPES:

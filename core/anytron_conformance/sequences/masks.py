@@ -1,4 +1,4 @@
-"""Masks, judged by what the platform's kernel makes of them and, where they can be read, by reading them."""
+"""Rules about masks, checked by outputs of the platform's kernel and, for known kernel modes, by reading the mask."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def operands(total: int) -> list[Tensor]:
 def attention_of(
     subject: Subject, batch: MicroBatch, traits: ModelTraits
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """A layer of a model: the kernel, with the mask that the engine hands it, in the scope of the micro-batch.
+    """Return a layer's attention: the kernel, with the mask that the engine passes, in the scope of the micro-batch.
 
     ``[R, C, H, D]`` -> ``[R, C, H, Dv]``.
 
@@ -78,10 +78,10 @@ NEUTRAL_WORDS = ("no_mask", "causal", "padding", "padding_causal", "arbitrary")
     cases=[scene.case for scene in scenes(LENGTHS, TRAITS)],
 )
 def mask_by_influence(subject: Subject, case: Case) -> None:
-    """One key and its value after the other are changed, and the outputs that move are compared with the definition.
+    """One key and its value are changed at a time, and the set of outputs that change is compared with the definition.
 
-    The kernel gets the mode and the tensor that the engine would hand it, in the scope of the micro-batch, so no mode
-    has to be known by name. Polarity, causality, windows, sequences that see each other and padding show here.
+    The kernel gets the mode and the tensor that the engine would pass, in the scope of the micro-batch, so no mode has
+    to be known by name. This finds faults of polarity, causality, windows, sequences that see each other, and padding.
     """
     scene: Scene = case.values
     batch = micro_batch(subject, scene)
@@ -99,8 +99,8 @@ def mask_by_influence(subject: Subject, case: Case) -> None:
 def mask_is_read(subject: Subject, case: Case) -> None:
     """The layouts of all context-parallel ranks and the mask are read pair by pair.
 
-    The reader is the mask's own, or that of Transformer Engine for its words. A mode that only the platform's own
-    kernel knows is judged by influence alone.
+    The mask's own reader is used, or the kit's reader for modes of Transformer Engine. A mode that only the platform's
+    own kernel knows is checked by influence alone.
     """
     scene: Scene = case.values
     shards = [ContextShard(scene.context, rank) for rank in range(scene.context)]
@@ -129,9 +129,9 @@ def mask_is_read(subject: Subject, case: Case) -> None:
     ],
 )
 def mask_companions(subject: Subject, case: Case) -> None:
-    """The maps are compared with the layout. True is MASKED in the first, KEEP in the second.
+    """The maps are compared with the layout. True is MASKED in ``padding_mask``, KEEP in ``linear_attn_mask``.
 
-    Padding that is routed takes an expert's place; padding that enters a recurrent state stays in it.
+    Padding that is routed takes capacity of an expert; padding that enters a recurrent state stays in it.
     """
     scene: Scene = case.values
     batch = micro_batch(subject, scene)
@@ -148,9 +148,9 @@ def mask_companions(subject: Subject, case: Case) -> None:
     cases=[scene.case for scene in scenes(LENGTHS, (CAUSAL, WINDOW))],
 )
 def padding_without_influence(subject: Subject, case: Case) -> None:
-    """The same tokens with 0 in padding, and with NaN (thd) or a large number (bshd), give the same to the last bit.
+    """The same tokens, with padding of 0, and of NaN (thd) or a large number (bshd), give the same results bit for bit.
 
-    Engines leave in padding what was in memory.
+    Engines do not overwrite the memory of padding.
     """
     scene: Scene = case.values
     batch = micro_batch(subject, scene)

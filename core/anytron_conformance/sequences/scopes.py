@@ -1,4 +1,4 @@
-"""Scopes: the state that a device keeps globally, for as long as a micro-batch runs."""
+"""Rules about scopes: process-global state of a device that exists while a micro-batch runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PLAIN = (type(None), bool, int, float, str, bytes, list, tuple, torch.Tensor)
 def scopes_restore(subject: Subject, case: Case) -> None:
     """The variables of the platform's own modules, the environment and torch's settings are read before and after.
 
-    State that stays is read by the next micro-batch: the lengths of another one, a mask of another shape.
+    State that remains would affect the next micro-batch: wrong lengths, or a mask of another shape.
     """
     before, factory = _scopes(subject, case.values.format)
     _enter(before)  # what is made once is there now

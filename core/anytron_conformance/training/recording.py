@@ -1,4 +1,4 @@
-"""Trajectories and updates of the platform ``cpu``, recorded on the spot, for another platform to repeat."""
+"""Record trajectories and updates of the platform ``cpu`` on this machine, for another platform to repeat."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Course:
 
     Attributes:
         metrics: Metrics of each update.
-        start: Weights before the first, by their names in files.
-        moved: How far each weight has moved after all updates, float32.
+        start: Weights before the first update, by their names in files.
+        moved: Change of each weight by all updates, float32.
         log_probs: Log-probs after all updates, float32 ``[T]``.
     """
 
@@ -65,8 +65,8 @@ class Recording:
     """Recorded updates of the platform ``cpu``.
 
     Attributes:
-        model: Directory of the model that it began with.
-        batch: Sampled responses with advantages, from a policy that is a little off.
+        model: Directory of the initial model.
+        batch: Sampled responses with advantages, from a policy that differs slightly from the model.
         courses: Results of the updates, by the names of :data:`COURSES`.
     """
 
@@ -79,7 +79,7 @@ def record(output: Path) -> Recording:
     """Sample responses with the platform ``cpu``, and update its model on them, in each of :data:`COURSES`.
 
     Args:
-        output: A directory for its files.
+        output: A directory for files.
 
     Raises:
         AnytronError: The platform ``cpu`` cannot run the updates.
@@ -107,7 +107,7 @@ def record(output: Path) -> Recording:
 
 
 def with_micro_batches(changes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Let updates have several micro-batches of several sequences."""
+    """Set the size of micro-batches so that an update has several, with several sequences each."""
     return {**changes, "engine": {"max_tokens_per_micro_batch": 40, **changes.get("engine", {})}}
 
 
@@ -117,12 +117,12 @@ def mini_batches(plan: UpdatePlan, batch: RaggedBatch) -> Iterator[RaggedBatch]:
 
 
 def follow(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch, directory: Path) -> Course:
-    """Do the updates.
+    """Do the updates on a trainer, and return the results.
 
     Args:
-        trainer: Newly built.
+        trainer: A newly built trainer.
         config: Configuration of the trainer.
-        batch: The recorded one.
+        batch: The recorded batch.
         directory: Directory for the files of the weights.
     """
     plan = plan_of(trainer, config)
@@ -133,7 +133,7 @@ def follow(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch, dire
 
 
 def moves(start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return how far each weight has moved, float32."""
+    """Return the change of each weight, float32."""
     return {name: end[name].float() - tensor.float() for name, tensor in start.items()}
 
 

@@ -59,7 +59,7 @@ class Repetition:
 
     @classmethod
     def of(cls, subject: Subject) -> Repetition:
-        """The one of a subject."""
+        """Return the repetition of a subject; there is one for each subject."""
         return subject.keep("repetition", lambda: cls(subject))
 
     def config(self, changes: Mapping[str, dict[str, Any]]) -> RunConfig:
@@ -99,9 +99,10 @@ def _case(
 def recorded_updates(subject: Subject, case: Case) -> None:
     """Do three updates on responses that the platform ``cpu`` has sampled, with its optimizer and on its weights.
 
-    The platform ``cpu`` does the same updates on one rank. Losses and gradient norms of each update must agree, then
-    the way that each weight has gone (in bfloat16 the log-probs after it). It breaks with what level ``model`` finds,
-    and with an optimizer, with the sum of gradients over replicas, and with state that one update leaves to the next.
+    The platform ``cpu`` does the same updates on one rank. Losses and gradient norms of each update must agree, and so
+    must the change of each weight (in bfloat16, the log-probs after all updates). Faults that level ``model`` finds
+    break it, and faults of the optimizer, of the gradients' sum over replicas, and of state that one update leaves to
+    the next.
     """
     name, sections = case.values
     repetition = Repetition.of(subject)
@@ -132,8 +133,8 @@ def recorded_updates(subject: Subject, case: Case) -> None:
 def recomputation(subject: Subject, case: Case) -> None:
     """Compute gradients of adapters with dropout, once with ``engine.recompute=full`` and once without.
 
-    What is recomputed must draw the same random numbers as the forward pass. It breaks with a runtime that does not
-    restore the state of its generator, and with scopes that cannot be entered a second time.
+    A recomputation must draw the same random numbers as the forward pass. A runtime breaks it that does not restore the
+    state of its generator, and scopes that cannot be entered a second time.
     """
     del case
     repetition = Repetition.of(subject)
@@ -161,8 +162,9 @@ def recomputation(subject: Subject, case: Case) -> None:
 def restored_checkpoint(subject: Subject, case: Case) -> None:
     """Train adapters with dropout: an update, a checkpoint, two more updates; then those two from the checkpoint.
 
-    The weights must be the same in the end: a checkpoint holds the optimizer's state and that of all random generators.
-    It breaks with a runtime whose generator cannot be read or restored, and with copies to the host that do not wait.
+    The final weights must be the same, because a checkpoint holds the states of the optimizer and of all random
+    generators. A runtime breaks it whose generator's state cannot be read or restored, and copies to the host that do
+    not wait.
     """
     del case
     repetition = Repetition.of(subject)

@@ -1,4 +1,4 @@
-"""Rules of level ``training`` about whole runs: what ``anytron train`` does, from prompts to checkpoints."""
+"""Rules of level ``training`` about whole runs of ``anytron train``, from prompts to checkpoints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Run:
         directory: Directory of the run.
         steps: Metrics of each step.
         warnings: Warnings of the run.
-        tolerance: How far metrics of the same step may differ, as a part of them.
+        tolerance: Largest relative difference of metrics of the same step.
     """
 
     directory: Path
@@ -81,11 +81,11 @@ def sections(source: Source, output: Path) -> dict[str, dict[str, Any]]:
 
 
 def run(source: Source, output: Path, **changes: Any) -> Run:
-    """Train.
+    """Do a run.
 
     Args:
         source: The platform.
-        output: Directory of the run; made.
+        output: Directory of the run; it is created.
         changes: Keys of sections to change, ``section__key``.
 
     Raises:
@@ -133,7 +133,7 @@ class Runs:
 
     @classmethod
     def of(cls, subject: Subject) -> Runs:
-        """Those of a subject."""
+        """Return the runs of a subject."""
         return subject.keep("runs", lambda: cls(subject))
 
     def make(self, name: str, **changes: object) -> Run:
@@ -189,8 +189,8 @@ def sampled_steps(subject: Subject, case: Case) -> None:
 def resumed_run(subject: Subject, case: Case) -> None:
     """Do the third step of that run again, in new processes, from the checkpoint after the second.
 
-    Rewards, losses and gradient norms must be the same. It breaks with what ``restored-checkpoint`` finds, and with
-    state that lives in a process and in no checkpoint.
+    Rewards, losses and gradient norms must be the same. Faults that ``restored-checkpoint`` finds break it, and
+    state that is in a process but in no checkpoint.
     """
     del case
     runs = Runs.of(subject)

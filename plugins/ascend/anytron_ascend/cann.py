@@ -1,4 +1,4 @@
-"""Ask CANN how many NPUs there are and which operators, through its C interface; or load the simulator instead."""
+"""Query CANN for the number of NPUs and for operators, through its C interface; or load the simulator instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patches of what torch_npu lacks, whatever adapts Megatron to the NPU."""
+"""Patches for functions that torch_npu lacks, for every adaptor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATCHES = (
 
 
 def assert_at_once(original: Callable[..., None]) -> Callable[..., None]:
-    """Replace ``torch._assert_async``: a tensor of an NPU is waited for and read, others go to torch."""
+    """Replace ``torch._assert_async``: wait for a tensor of an NPU and read it; pass other tensors to torch."""
 
     def assert_now(input: Tensor, assert_msg: str | None = None) -> None:
         if input.device.type != "npu":

@@ -61,7 +61,7 @@ _OTHER = "or choose another platform, for example ANYTRON_PLATFORM=cpu"
 
 
 class AscendPlatform(Platform):
-    """Megatron through torch_npu: ``torch.cuda`` is redirected and modules are portable, or MindSpeed does both."""
+    """The platform ``ascend``: portable modules and redirection of ``torch.cuda`` to torch_npu, or MindSpeed's."""
 
     name = "ascend"
     api_version = 1
@@ -77,12 +77,12 @@ class AscendPlatform(Platform):
 
     @property
     def portable_modules(self) -> bool:  # type: ignore[override]
-        """Ask the adaptor."""
+        """The adaptor's answer."""
         return self._adaptor.portable_modules
 
     @property
     def redirects_torch_cuda(self) -> bool:  # type: ignore[override]
-        """Ask the adaptor."""
+        """The adaptor's answer."""
         return self._adaptor.redirects_torch_cuda
 
     def configure_options(self, options: BaseModel | None) -> None:
@@ -92,7 +92,7 @@ class AscendPlatform(Platform):
         self._adaptor = make_adaptor(options, self.engine)
 
     def decisions(self) -> list[Decision]:
-        """Whose modules there are: the adaptor's library has its own, or they are the portable ones."""
+        """The choice of modules: those of the adaptor's library, or the portable ones."""
         if self.engine == MINDSPEED_LLM:
             return [Decision("modules", MINDSPEED_LLM, f"the engine {MINDSPEED_LLM} has its own modules")]
         adaptor = self._options.adaptor
@@ -101,14 +101,14 @@ class AscendPlatform(Platform):
         return [Decision("modules", modules, f"platform.options.adaptor={adaptor} {set_by}")]
 
     def limits(self) -> list[Limit]:
-        """Decline attention sinks where CANN has no operator for them, and what the adaptor declines."""
+        """Declare that attention sinks are not supported if CANN has no operator for them, and the adaptor's limits."""
         missing = [name for name in _SINKS if not cann.has_operator(name)]
         reason = f"this CANN has no {missing[0]}, which came with CANN 8.5.0" if missing else ""
         own = [Limit(Feature.ATTENTION_SINKS, reason)] if missing else []
         return [*own, *self._adaptor.limits()]
 
     def probe(self) -> Probe:
-        """Distinguish: torch_npu missing or incompatible, CANN missing, no NPU, usable.
+        """Distinguish these cases: torch_npu missing or incompatible, CANN missing, no NPU, usable.
 
         Neither torch nor torch_npu is imported: torch_npu changes torch as it is imported, which a
         run on another platform must not see.
@@ -136,11 +136,11 @@ class AscendPlatform(Platform):
         return Probe(Availability.USABLE, f"{devices} NPU(s), torch_npu {torch_npu}", devices=devices)
 
     def runtime(self) -> DeviceRuntime:
-        """The NPUs of this process; imports torch_npu."""
+        """The runtime of the NPUs of this process; imports torch_npu."""
         return _runtime()
 
     def peak_flops(self, dtype: str) -> PeakFlops:
-        """What the options say: Huawei prints no number for each name that the driver gives."""
+        """The number in the options, because Huawei publishes no number for each device name of the driver."""
         del dtype
         tflops = self._options.peak_tflops
         if tflops is None:
@@ -153,7 +153,7 @@ class AscendPlatform(Platform):
 
     @hookimpl
     def requirements(self) -> list[Requirement]:
-        """Return torch_npu, whose minor version the probe compares with torch's, what the adaptor needs, and vLLM."""
+        """Return torch_npu, whose minor version the probe compares with torch's, the adaptor's packages, and vLLM."""
         own = Requirement("torch-npu", ">=2.6", "pip install torch-npu==<the version of your torch>")
         return [own, *self._adaptor.requirements(), *vllm_ascend.requirements()]
 

@@ -1,4 +1,4 @@
-"""The NPUs of one process as engines use them."""
+"""The device runtime of Ascend NPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class AscendRuntime(TorchDeviceRuntime):
-    """``torch.npu``, which importing torch_npu adds to torch.
+    """The runtime of ``torch.npu`` devices, which importing torch_npu adds to torch.
 
     Raises:
         PlatformError: torch_npu cannot be imported.
@@ -37,12 +37,12 @@ class AscendRuntime(TorchDeviceRuntime):
         super().__init__()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether torch_npu's allocator found no memory; until 2.6 it raises a RuntimeError that says so."""
+        """Whether torch_npu's allocator ran out of memory; until 2.6 it raises a RuntimeError with such a message."""
         return super().is_out_of_memory(error) or "NPU out of memory" in str(error)
 
     @contextlib.contextmanager
     def profiler_range(self, name: str) -> Iterator[None]:
-        """A range of MSTX on the host, which ``msprof`` shows (``--msproftx=on``)."""
+        """Mark an MSTX range on the host, which ``msprof`` shows (``--msproftx=on``)."""
         number = self.module.mstx.range_start(name)
         try:
             yield

@@ -1,6 +1,6 @@
-"""vLLM on NPUs: what it needs there, and the settings under which its weights may be replaced. Imports neither package.
+"""vLLM on NPUs: its requirements, and settings with which its weights may be replaced. Imports neither package.
 
-Sources are files of vllm-ascend at 182b75e (August 2026). Nothing of this was run on an NPU.
+Sources are files of vllm-ascend at 182b75e (August 2026). This code was never run on an NPU.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ OPTIONS = (
 
 
 def rollout_edits(run: RunConfig) -> tuple[ConfigEdit, ...]:
-    """Return the options under which vLLM's weights may be replaced, if the run generates with vLLM."""
+    """Return the options with which vLLM's weights may be replaced, if the run generates with vLLM."""
     return OPTIONS if run.rollout.engine == "vllm" and not run.supervised else ()
 
 
 def requirements() -> Iterator[Requirement]:
-    """Where vLLM is installed, name vllm-ascend of the same minor version, and what that was built for.
+    """If vLLM is installed, return vllm-ascend of the same minor version, and the packages that it was built for.
 
-    All optional: a run that does not generate with vLLM needs none of them (:func:`diagnostics` refuses those that do).
+    All are optional, because a run without vLLM needs none of them; :func:`diagnostics` refuses a run with vLLM that
+    lacks them.
     """
     vllm = find_installation()
     if vllm is None:
@@ -71,7 +72,7 @@ def requirements() -> Iterator[Requirement]:
 
 
 def diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
-    """Refuse a run that generates with vLLM where vllm-ascend is missing, or of another version than vLLM."""
+    """Refuse a run that generates with vLLM if vllm-ascend is missing or has another version than vLLM."""
     if run.rollout.engine != "vllm":
         return
     vllm = find_installation(run.rollout.python)

@@ -1,4 +1,4 @@
-"""The embedded platform: the processor. The default where there is no accelerator, and the reference for others."""
+"""The embedded platform: the CPU. It is the default without an accelerator, and the reference for other platforms."""
 
 from anytron_cpu.platform import CpuPlatform
 

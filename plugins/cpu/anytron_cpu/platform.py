@@ -1,4 +1,4 @@
-"""The processor as a platform."""
+"""The CPU as a platform."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class CpuPlatform(Platform):
-    """Real Megatron over gloo, its building blocks in plain torch.
+    """The platform ``cpu``: Megatron over gloo, with portable modules in plain torch.
 
     It implements no hook: the neutral defaults are its kernels.
     """
@@ -24,15 +24,15 @@ class CpuPlatform(Platform):
     portable_modules = True
 
     def probe(self) -> Probe:
-        """Report the processor, which is always available."""
+        """Report the CPU, which is always available."""
         return Probe(Availability.USABLE, "the processor is always available", devices=1)
 
     def runtime(self) -> DeviceRuntime:
-        """The processor of this process."""
+        """The runtime of the CPU in this process."""
         return _runtime()
 
     def peak_flops(self, dtype: str) -> PeakFlops:
-        """Report no number: it depends on clock rates, on vector units and on the ranks that share the processor."""
+        """Report no number: it depends on clock rates, on vector units and on the ranks that share the CPU."""
         del dtype
         return PeakFlops(None, "the peak of a processor depends on clock rates and on the ranks that share it")
 

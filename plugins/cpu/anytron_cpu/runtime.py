@@ -1,4 +1,4 @@
-"""The processor as the engines use it."""
+"""The device runtime of the CPU."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class CpuRuntime(DeviceRuntime):
     communication_backend: ClassVar[str] = "gloo"
 
     def device_count(self) -> int:
-        """1: ranks share the processor."""
+        """Return 1: ranks share the CPU."""
         return 1
 
     def current_device(self) -> torch.device:
-        """``cpu``, without an index, as tensors on it report themselves."""
+        """The device ``cpu``, without an index, like the device of its tensors."""
         return torch.device("cpu")
 
     def set_device(self, index: int) -> None:
-        """Accept any rank's index: all of them mean the one processor.
+        """Accept any rank's index: all of them mean the one CPU device.
 
         Raises:
             EngineError: A negative index.
@@ -56,15 +56,15 @@ class CpuRuntime(DeviceRuntime):
         )
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether Python or torch's allocator for the processor (c10/core/impl/alloc_cpu.cpp) could not allocate."""
+        """Whether Python or torch's CPU allocator (c10/core/impl/alloc_cpu.cpp) could not allocate."""
         return isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
     def manual_seed(self, seed: int) -> None:
-        """Seed torch's generator of the processor."""
+        """Seed torch's CPU generator."""
         torch.default_generator.manual_seed(seed)
 
     def get_rng_state(self) -> torch.Tensor:
-        """uint8 state of torch's generator of the processor."""
+        """The state of torch's CPU generator, uint8."""
         return torch.default_generator.get_state()
 
     def set_rng_state(self, state: torch.Tensor) -> None:
@@ -72,7 +72,7 @@ class CpuRuntime(DeviceRuntime):
         torch.default_generator.set_state(state)
 
     def default_generator(self) -> torch.Generator:
-        """The generator of the processor in torch."""
+        """The CPU generator of torch."""
         return torch.default_generator
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:

@@ -1,4 +1,4 @@
-"""What this machine offers to kernels, as plain data, and how the best of several is chosen by it."""
+"""The libraries and the GPU of this machine, as plain data, and the choice of the best implementation for them."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Capabilities:
         compute_capability: (major, minor) of the GPU, for example (9, 0) for Hopper.
         torch: Version of torch.
         libraries: Versions of the importable :data:`DISTRIBUTIONS`, by import name.
-        broken: Why others, which are installed, cannot: import name and the message of the import. A library that
-            was built for another torch is here.
+        broken: Installed libraries that cannot be imported, for example because they were built for another torch:
+            import name and error message.
     """
 
     compute_capability: tuple[int, int]
@@ -57,7 +57,7 @@ class Capabilities:
         return self.missing(library, minimum) is None
 
     def missing(self, library: str, minimum: str = "0") -> str | None:
-        """Why a library cannot be used, or not in this version or a later one; None if it can."""
+        """Return why a library cannot be used in this version or a later one; None if it can."""
         name, found = DISTRIBUTIONS[library], self.libraries.get(library)
         if library in self.broken:
             return f"{name} cannot be imported: {self.broken[library]}"
@@ -68,7 +68,7 @@ class Capabilities:
 
 @functools.cache
 def capabilities() -> Capabilities:
-    """Look at the current GPU, which initialises CUDA, and import the libraries. For processes that compute."""
+    """Examine the current GPU, which initialises CUDA, and import the libraries. For processes that use the GPU."""
     import torch
 
     found = {module: _imported(module) for module in DISTRIBUTIONS}
@@ -81,9 +81,9 @@ def capabilities() -> Capabilities:
 
 
 def broken_libraries() -> dict[str, str]:
-    """Libraries that are installed and cannot be imported, tried in other processes: distribution and message.
+    """Find installed libraries that cannot be imported, by imports in other processes: distribution and error message.
 
-    Transformer Engine is not among them: what follows for the modules, :mod:`anytron_cuda.modules` says.
+    Transformer Engine is not among them; :mod:`anytron_cuda.modules` handles it.
     """
     tried = {name: module for module, name in DISTRIBUTIONS.items() if module != "transformer_engine"}
     installed = {name: module for name, module in tried.items() if _is_installed(name)}
@@ -118,11 +118,11 @@ def _imported(module: str) -> Version | str | None:
 
 @dataclass(frozen=True)
 class Choice:
-    """An implementation, and why it is not a better one.
+    """An implementation, and why no better one was chosen.
 
     Attributes:
         kernel: Name of the implementation.
-        passed_over: Better ones, each with what stands in its way.
+        passed_over: Better implementations, each with its obstacle.
     """
 
     kernel: str
@@ -150,11 +150,11 @@ def choose(candidates: Iterable[tuple[str, str | None]]) -> Choice:
 
 @dataclass(frozen=True)
 class DescribedKernel:
-    """A kernel that says which implementation it is; the hooks log and record ``description``.
+    """A kernel with a description of its implementation; the hooks log and record ``description``.
 
     Attributes:
         kernel: The kernel to call.
-        description: Which implementation it is, and why not a better one.
+        description: Name of the implementation, and why no better one was chosen.
     """
 
     kernel: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Environment variables of CUDA, cuBLAS, NCCL and torch, and what contradicts them in the user's own environment.
+"""Environment variables of CUDA, cuBLAS, NCCL and torch, and conflicting variables in the user's own environment.
 
 docs/how-to/train-on-nvidia-gpus.md has the table, with the variables that are left alone.
 """
@@ -41,14 +41,14 @@ each shape, hence for each token that Hugging Face's models generate; with masks
 
 @dataclass(frozen=True)
 class Needs:
-    """What the variables depend on, besides the options.
+    """The properties of a run, besides the options, on which the variables depend.
 
     Attributes:
         deterministic: ``engine.deterministic``.
-        in_order: Communication must be started before the computation that it overlaps with, and the GPU has to be
-            told to keep that order.
-        compiler: There is a C compiler, which Triton needs to start its kernels.
-        ranks: Training ranks.
+        in_order: Whether communication must start before the computation with which it overlaps, so that the GPU must
+            keep the order of kernels.
+        compiler: Whether there is a C compiler, which Triton needs to start its kernels.
+        ranks: Number of training ranks.
     """
 
     deterministic: bool = False
@@ -79,7 +79,7 @@ def worker_environment(options: CudaOptions, needs: Needs, role: Role, user: Map
     Args:
         options: ``platform.options``.
         needs: Needs of the run.
-        role: Training ranks get most of them; engines that generate know best what they need.
+        role: Role of the process; training ranks get most variables, because rollout engines set their own.
         user: The user's own environment, for settings that have two names.
     """
     # An index means the same GPU to CUDA, NVML, nvidia-smi and vLLM; by itself CUDA puts the fastest first.

@@ -1,4 +1,4 @@
-"""What GPUs of each kind can compute: their peak in bfloat16, from data sheets, and FP8 and FP4."""
+"""Capabilities of GPU models: their peak in bfloat16, from data sheets, and support of FP8 and FP4."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def peak_flops(name: str, dtype: str, configured: float | None) -> PeakFlops:
     Args:
         name: The driver's name of the GPU.
         dtype: Element type of the matrices.
-        configured: ``platform.options.peak_tflops``, which wins.
+        configured: ``platform.options.peak_tflops``, which takes precedence.
     """
     fix = "set platform.options.peak_tflops"
     if configured is not None:
@@ -77,11 +77,11 @@ def peak_flops(name: str, dtype: str, configured: float | None) -> PeakFlops:
 
 
 def precision_diagnostics(run: RunConfig, gpus: Sequence[Gpu]) -> Iterator[Diagnostic]:
-    """Find number formats that a GPU does not have. Transformer Engine would find them when the first layer computes.
+    """Find number formats that a GPU lacks. Transformer Engine would refuse them only when the first layer computes.
 
     Args:
-        run: Its ``engine.options.transformer`` names them as Megatron does.
-        gpus: Those that ranks can get; none if the driver's machine has none.
+        run: The run; ``engine.options.transformer`` selects the formats.
+        gpus: GPUs that ranks can get; empty if the driver's machine has none.
     """
     transformer = run.engine.options.get("transformer") or {}
     recipe = transformer.get("fp8_recipe", "delayed")

@@ -1,4 +1,4 @@
-"""Choose whose building blocks models are made of, Transformer Engine's or the portable ones, and try imports."""
+"""Choose the modules of which models are built, Transformer Engine's or the portable ones, and try imports."""
 
 from __future__ import annotations
 
@@ -52,26 +52,26 @@ class Library:
 
     @property
     def obstacle(self) -> str:
-        """Why models cannot be made of it; empty if they can."""
+        """Why models cannot be built with it; empty if they can."""
         if self.version is None:
             return "Transformer Engine is not installed"
         if not SpecifierSet(SUPPORTED).contains(self.version, prereleases=True):
-            return f"Transformer Engine {self.version} is installed, and {SUPPORTED} is supported"
+            return f"Transformer Engine {self.version} is installed, but only {SUPPORTED} is supported"
         if self.broken:
             return f"Transformer Engine {self.version} is installed and cannot be imported: {self.broken}"
         return ""
 
 
 def choose_modules(wanted: Modules, library: Library, *, against: str = "") -> Decision:
-    """Decide whose modules there are.
+    """Choose the modules.
 
     Args:
         wanted: ``platform.options.modules``.
-        library: Transformer Engine, as it is installed.
+        library: The installed Transformer Engine.
         against: Why the run needs the portable modules; empty if it does not.
 
     Raises:
-        ConfigError: Transformer Engine is named and cannot be used.
+        ConfigError: Transformer Engine is selected but cannot be used.
     """
     if wanted == PORTABLE:
         return Decision("modules", PORTABLE, f"set by {OPTION}")
@@ -95,8 +95,8 @@ def transformer_engine(*, imported: bool) -> Library:
     """Look for Transformer Engine.
 
     Args:
-        imported: Also find out, in another process, whether it can be imported; that takes seconds. One that was
-            built for another torch or another CUDA cannot.
+        imported: Whether to check, in another process, that it can be imported, which takes seconds. This fails if it
+            was built for another torch or another CUDA.
     """
     try:
         found = Library(Version(version(DISTRIBUTION)))
@@ -106,7 +106,7 @@ def transformer_engine(*, imported: bool) -> Library:
 
 
 def import_transformer_engine() -> None:
-    """Import Transformer Engine into a training rank. Megatron would go on without it, with other modules.
+    """Import Transformer Engine into a training rank. Otherwise Megatron would silently use other modules.
 
     Raises:
         PlatformError: Transformer Engine cannot be imported here, although it could on the driver's machine.
@@ -125,9 +125,9 @@ def import_transformer_engine() -> None:
 
 @functools.cache
 def import_error(module: str) -> str:
-    """Return why a module cannot be imported; empty if it can be or already is. Another process tries it.
+    """Return why a module cannot be imported, by an import in another process; empty if it can be or is imported.
 
-    A library that was built for another torch, or another CUDA, is found by this: its symbols are missing.
+    A library that was built for another torch or another CUDA fails with missing symbols.
     """
     if module in sys.modules:
         return ""

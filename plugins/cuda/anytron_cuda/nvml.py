@@ -1,4 +1,4 @@
-"""Ask NVIDIA's management library about driver and GPUs: it answers without initialising CUDA."""
+"""Query NVIDIA's management library about driver and GPUs, without initialising CUDA."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Driver:
     """NVIDIA's driver.
 
     Attributes:
-        version: For example ``570.86.15``.
-        cuda: The newest CUDA that it knows (major, minor).
+        version: Version of the driver, for example ``570.86.15``.
+        cuda: The newest CUDA version that it supports (major, minor).
         gpus: All GPUs of the machine, in the order of ``nvidia-smi``.
     """
 
@@ -35,9 +35,9 @@ class Driver:
     gpus: tuple[Gpu, ...]
 
     def visible(self, variable: str | None) -> tuple[Gpu, ...]:
-        """Those that ``CUDA_VISIBLE_DEVICES`` leaves, as far as it can be followed: parts of a GPU (MIG) are its own.
+        """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` makes visible; parts of a GPU (MIG) count as that GPU.
 
-        As CUDA reads it: the first entry that is not a GPU ends the list.
+        As in CUDA, the first entry that is not a GPU ends the list.
         """
         if variable is None:
             return self.gpus
@@ -58,7 +58,7 @@ class NvmlError(Exception):
 
 
 def read_driver(library: str = LIBRARY) -> Driver | None:
-    """Ask NVML; None if it is not installed.
+    """Query NVML; None if it is not installed.
 
     Raises:
         NvmlError: NVML is installed but does not answer, for example because the driver was replaced since the start.

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as a platform: the answers to the hooks, each given by the room that knows it."""
+"""NVIDIA GPUs as a platform: the answers to the hooks, each computed by another module."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ VLLM_OPTIONS = (
 
 
 class CudaPlatform(Platform):
-    """``torch.cuda`` is the device. Transformer Engine's modules compute, or the portable ones with CUDA kernels."""
+    """The platform ``cuda``: models use Transformer Engine's modules, or portable modules with CUDA kernels."""
 
     name = "cuda"
     api_version = 1
@@ -67,7 +67,7 @@ class CudaPlatform(Platform):
 
     @property
     def portable_modules(self) -> bool:  # type: ignore[override]
-        """What the options say, or metadata: what else matters for a run, :meth:`configure` puts in the options."""
+        """The choice in the options, else one by installed packages; :meth:`configure` sets the options of a run."""
         return self._modules(imported=False).value == modules.PORTABLE
 
     def configure_options(self, options: BaseModel | None) -> None:
@@ -76,26 +76,26 @@ class CudaPlatform(Platform):
         self._options = options
 
     def decisions(self) -> list[Decision]:
-        """Whose modules there are; in the driver, which tries imports, also which libraries are of no use."""
+        """The choice of modules; in the driver, which tries imports, also the libraries that cannot be imported."""
         if _is_rank():
             return [self._modules(imported=False)]
         broken = broken_libraries().items()
         return [self._modules(imported=True), *(Decision(name, "not used", why) for name, why in broken)]
 
     def probe(self) -> Probe:
-        """Distinguish: no GPU, another vendor's GPU, an incompatible driver or torch, usable."""
+        """Distinguish these cases: no GPU, another vendor's GPU, an incompatible driver or torch, usable."""
         return judge(look())
 
     def runtime(self) -> DeviceRuntime:
-        """The GPUs of this process."""
+        """The runtime of the GPUs of this process."""
         return _runtime()
 
     def peak_flops(self, dtype: str) -> PeakFlops:
-        """What the options say, or NVIDIA's data sheets by the GPU's name."""
+        """The number in the options, or from NVIDIA's data sheets by the GPU's name."""
         return peak_flops(self.runtime().device_name(), dtype, self._options.peak_tflops)
 
     def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
-        """Import Transformer Engine if models are made of it, and let torch refuse what is not deterministic."""
+        """Import Transformer Engine if models use it, and let torch refuse nondeterministic operations if so set."""
         del ledger
         import torch
 
@@ -105,7 +105,7 @@ class CudaPlatform(Platform):
 
     @hookimpl
     def requirements(self) -> list[Requirement]:
-        """Transformer Engine: needed if it is named, wanted if the choice is ours."""
+        """Transformer Engine: required if the options select it, optional if the platform chooses the modules."""
         wanted = self._options.modules
         if wanted == modules.PORTABLE:
             return []
@@ -114,7 +114,7 @@ class CudaPlatform(Platform):
 
     @hookimpl
     def configure(self, config: RunConfig) -> Iterator[ConfigEdit | Diagnostic]:
-        """Settle the choice of modules for all ranks; check the environment, and FP8 against the GPU."""
+        """Fix the choice of modules for all ranks; check the environment, and whether the GPU supports FP8."""
         chosen = self._modules(imported=True, against=_against_transformer_engine(config))
         if (chosen.value == modules.PORTABLE) != self.portable_modules:  # which is all that ranks look at
             yield ConfigEdit(modules.OPTION, chosen.value, chosen.reason)
@@ -132,7 +132,7 @@ class CudaPlatform(Platform):
 
     @hookimpl
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
-        """What :mod:`anytron_cuda.attention` chooses for this GPU."""
+        """Return the kernel that :mod:`anytron_cuda.attention` chooses for this GPU."""
         if spec.device_type != "cuda":
             return None
         from anytron_cuda.attention.choice import make_attention
@@ -142,14 +142,14 @@ class CudaPlatform(Platform):
 
     @hookimpl
     def fused_kernel(self, name: KernelName, spec: KernelSpec) -> Callable[..., Any] | None:
-        """What :mod:`anytron_cuda.kernels` chooses."""
+        """Return the kernel that :mod:`anytron_cuda.kernels` chooses."""
         from anytron_cuda.kernels import fused_kernel
 
         return fused_kernel(name, spec)
 
     @hookimpl
     def log_prob_kernel(self, spec: LogProbSpec) -> LogProbKernel | None:
-        """What :mod:`anytron_cuda.log_probs` chooses."""
+        """Return the kernel that :mod:`anytron_cuda.log_probs` chooses."""
         from anytron_cuda.log_probs import log_prob_kernel
 
         return log_prob_kernel(spec)

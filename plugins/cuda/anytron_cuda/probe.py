@@ -1,4 +1,4 @@
-"""Find out what answers to ``torch.cuda`` on this machine, without initialising it."""
+"""Determine whether ``torch.cuda`` can be used on this machine, without initialising it."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _VENDOR = f"install a platform plugin for this device (docs/how-to/write-a-platf
 
 @dataclass(frozen=True)
 class Facts:
-    """What there is on this machine.
+    """The facts about this machine on which the probe's answer depends.
 
     Attributes:
         torch: Version of torch.
         cuda: The CUDA that torch is built with; None = none.
         hip: The ROCm that torch is built with; None = none.
         architectures: Architectures for which torch has machine code (``sm_90``) or code to translate (``compute_90``).
-        driver_files: Whether NVIDIA's kernel driver shows itself.
+        driver_files: Whether files of NVIDIA's kernel driver exist.
         driver: Answer of NVML; None if there is no NVML, or it does not answer.
-        driver_error: Why it does not.
+        driver_error: Why NVML does not answer.
         visible: ``CUDA_VISIBLE_DEVICES``.
         devices: How many devices torch counts.
         device_name: Name of the first device, if nothing else identifies its vendor.
@@ -68,7 +68,7 @@ class Facts:
 
 
 def look() -> Facts | Probe:
-    """Collect the facts; a probe if torch cannot be imported."""
+    """Collect the facts; if torch cannot be imported, return the probe's answer instead."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -96,13 +96,13 @@ def look() -> Facts | Probe:
 
 
 def visible_gpus(variable: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that ``CUDA_VISIBLE_DEVICES`` leaves; none where NVML cannot tell."""
+    """The GPUs that ``CUDA_VISIBLE_DEVICES`` makes visible; none if NVML is not available."""
     driver, _ = _driver()
     return () if driver is None else driver.visible(variable)
 
 
 def judge(facts: Facts | Probe) -> Probe:
-    """Return what the facts mean: usable, no such device, or a device that cannot be used."""
+    """Return the probe's answer from the facts: usable, no such device, or a device that cannot be used."""
     if isinstance(facts, Probe):
         return facts
     if maker := _maker(facts):
@@ -145,11 +145,12 @@ def judge(facts: Facts | Probe) -> Probe:
 
 
 def runs_on(capability: tuple[int, int], architectures: tuple[str, ...]) -> bool:
-    """Whether code of some architecture runs on a GPU.
+    """Whether code for one of the given architectures runs on a GPU.
 
-    Machine code (``sm_86``) runs on GPUs of its major version from its minor version on, code of an architecture's own
-    features (``sm_90a``) on that one alone; ``compute_90`` is translated for any later GPU. (CUDA C++ Programming
-    Guide, "Binary Compatibility" and "PTX Compatibility"; torch/cuda/__init__.py, ``DEVICE_REQUIREMENT``.)
+    Machine code (``sm_86``) runs on GPUs with the same major version and the same or a later minor version. Code with
+    architecture-specific features (``sm_90a``) runs on exactly that version. ``compute_90`` is translated for any later
+    GPU. (CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility"; torch/cuda/__init__.py,
+    ``DEVICE_REQUIREMENT``.)
     """
     for one in architectures:
         kind, _, number = one.partition("_")

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as the engines use them."""
+"""The device runtime of NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUT_OF_MEMORY = (
 
 
 class CudaRuntime(TorchDeviceRuntime):
-    """``torch.cuda``."""
+    """The runtime of ``torch.cuda`` devices."""
 
     device_type: ClassVar[str] = "cuda"
     communication_backend: ClassVar[str] = "nccl"
@@ -40,10 +40,10 @@ class CudaRuntime(TorchDeviceRuntime):
         return capability
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether torch's allocator, or a library that allocates by itself, found no memory."""
+        """Whether torch's allocator, or a library with its own allocations, ran out of memory."""
         return super().is_out_of_memory(error) or any(words in str(error) for words in OUT_OF_MEMORY)
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
-        """An NVTX range."""
+        """Mark an NVTX range."""
         scope: AbstractContextManager[None] = self.module.nvtx.range(name)
         return scope

@@ -19,7 +19,7 @@ NPROC_PER_NODE sets the number of ranks, as for ms-swift. `megatron` documents a
 
 
 def main() -> None:
-    """Start the command as ms-swift does, with one of our files in place of one of its files.
+    """Start the command as ms-swift does, with a file of this package in place of one of ms-swift's files.
 
     Exit with the status of ms-swift; 1 after an :class:`AnytronError`, printed as what, where, why and fix; 2 after
     wrong usage.

@@ -1,4 +1,4 @@
-"""Find the installed ms-swift, and import it, with an error for people where that cannot be."""
+"""Find the installed ms-swift, and import it, with a clear error if that fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MS_SWIFT = Requirement("ms-swift", ">=4.6,<4.7", "pip install --no-deps ms-swift
 
 
 def require_supported() -> None:
-    """Look at ms-swift's metadata; nothing of it is imported.
+    """Check ms-swift's metadata, without importing it.
 
     Raises:
         PluginError: ms-swift is not installed, or its release is not tested with this plugin.

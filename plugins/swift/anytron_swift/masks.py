@@ -1,10 +1,10 @@
 """The platform's masks for ms-swift's padded rows.
 
-ms-swift prepares a micro-batch in one function, and calls models in many. So the first leaves the micro-batch for the
-second: whatever model runs next in this process, a policy or its reference, runs on it.
+ms-swift prepares a micro-batch in one function, and calls models in many. So the function stores the micro-batch for
+the next call of any model in this process, a policy or its reference.
 
-Packed sequences are left to ms-swift. Their kernels need no mask, and ms-swift's buffer, which context parallelism
-fills up with made-up sequences, has no layout in Anytron.
+Packed sequences are left to ms-swift. Their kernels need no mask, and Anytron has no layout for ms-swift's buffer,
+which context parallelism fills up with dummy sequences.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _rows: tuple[RaggedBatch, int] | None = None
 
 
 def prepare_batch(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Replace the mask of a micro-batch of padded rows by what the model's forward pass asks the platform for."""
+    """Replace the mask of a micro-batch of padded rows by the data that :func:`forward` passes to the platform."""
 
     @functools.wraps(original)
     def prepare(args: Any, data: dict[str, Any], vp_stage: int | None = None) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _preparer(hashed: _Hashed, columns: int) -> BatchPreparer:
 
 
 def sizes_of(config: TransformerConfig) -> ParallelSizes:
-    """Read the parallel sizes of a model; replicas are what is left of the ranks."""
+    """Read the parallel sizes of a model; the remaining ranks are data-parallel replicas."""
     sizes = {
         "tensor": config.tensor_model_parallel_size,
         "pipeline": config.pipeline_model_parallel_size,

@@ -24,7 +24,7 @@ def start(entry: str) -> None:
     Megatron is imported already, a patch cannot be applied, or the platform refuses the model.
 
     Args:
-        entry: Its name in ``swift.megatron``.
+        entry: Name of the entry point in ``swift.megatron``.
     """
     try:
         _start(entry)

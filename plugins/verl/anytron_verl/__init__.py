@@ -1,8 +1,9 @@
 """verl on the platforms of Anytron, without a change of verl and without an import in the user's script.
 
-verl loads what stands in the entry-point group ``verl.plugins`` as it is imported: :mod:`anytron_verl.activate`. That
-opens Anytron's device stack in the process and makes its platform verl's. When verl chooses an engine, its own Megatron
-engines come with the device stack's phases around them, and with Anytron's layouts and masks.
+When verl is imported, it loads the entry points of the group ``verl.plugins``, one of which is
+:mod:`anytron_verl.activate`. This opens Anytron's device stack in the process and makes its platform verl's platform.
+When verl chooses an engine, it gets its own Megatron engines with the device stack's phases around them, and with
+Anytron's layouts and masks.
 """
 
 PLATFORM = "anytron"

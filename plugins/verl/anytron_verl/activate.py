@@ -1,4 +1,4 @@
-"""What ``import verl`` loads. It acts as it is imported, and is the only module here that does.
+"""The module that ``import verl`` loads. Importing it activates the plugin; no other module here acts on import.
 
 verl imports the entry points of its group ``verl.plugins`` and calls nothing in them (``verl/__init__.py``).
 """

@@ -57,7 +57,7 @@ def compose(path: Path, overrides: Sequence[str]) -> Any:
 
 
 def model_directory(section: Any) -> Path:
-    """The Hugging Face directory of the actor; verl fetches it if need be."""
+    """The Hugging Face directory of the actor; verl downloads it if necessary."""
     from pathlib import Path
 
     from verl.utils.fs import copy_to_local
@@ -66,7 +66,7 @@ def model_directory(section: Any) -> Path:
 
 
 def ranks_of(section: Any) -> int:
-    """The fewest ranks that a configuration's parallel sizes need: one data-parallel replica, or as experts want."""
+    """The smallest number of ranks for the parallel sizes: one data-parallel replica, or more if experts need them."""
     engine = section.actor.megatron
     pipeline, tensor = engine.pipeline_model_parallel_size, engine.tensor_model_parallel_size
     expert_tensor = engine.expert_tensor_parallel_size or tensor
@@ -79,8 +79,8 @@ def engine_parts(section: Any, *, packed: bool, alone: bool, trains: bool) -> di
 
     Args:
         section: Section that :func:`compose` returns; it is not changed.
-        packed: Packed sequences (thd), else padded rows (bshd).
-        alone: On one rank, whatever the parallel sizes.
+        packed: Whether sequences are packed (thd) or padded rows (bshd).
+        alone: Whether to use one rank instead of the configured parallel sizes.
         trains: Whether to have an optimizer and gradients.
     """
     from omegaconf import OmegaConf, open_dict

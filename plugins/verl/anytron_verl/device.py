@@ -1,4 +1,4 @@
-"""Anytron's platform as verl asks for a device."""
+"""Anytron's platform with verl's device interface."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ROLLOUTS = "verl.workers.rollout.replica"
 
 
 class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent where types are checked
-    """The device stack's platform: ``torch.cuda`` where that is redirected, else the device's own module.
+    """The device stack's platform for verl: ``torch.cuda`` if that is redirected, else the device's own module.
 
-    Processes without a device ask only what needs none: names, and how Ray counts the devices.
+    Processes without a device use only names and Ray's resource, which need no device.
     """
 
     @property
@@ -39,14 +39,14 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
 
     @property
     def device_name(self) -> str:
-        """``cuda`` where ``torch.cuda`` is redirected: verl makes names of devices from it."""
+        """The device type, ``cuda`` if ``torch.cuda`` is redirected; verl makes device names from it."""
         return "cuda" if self._platform.redirects_torch_cuda else self._runtime.device_type
 
     @property
     def vendor_name(self) -> str:
-        """``anytron``. verl asks when it chooses an engine, and no earlier: this is when ours are registered.
+        """The name ``anytron``. verl reads it first when it chooses an engine, so this registers the engines.
 
-        To import verl's engines takes seconds, which processes without an engine need not spend.
+        Importing verl's engines takes seconds, which processes without an engine save.
         """
         if ENGINES in sys.modules:
             from anytron_verl import engines
@@ -98,7 +98,7 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
         self._runtime.empty_cache()
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int, int]:
-        """(major, minor); (0, 0) where the notion does not exist."""
+        """(major, minor); (0, 0) on devices without compute capabilities."""
         del device_index
         return self._runtime.compute_capability()
 
@@ -107,7 +107,7 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
         return self._runtime.communication_backend
 
     def visible_devices_envvar(self) -> str:
-        """The variable that lists the devices; CUDA's, which is not read, where the platform has none."""
+        """The variable that lists the devices; if the platform has none, CUDA's, which is then not read."""
         return self._platform.visible_devices_variable or "CUDA_VISIBLE_DEVICES"
 
     @contextmanager
@@ -123,9 +123,10 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
         """Do nothing, as :meth:`profiler_start`."""
 
     def ray_resource_name(self) -> str:
-        """The platform's resource. Without one ``GPU``: verl looks for ``GPU`` or ``NPU`` before it starts.
+        """The platform's resource; ``GPU`` if it has none, because verl requires ``GPU`` or ``NPU`` before it starts.
 
-        The process that starts replicas asks, before it looks for their class: this is when ours is registered.
+        The process that starts replicas reads this before it looks for their class, so the class is registered at this
+        time.
         """
         _register_rollout()
         return self._platform.ray_resource or "GPU"
@@ -135,11 +136,11 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
         return [f"RAY_EXPERIMENTAL_NOSET_{self.visible_devices_envvar()}"]
 
     def is_ipc_supported(self) -> bool:
-        """Return False: weights reach the rollout through shared memory of the host, which every platform has."""
+        """Return False: weights are sent to the rollout through shared host memory, which every platform has."""
         return False
 
     def cudart(self) -> Any:
-        """Return None: there is no CUDA to call by itself."""
+        """Return None: there is no CUDA runtime to call directly."""
         return None
 
 

@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 def register(device_name: str) -> None:
-    """Register the engines for the vendor of :class:`anytron_verl.device.AnytronDevice`; once."""
+    """Register the engines, once, for the vendor of :class:`anytron_verl.device.AnytronDevice`."""
     for model_type, engine in (("language_model", LanguageModelEngine), ("value_model", ValueModelEngine)):
         registered = EngineRegistry._engines[model_type]["megatron"]
         if (device_name, PLATFORM) not in registered:
@@ -110,15 +110,15 @@ class _OnTheStack:
 
 
 class LanguageModelEngine(_OnTheStack, MegatronEngineWithLMHead):  # type: ignore[misc]
-    """verl's engine of policies and their references."""
+    """verl's engine for policies and their references."""
 
 
 class ValueModelEngine(_OnTheStack, MegatronEngineWithValueHead):  # type: ignore[misc]
-    """verl's engine of critics."""
+    """verl's engine for critics."""
 
 
 def sizes_of(engine_config: Any) -> ParallelSizes:
-    """Read the parallel sizes of verl's ``McoreEngineConfig``; the other ranks are replicas."""
+    """Read the parallel sizes of verl's ``McoreEngineConfig``; the remaining ranks are data-parallel replicas."""
     tensor = engine_config.tensor_model_parallel_size
     expert_tensor = engine_config.expert_tensor_parallel_size
     sizes = ParallelSizes(

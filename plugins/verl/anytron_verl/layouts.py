@@ -1,7 +1,7 @@
 """Anytron's layouts and masks in the calling convention of ``verl.models.mcore.util``.
 
-verl's tensors are jagged: ``values()`` are flat, ``[T, ...]``, as Anytron's are, and ``offsets()`` say where sequences
-begin. Everything of a micro-batch goes through the one layout that is made before its forward pass.
+verl's tensors are jagged: ``values()`` are flat, ``[T, ...]``, as in Anytron, and ``offsets()`` are the starts of
+sequences. All tensors of a micro-batch are arranged by one layout, which is made before the forward pass.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro-batch, laid out.
+    """One micro-batch with its layout.
 
     Attributes:
         preparer: Preparer of the micro-batch.
-        prepared: Its layout, mask and scope.
-        offsets: int64 ``[B + 1]``, where its sequences begin in flat tensors, on the device.
+        prepared: Layout, mask and scope of the micro-batch.
+        offsets: int64 ``[B + 1]``, starts of its sequences in flat tensors, on the device.
     """
 
     preparer: BatchPreparer
@@ -51,8 +51,8 @@ class MicroBatch:
 
         Args:
             values: Jagged, ``[B, j, ...]``, on the device.
-            following: Show at each position what stands at the next one. Where there is none, it is 0: verl's
-                cross-entropy has no ignored label, and the result there is not read.
+            following: Whether each position gets the value of the next one; without a next one it is 0, because verl's
+                cross-entropy has no ignored label and does not use the result there.
 
         Returns:
             ``[R, C, ...]``.
@@ -90,9 +90,9 @@ class Layouts:
 
     Args:
         stack: Device stack of the process.
-        config: Megatron's, of the model.
+        config: Megatron's configuration of the model.
         sequence_format: verl's ``use_remove_padding``: ``thd``, else ``bshd``.
-        sizes: The parallel sizes of the ranks, which have met.
+        sizes: The parallel sizes of the ranks, whose process groups exist.
 
     Raises:
         ConfigError: The platform lacks a feature that the model requires.
@@ -146,7 +146,7 @@ class Layouts:
 
 
 def preprocess_thd_engine(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace verl's packing: give ``(ids or values [1, C, ...], PackedSeqParams, position ids [1, C])``."""
+    """Replace verl's packing: return ``(ids or values [1, C, ...], PackedSeqParams, position ids [1, C])``."""
 
     @functools.wraps(original)
     def preprocess(input_ids: Tensor, pre_process: bool = True, need_roll: bool = False, **options: Any) -> Any:
@@ -164,7 +164,7 @@ def preprocess_thd_engine(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def preprocess_bshd_engine(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace verl's padding: give ``(ids or values [B, C, ...], the model's mask, position ids [B, C])``."""
+    """Replace verl's padding: return ``(ids or values [B, C, ...], the model's mask, position ids [B, C])``."""
 
     @functools.wraps(original)
     def preprocess(input_ids: Tensor, pre_process: bool = True, need_roll: bool = False, **options: Any) -> Any:
@@ -179,7 +179,7 @@ def preprocess_bshd_engine(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def postprocess_thd_engine(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace verl's unpacking: from ``[1, C, ...]`` to jagged ``[B, j, ...]``; earlier stages keep their output."""
+    """Replace verl's unpacking: from ``[1, C, ...]`` to jagged ``[B, j, ...]``; earlier stages keep the output."""
 
     @functools.wraps(original)
     def postprocess(
@@ -201,7 +201,7 @@ def postprocess_thd_engine(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def postprocess_bshd_engine(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace verl's way back from rows: from ``[B, C, ...]`` to jagged ``[B, j, ...]``."""
+    """Replace verl's conversion from rows: from ``[B, C, ...]`` to jagged ``[B, j, ...]``."""
 
     @functools.wraps(original)
     def postprocess(output: Tensor, attention_mask: Tensor | None, post_process: bool = True) -> Tensor:

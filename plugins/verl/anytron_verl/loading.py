@@ -1,4 +1,4 @@
-"""Load verl's plugins as ``import verl`` does, and say what each of them raised; ``python -m anytron_verl.loading``.
+"""Load verl's plugins as ``import verl`` does, and report the exception of each; ``python -m anytron_verl.loading``.
 
 Run it in a separate process, because plugins change the process that loads them. Prints one JSON object.
 """
@@ -14,7 +14,7 @@ from anytron_verl import GROUP, POLICY
 
 
 def main() -> None:
-    """Load them in verl's order, after verl itself."""
+    """Load the plugins in verl's order, after verl itself."""
     policy = os.environ.get(POLICY, "auto").strip().lower()
     os.environ[POLICY] = "none"
     import verl  # noqa: F401 - plugins expect it

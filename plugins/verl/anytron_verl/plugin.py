@@ -1,4 +1,4 @@
-"""Open the device stack as ``import verl`` loads the plugin, and make its platform verl's."""
+"""Open the device stack when ``import verl`` loads the plugin, and make its platform verl's platform."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ whose number is not limited."""
 
 
 def load() -> None:
-    """Open the device stack, and make its platform verl's; do nothing if :data:`CHOICE` names another platform.
+    """Open the device stack, and make its platform verl's platform; do nothing if :data:`CHOICE` names another one.
 
-    verl goes on without a plugin that fails, and says so at level DEBUG only: so the error is logged here as well.
+    verl continues without a plugin that fails and logs this at level DEBUG only, so the error is logged here too.
 
     Raises:
         AnytronError: There is no device stack in this process.

@@ -57,17 +57,17 @@ def write_report() -> None:
 
 
 def at_stop(undo: Callable[..., object], *arguments: Any) -> None:
-    """Let :func:`stop` call this: who tells verl something of Anytron's says here how it is taken back."""
+    """Register a function that :func:`stop` calls; it undoes what other code has registered in verl."""
     _told.callback(undo, *arguments)
 
 
 def stop() -> None:
-    """Undo all patches and registrations: ``torch.cuda`` is torch's again, and verl looks for another platform.
+    """Undo all patches and registrations: ``torch.cuda`` is torch's again, and verl will look for another platform.
 
-    Engines that were built are not for use afterwards.
+    Engines that were built must not be used afterwards.
 
     Raises:
-        PatchError: Someone else has changed a target since; all others are undone.
+        PatchError: Other code has changed a target since; all other patches are undone.
     """
     global _stack
     _told.close()

@@ -1,4 +1,4 @@
-"""One of verl's engines as the functions that :mod:`anytron.proof.verification.scores` checks."""
+"""Wrap one of verl's engines in the functions that :mod:`anytron.proof.verification.scores` checks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TOKENS_PER_MICRO_BATCH = 64
 
 
 class ScoringEngine:
-    """An engine of verl's that scores sequences, built as verl builds an actor's.
+    """One of verl's engines, built like that of an actor, for scoring sequences.
 
     Args:
         section: ``actor_rollout_ref`` of verl's configuration.
-        packed: On packed sequences, else on padded rows.
-        alone: On one rank, whatever its parallel sizes.
+        packed: Whether to use packed sequences or padded rows.
+        alone: Whether to use one rank instead of the configured parallel sizes.
         trains: Whether to compute gradients.
     """
 
@@ -39,7 +39,7 @@ class ScoringEngine:
 
     @property
     def has_outputs(self) -> bool:
-        """Whether this rank gets what is computed; on the others :meth:`score` gives zeros."""
+        """Whether this rank gets the results; on other ranks :meth:`score` returns zeros."""
         return bool(self.engine.is_mp_src_rank_with_outputs())
 
     def score(self, lengths: Tensor, tokens: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""``anytron verify --verl CONFIG``: check what verl's Megatron engine computes with verl's own configuration.
+"""``anytron verify --verl CONFIG``: check the results of verl's Megatron engine with verl's own configuration.
 
-The command's process imports neither verl nor Megatron. It starts this module as a program, three times, and what they
-tell each other is in files of one directory:
+The command's process imports neither verl nor Megatron. It starts this module as a program, three times; the
+programs exchange data in files of one directory:
 
 1. ``expected``: without the plugin and without Megatron, transformers computes logits of sequences drawn at random;
 2. ``alone``: if the configuration has several ranks, one rank computes their log-probs;
@@ -38,7 +38,7 @@ def verify(path: Path, overrides: Sequence[str], directory: Path, watcher: Watch
     Args:
         path: verl's configuration.
         overrides: Overrides of the configuration, in hydra's grammar.
-        directory: For files on their way, and ``logs`` of the processes.
+        directory: Directory for exchanged files and for ``logs`` of the processes.
         watcher: Display of the progress.
 
     Raises:
@@ -122,7 +122,7 @@ def expected(path: Path, directory: Path, overrides: Sequence[str]) -> None:
 
 
 def compute(path: Path, directory: Path, overrides: Sequence[str], *, alone: bool) -> None:
-    """Build verl's engines on this rank, and score the sequences; with ``alone`` that is all, else make the checks."""
+    """Build verl's engines on this rank, and score the sequences; without ``alone``, also make the checks."""
     import torch
     from safetensors.torch import load_file, save_file
     from verl.utils.distributed import initialize_global_process_group_ray

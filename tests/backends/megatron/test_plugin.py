@@ -343,7 +343,7 @@ def test_context_parallel_ranks_share_the_heads_of_gated_delta_net_and_of_no_oth
     other = {name: value for name, value in DELTA_NET.items() if not name.startswith("linear_num")}
     (found,) = MegatronBackend().configure(config(other, parallel=parallel))
     assert (found.severity, found.key) == ("error", "parallel.context_parallel_size")
-    assert "not Gated DeltaNet" in found.message
+    assert "other recurrent layers" in found.message
 
 
 def test_deterministic_gated_delta_net_trains_on_rows():

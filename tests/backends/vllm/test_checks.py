@@ -138,7 +138,7 @@ def test_a_torchvision_that_cannot_be_imported_is_an_error_with_its_reason(site)
     [
         ({"head_dim": 16}, {}, "model.config.head_dim", "supports head sizes 32, 64, 80"),
         ({"head_dim": None, "hidden_size": 160}, {}, "model.config.head_dim", "not 40"),
-        ({"architectures": ["OnlyEmbeds"]}, {}, "model.config", "vLLM 0.32.5 has no model OnlyEmbeds"),
+        ({"architectures": ["OnlyEmbeds"]}, {}, "model.config", "vLLM 0.32.5 does not implement OnlyEmbeds"),
         ({}, {"options": {"tensor_parallel_size": 3}}, "rollout.options.tensor_parallel_size", "4 attention heads"),
         (
             SEES | {"vision_config": {"num_heads": 3}},
@@ -220,7 +220,7 @@ def test_a_family_that_no_test_compares_with_images_is_a_warning(site):
     install(site, "0.32.5", torchvision=True)
     ((severity, key, text),) = found(SEES | {"model_type": "qwen3_5"}, processor="p.py:p")
     assert (severity, key) == ("warning", "model.config")
-    assert "proved: qwen2_5_vl, qwen3_vl" in text
+    assert "tested: qwen2_5_vl, qwen3_vl" in text
 
 
 def test_the_config_of_a_directory_is_read(installed, tmp_path):

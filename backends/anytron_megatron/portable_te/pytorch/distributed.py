@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def activation_recompute_forward(activation_recompute: bool = False, recompute_phase: bool = False) -> Iterator[None]:
-    """Mark a region that is recomputed: Transformer Engine restores FP8 scales there, and there are none."""
+    """Mark a region that is recomputed. Transformer Engine would restore FP8 scales there; here there are none."""
     del activation_recompute, recompute_phase
     yield
 
@@ -36,8 +36,8 @@ def checkpoint(
 ) -> Any:
     """Recompute ``function`` in the backward pass, by Megatron's own checkpointing.
 
-    It forks Megatron's random states and knows the tensor-parallel group, so that the last two
-    arguments say nothing new.
+    The last two arguments are ignored, because Megatron's function itself forks its random states and
+    knows the tensor-parallel group.
     """
     del get_rng_state_tracker, tp_group
     # Megatron imports this module, so it cannot be imported above.
@@ -48,7 +48,7 @@ def checkpoint(
 
 
 class CudaRNGStatesTracker:
-    """Megatron subclasses it; random states that CUDA graphs can capture are all that it adds to Megatron's."""
+    """Base class of Megatron's tracker. Transformer Engine's adds only random states that CUDA graphs can capture."""
 
     def __init__(self) -> None:
         refuse("CudaRNGStatesTracker", "its own random states", "set te_rng_tracker to false")

@@ -1,4 +1,4 @@
-"""FP8: always off, and an error to whoever turns it on."""
+"""FP8: always off; turning it on is an error."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class FP8GlobalStateManager:
 
     @staticmethod
     def reset() -> None:
-        """Forget all state; there is none."""
+        """Do nothing: there is no state to reset."""
 
 
 @contextlib.contextmanager
 def fp8_autocast(enabled: bool = True, **_settings: object) -> Iterator[None]:
-    """Compute as usual inside; ``enabled`` must be False. The other settings say how, if enabled."""
+    """Compute as usual in the block; ``enabled`` must be False, and the other settings have no effect."""
     if enabled:
         refuse("fp8_autocast", "FP8", "set fp8 to null")
     yield
@@ -57,7 +57,7 @@ def fp8_autocast(enabled: bool = True, **_settings: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fp8_model_init(enabled: bool = True, **_settings: object) -> Iterator[None]:
-    """Create parameters as usual inside; ``enabled`` must be False. The other settings say how, if enabled."""
+    """Create parameters as usual in the block; ``enabled`` must be False, and the other settings have no effect."""
     if enabled:
         refuse("fp8_model_init", "FP8 parameters", "set fp8_param to false")
     yield

@@ -28,7 +28,7 @@ class SwiGLU(FusibleOperation):
         return output
 
     def sharded_state_dict(self, *_place: object, **_named: object) -> dict[str, object]:
-        """Nothing: Megatron asks each module of a perceptron for its part of a checkpoint (``transformer/mlp.py``)."""
+        """Return nothing. Megatron calls it on each module of an MLP to save a checkpoint (``transformer/mlp.py``)."""
         return {}
 
 

@@ -22,7 +22,7 @@ _CHUNK = 2048 * 32
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Adam whose step number stands in the parameter group, as in Apex and Transformer Engine.
+    """Adam whose step number is in the parameter group, as in Apex and Transformer Engine.
 
     Megatron's distributed-optimizer checkpoints rely on that (``distrib_optimizer.py``: with a step
     per parameter, as in ``torch.optim.AdamW``, loading a fully reshardable one fails). Moments are
@@ -133,7 +133,7 @@ def multi_tensor_scale(
 ) -> None:
     """Write ``scale`` times the first list into the second, whose element types may differ.
 
-    ``noop_flag`` is left alone: Megatron passes a dummy and looks for infinities elsewhere.
+    ``noop_flag`` is ignored: Megatron passes a dummy and checks for infinities elsewhere.
     """
     del chunk_size, noop_flag
     sources, targets = tensor_lists

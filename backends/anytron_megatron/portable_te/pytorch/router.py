@@ -1,4 +1,4 @@
-"""Fused routing of experts: names that Megatron imports from version 2.7 on; its own torch functions do the same."""
+"""Fused routing of experts: names that Megatron imports if Transformer Engine is 2.7 or later."""
 
 from __future__ import annotations
 

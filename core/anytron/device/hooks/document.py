@@ -44,7 +44,7 @@ def _section(hook: HookSpec) -> str:
 
 
 def types_of(hook: HookSpec) -> list[str]:
-    """Name the types of ours in the annotations of a hook, in their order."""
+    """Name Anytron's own types in the annotations of a hook, in their order."""
     ours = {name for name, (module, _) in homes(Path(specs.__file__)).items() if module.startswith("anytron.")}
     words = re.findall(r"\w+", " ".join(map(str, hook.function.__annotations__.values())))
     return [name for name in dict.fromkeys(words) if name in ours]

@@ -84,7 +84,7 @@ class Hooks:
         return {kernel: ", ".join(sorted(plugins)) for kernel, plugins in sorted(self._suppliers.items())}
 
     def kernel_descriptions(self) -> dict[str, list[str]]:
-        """Return the descriptions of the same kernels, for those with an attribute ``description``.
+        """Return the descriptions of the kernels in :meth:`suppliers` that have an attribute ``description``.
 
         A platform that chooses between implementations uses it to name the one in use, and why no faster one is.
         """

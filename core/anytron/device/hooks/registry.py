@@ -1,9 +1,9 @@
 """Read the specifications, and check a plugin's hook implementations against them.
 
-pluggy marks and finds implementations. Order and dispatch are ours (:mod:`anytron.device.hooks.dispatch`),
-because pluggy's are traps where the order of installation must not matter: the plugin that registers
-last answers first, an unknown hook name is accepted, and an argument with a default value is never
-passed.
+pluggy marks and finds implementations. Anytron orders and calls them itself (:mod:`anytron.device.hooks.dispatch`),
+because with pluggy the result would depend on the order of installation: the plugin that registers
+last answers first. pluggy also accepts an unknown hook name, and never passes an argument that has a
+default value.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ def _checked_call(hook: str, implementation: pluggy.HookImpl, plugin: str) -> Ca
         )
     if implementation.wrapper or implementation.hookwrapper:
         raise PluginError(
-            f"Plugin '{plugin}' wraps {hook}.",
+            f"Plugin '{plugin}' implements {hook} as a wrapper.",
             where=where,
-            why="wrappers would hide who answered; hooks are answered, chained or merged",
+            why="a wrapper would hide which plugin gave the answer; hooks are answered, chained or merged",
             fix="return an answer, or None to leave it to the next plugin",
         )
     return _by_position(implementation.function, implementation.argnames, arguments)

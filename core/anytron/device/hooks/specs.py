@@ -74,7 +74,7 @@ def requirements(engine: str | None) -> Iterable[Requirement] | None:
 
     Arguments: ``engine``, the training engine of the run (``engine.name``); None = no run in particular.
 
-    Returns: requirements; a missing or unfitting one that is not optional stops the run.
+    Returns: requirements; a requirement that is not optional stops the run if the package is missing or out of range.
     """
 
 

@@ -1,8 +1,7 @@
 """Choose the one active platform: explicit configuration > ``ANYTRON_PLATFORM`` > probe.
 
-Never a silent fallback. The CPU (a platform with ``accelerator = False``) is chosen unasked
-only if every installed accelerator is *absent*; one that is broken is an error, and two usable ones
-are an error that asks for a choice.
+A fallback is never silent. The CPU (a platform with ``accelerator = False``) is chosen unasked only if every installed
+accelerator is *absent*; one that is broken is an error, and two usable ones are an error that asks for a choice.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def asked_platform(configured: str | None) -> Asked | None:
 
 
 def probe_platforms(found: Sequence[Found], only: str | None = None) -> dict[str, Probe]:
-    """Probe the loaded platforms, or one of them, by name. A probe that raises found its device broken."""
+    """Probe the loaded platforms, or one of them, by name. If a probe raises, the device counts as broken."""
     return {
         candidate.report.name: _probe(candidate.platform)
         for candidate in found

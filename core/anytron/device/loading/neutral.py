@@ -33,9 +33,9 @@ class NeutralDefaults:
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
         """Return the cheapest form that is exact and that the model accepts.
 
-        No tensor where the kernel knows all it needs: thd has ``cu_seqlens``, and with padding on
-        the right plain causal attention is exact on real rows. Then the 2-D map, for models that
-        pack or mask by it; a full 4-D mask only where the model takes nothing else.
+        The first choice is no tensor, where the kernel needs none: thd has ``cu_seqlens``, and with padding
+        on the right plain causal attention is exact on real rows. The second is the 2-D map, for models
+        that pack or mask by it. A full 4-D mask is built only if the model accepts nothing else.
 
         Raises:
             HookContractError: No accepted form is exact.
@@ -64,7 +64,7 @@ class NeutralDefaults:
 
     @hookimpl
     def postprocess_output(self, values: Tensor, layout: SequenceLayout) -> Tensor:
-        """Unpack by the layout; over the ranks of ``layout.shard.group`` with context parallelism."""
+        """Unpack by the layout; with context parallelism, gather over the ranks of ``layout.shard.group``."""
         from anytron.sequences.layout import gather_slots
 
         group = layout.shard.group
@@ -125,8 +125,8 @@ def _neutral_kind(request: MaskRequest) -> MaskKind:
         "The neutral default has no exact attention mask that this model accepts.",
         where=f"build_attn_mask, {request.format}, context parallel {request.parallel.context}, "
         f"{'causal' if request.traits.causal else 'not causal'}",
-        why=f"exact here: {', '.join(kind.value for kind in exact) or 'nothing'}; "
-        f"accepted: {', '.join(sorted(kind.value for kind in request.accepted)) or 'nothing'}",
+        why=f"exact masks here: {', '.join(kind.value for kind in exact) or 'none'}; "
+        f"masks that the model accepts: {', '.join(sorted(kind.value for kind in request.accepted)) or 'none'}",
         fix="set engine.sequence_format to the other format, or use a platform that answers this hook",
     )
 

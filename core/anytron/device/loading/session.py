@@ -126,7 +126,7 @@ def open_process(process: ProcessInfo, config: RunConfig, *, platform: str | Non
     already, and keeps them.
 
     Args:
-        process: Which process this is.
+        process: Description of this process.
         config: The run's configuration with all edits, or :func:`anytron.config.schema.default_run`.
         platform: Name of the platform that the driver has chosen.
         engine: Name of the engine of this process; None outside of a run.

@@ -28,7 +28,7 @@ class Change:
         patch: The patch.
         detail: Text for the record.
         owner: The object whose attribute was changed; None if the target is a whole module.
-        name: That attribute.
+        name: Name of that attribute.
         before: What ``owner`` defined itself before, unbound; :data:`ABSENT` if nothing.
         after: What ``owner`` defines now.
         old: The object held by modules that imported the original by name; :data:`ABSENT` if it has no identity.
@@ -128,7 +128,7 @@ def _replace(patch: Patch) -> Change:
     setattr(owner, name, after)
     if raw(owner, name) is not after:
         change.undo()
-        raise PatchError(f"{patch.target} did not take its replacement.", why="its owner intercepts assignment")
+        raise PatchError(f"{patch.target} could not be replaced.", why="its owner ignores or redirects assignment")
     remarks = []
     if patch.rebinds and "." not in patch.attribute and can_be_found(original):
         change.old, change.new = original, new

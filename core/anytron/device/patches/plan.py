@@ -1,4 +1,4 @@
-"""Tell before a run which patches it would apply, which not, and why. This imports and changes nothing."""
+"""Determine, before a run, which patches it would apply or skip, and why. This imports and changes nothing."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Judgement:
 
 
 def plan(patches: Iterable[Patch]) -> list[Judgement]:
-    """Judge every patch by version and target; one that applies is followed by the classes that supersede it here."""
+    """Judge every patch by version and target. A patch that applies is followed by the classes that supersede it."""
     judgements = []
     for patch in patches:
         judgement = judge(patch)

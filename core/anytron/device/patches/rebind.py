@@ -1,4 +1,4 @@
-"""Find who holds an object, and replace it in the modules that hold it by name (``from m import f``)."""
+"""Find where an object is held, and replace it in the modules that hold it by name (``from m import f``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rebinding:
-    """One name of one module that got another object."""
+    """A global name of a module that was bound to another object."""
 
     module: ModuleType
     name: str
@@ -44,7 +44,7 @@ def rebind(
 
     Args:
         replaced: Pairs (old object, new object); pairs whose old object is a plain value are ignored.
-        concerns: Whether a module of this name may be changed.
+        concerns: Function that tells, by a module's name, whether the module may be changed.
 
     Returns:
         The changes, in the order of ``sys.modules``.
@@ -64,7 +64,7 @@ def rebind(
 
 
 def holders(package: str, limit: int = 5) -> list[str]:
-    """Name loaded modules outside of ``package`` that hold it or something defined in it."""
+    """Name loaded modules outside of ``package`` that hold the package or an object defined in it."""
     prefix = package + "."
 
     def belongs(name: object) -> bool:
@@ -99,7 +99,7 @@ def leftovers(original: Any, but_not: Any) -> list[str]:
 
     Args:
         original: A function or class that was replaced.
-        but_not: Its replacement, which may hold it.
+        but_not: Replacement of the original, which may hold it.
 
     Returns:
         One phrase for each holder, sorted.

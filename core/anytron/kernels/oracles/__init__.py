@@ -1,1 +1,1 @@
-"""Oracles: slow and obviously right, written from the definition, for tests of fast code."""
+"""Oracles: slow and simple reference implementations, written from the definition, for tests of fast code."""

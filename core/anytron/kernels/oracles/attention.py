@@ -42,7 +42,7 @@ def reference_attention(
     key_starts: Sequence[int] | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend over packed sequences: a pair counts if both are real, of one sequence, and in sight.
+    """Attend over packed sequences: a query sees the real keys of its own sequence that causality and window allow.
 
     Where queries and keys of a sequence differ in number, its last query stands at its last key.
 
@@ -54,7 +54,7 @@ def reference_attention(
         scale: Factor of the scores.
         causal: A query sees keys up to its own position only.
         window: (left, right) neighbours that a query sees; -1 = all on that side.
-        key_lengths: Real keys of each sequence; as ``lengths`` by default.
+        key_lengths: Real keys of each sequence; default: ``lengths``.
         starts: First row of each sequence in ``query``; without gaps by default.
         key_starts: First row of each sequence in ``key``; without gaps by default.
         sinks: ``[H]`` logits that join the softmax's denominator.
@@ -124,7 +124,7 @@ def _place(lengths: Sequence[int], starts: Sequence[int] | None, rows: int) -> t
 
 
 def drawn_operands(heads: AttentionHeads, dtype: torch.dtype) -> list[Tensor]:
-    """Draw queries, keys and values ``[T, H, D]`` of sequences of :data:`LENGTHS`, on the host; the same everywhere."""
+    """Draw queries, keys and values ``[T, H, D]`` of sequences of :data:`LENGTHS`, on the host; equal on every rank."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((heads.heads, heads.qk_dim), (heads.kv_heads, heads.qk_dim), (heads.kv_heads, heads.v_dim))
     return [torch.randn(sum(LENGTHS), *shape, generator=generator).to(dtype) for shape in shapes]
@@ -146,7 +146,7 @@ def largest_difference(
         operands: Operands of :func:`drawn_operands`.
         layout: Layout of this rank, on the device.
         scale: Factor of the scores.
-        traits: ``causal`` and ``window`` count.
+        traits: Traits of the layer; only ``causal`` and ``window`` are used.
         sinks: ``[H]`` logits that join the softmax's denominator, a leaf on the device.
 
     Returns:
@@ -182,7 +182,7 @@ def largest_difference(
 
 
 def described(wrong: set[Pair]) -> str:
-    """Describe pairs that are wrongly let through or hidden: their number, and the first one."""
+    """Describe the pairs of tokens that attention wrongly includes or hides: their number, and the first one."""
     if not wrong:
         return "attends as defined"
     query, key = min(wrong)

@@ -36,7 +36,7 @@ def reference_swiglu(x: Tensor) -> Tensor:
 
 
 def reference_rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
-    """Turn pairs of the first R entries of a head as complex numbers are turned; the other entries pass.
+    """Rotate pairs of the first R entries of a head, as complex numbers; the other entries are unchanged.
 
     Args:
         x: ``[..., D]``.
@@ -153,7 +153,7 @@ def reference_log_probs(
 
     Args:
         hidden: ``[N, H]``.
-        weight: ``[V, H]``, V at least ``entries``: what is left over is padding.
+        weight: ``[V, H]``, V at least ``entries``: the rows beyond are padding.
         labels: int64 ``[N]``; negative = ignored.
         entries: Entries of the vocabulary.
         temperature: Logits are divided by it.

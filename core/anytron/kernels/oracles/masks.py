@@ -1,14 +1,14 @@
-"""Find out which token attends to which: read a mask as its kernel would, or watch which outputs move.
+"""Find which token attends to which: read a mask as its kernel does, or observe which outputs change.
 
-A mask is right if the pairs that its kernel lets through are those of the definition. A kernel that the engine
-can call is judged by what it computes; readers are for a vendor's own modules (``AttnMask.reader``) and for tests
-of masks alone. Each reader here is written from one kernel's documentation and knows nothing of how the mask was
-made. It takes the layouts of *all* context-parallel shards, puts the sequences together again as that kernel's
-ring does, and answers with pairs of flat tokens. A real token that would attend to padding shows as a pair with
-:data:`PADDING`, so that equality with :func:`defined_pairs` also says that it does not.
+A mask is right if its kernel lets through exactly the pairs of tokens of the definition. If the engine can call the
+kernel, the pairs are found from its outputs. Readers are for a vendor's own modules (``AttnMask.reader``) and for tests
+of masks alone. Each reader here follows one kernel's documentation and is independent of the code that built the mask.
+It takes the layouts of *all* context-parallel shards, joins the sequences as that kernel's ring does, and returns pairs
+of flat tokens. A real token that would attend to padding appears in a pair with :data:`PADDING`, so that equality with
+:func:`defined_pairs` also excludes that.
 
-:func:`influence` finds the pairs by changing one key and its value after the other: no kernel mode has to be known by
-name, and no mask has to be read. What counts is which outputs move.
+:func:`influence` finds the pairs from outputs: it changes one key and its value at a time, and a query whose output
+changes attends to that key. It need not know the kernel mode or read the mask.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def defined_pairs(lengths: Sequence[int], traits: ModelTraits) -> set[Pair]:
-    """The pairs of the definition: same sequence, both real, not later if causal, within the window.
+    """Pairs of real tokens of one sequence that attend by definition: within the window, and not later if causal.
 
     Args:
         lengths: Real lengths.
-        traits: ``causal`` and ``window`` count.
+        traits: Traits of the model; only ``causal`` and ``window`` are used.
     """
     pairs: set[Pair] = set()
     start = 0
@@ -67,12 +67,12 @@ def defined_pairs(lengths: Sequence[int], traits: ModelTraits) -> set[Pair]:
 
 
 def wrong_companion(mask: AttnMask, layout: SequenceLayout, traits: ModelTraits) -> str:
-    """Return which further map of a mask does not match the layout; empty if all match or none is read.
+    """Name the additional map of a mask that does not match the layout; empty if all maps that are read match.
 
     Args:
         mask: The answer of ``build_attn_mask`` for the layout.
         layout: Layout of this rank.
-        traits: ``mixture_of_experts`` counts.
+        traits: Traits of the model; only ``mixture_of_experts`` is used.
     """
     found = mask.padding_mask
     if found is None and traits.mixture_of_experts and not bool(layout.valid.all()):
@@ -92,7 +92,7 @@ def read_transformer_engine(mask: AttnMask, layouts: Sequence[SequenceLayout], t
 
     ``no_mask``, ``causal`` (top left, rows know no padding), ``padding`` and ``padding_causal`` (real
     keys by ``cu_seqlens`` or by the 2-D map), ``arbitrary`` (True = masked). The window is a setting of
-    the module. Where the model packs by the 2-D map itself, attention runs on what it packed.
+    the module. If the model itself packs by the 2-D map, attention runs on the packed sequences.
 
     Args:
         mask: The answer of ``build_attn_mask``.
@@ -134,7 +134,7 @@ def read_transformer_engine(mask: AttnMask, layouts: Sequence[SequenceLayout], t
 def read_flash_attention(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
     """Read as ``flash_attn_varlen_func`` (thd) and ``flash_attn_func`` (bshd): causal is bottom right.
 
-    Neither takes a mask or knows padding: sequences are what ``cu_seqlens_padded`` says.
+    Neither function takes a mask or knows padding: ``cu_seqlens_padded`` defines the sequences.
 
     Args:
         mask: A mask of kind ``none``; its mode says whether ``causal`` is passed.
@@ -166,7 +166,7 @@ def token_pairs(rows: Sequence[Sequence[int]], allowed: Callable[[int, int, int]
 
 
 def ring_rows(layouts: Sequence[SequenceLayout]) -> list[list[int]]:
-    """The token in each position of each padded sequence, as a zigzag ring of ``len(layouts)`` ranks sees it.
+    """Return the token at each position of each padded sequence, as a zigzag ring of ``len(layouts)`` ranks has it.
 
     The ring knows the number of rows, or ``cu_seqlens_padded``, and that rank r holds the chunks r
     and 2 * ranks - 1 - r of each sequence. It does not know the layouts' position ids.
@@ -218,7 +218,7 @@ def _in_window(query: int, key: int, window: tuple[int, int] | None) -> bool:
 
 
 def influence(attend: Attend, operands: Sequence[Tensor], layout: SequenceLayout, device: torch.device) -> set[Pair]:
-    """Find the pairs (query token, key token) of which the second moves the output of the first.
+    """Find the pairs (query token, key token) in which a change of the key changes the query's output.
 
     Args:
         attend: The attention, within the scope of its micro-batch.
@@ -227,7 +227,8 @@ def influence(attend: Attend, operands: Sequence[Tensor], layout: SequenceLayout
         device: Where ``attend`` computes.
 
     Returns:
-        Flat tokens; a key may be :data:`~anytron.kernels.oracles.masks.PADDING`. An output that becomes NaN has moved.
+        Flat tokens; a key may be :data:`~anytron.kernels.oracles.masks.PADDING`. An output that becomes NaN counts as
+        changed.
     """
     query, key, value = (layout.pack(operand.to(device), IN_PADDING) for operand in operands)
     limit = MOVED.get(value.dtype, MOVED_ELSEWHERE)

@@ -1,4 +1,4 @@
-"""What the process with the device answers: devices, executors, kernels, their numbers against float64, and memory."""
+"""Topics that need the device: devices, executors, kernels, their numbers compared with float64, and memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def examine_devices(subject: Subject, live: Live) -> Iterator[Result]:
-    """Compare what is there with what is seen."""
+    """Compare the devices that the machine has with those that a process sees."""
     platform, probe = subject.opened.platform, subject.opened.probe
     if platform.visible_devices_variable is not None:
         value = os.environ.get(platform.visible_devices_variable)
@@ -50,7 +50,7 @@ def examine_devices(subject: Subject, live: Live) -> Iterator[Result]:
 
 
 def examine_executors(subject: Subject, live: Live) -> Iterator[Result]:
-    """Let every executor that is installed examine what it depends on, each in the process of the probes."""
+    """Let each installed executor examine what it depends on, in the process of the probes."""
     for name in component_names(EXECUTORS):
         used = "this run uses it" if name == subject.executor else "this run does not use it"
         try:
@@ -68,7 +68,7 @@ _MATTERS = ("attention_kernel", "log_prob_kernel")
 
 
 def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
-    """Ask for every kernel in a process with the device, for the model's own attention where it is known."""
+    """Ask the plugins for every kernel, in a process with the device; for the model's own attention if it is known."""
     platform, answer = subject.opened.platform, live.ask("kernels")
     if not platform.portable_modules:
         detail = "models are built from a vendor's modules with their own kernels (platform.modules names the vendor)"
@@ -114,7 +114,7 @@ class Numbers:
 
     @property
     def name(self) -> str:
-        """That of the entry, without the topic."""
+        """Name of the entry, without the topic."""
         return self.question.replace(" ", "-")
 
 
@@ -129,7 +129,7 @@ PROBES = (
 
 
 def examine_numbers(subject: Subject, live: Live) -> Iterator[Result]:
-    """Make each probe; one that fails, hangs or ends its process hides no other."""
+    """Make each probe; if one fails, hangs or ends its process, the others are made all the same."""
     platform = subject.opened.platform
     limits = declared_limits(platform, subject.opened.hooks)
     asked = {} if subject.run is None else asked_by_model(subject.run)
@@ -184,7 +184,7 @@ def _fix(supplier: str) -> str:
 
 
 def examine_memory(subject: Subject, live: Live) -> Iterator[Result]:
-    """Yield the parts of each process, and the verdict on each kind of device."""
+    """Yield the memory parts of each process, and whether they fit on each kind of device."""
     if subject.run is None:
         yield Result(
             "memory.total", "skipped", "no CONFIG was given" if subject.misread is None else "CONFIG is not valid"
@@ -206,7 +206,7 @@ def examine_memory(subject: Subject, live: Live) -> Iterator[Result]:
 
 
 def device_memory(subject: Subject, live: Live) -> tuple[DeviceMemory, str]:
-    """Return the memory of the smallest device, and why it is not known, if it is not."""
+    """Return the memory of the smallest device; if it is not known, the reason."""
     if subject.session is None:
         return DeviceMemory(None, accelerator=True), "no platform is active"
     accelerator = subject.session.platform.accelerator

@@ -1,4 +1,4 @@
-"""Examine topic by topic. What one of them raises becomes a result of its own, ``TOPIC.all``.
+"""Examine topic by topic. An exception in a topic becomes a result, ``TOPIC.all``.
 
 Distributions add topics by entry points of the group :data:`GROUP`.
 """
@@ -53,7 +53,7 @@ def examine(path: Path | None = None, overrides: Sequence[str] = ()) -> Iterator
         overrides: Keys to set in it.
 
     Yields:
-        Results, those of a topic one after the other.
+        Results, topic by topic.
     """
     subject = look(path, overrides)
     added = [Check(f"{one.name}.all", partial(_added, one)) for one in entry_points(group=GROUP)]

@@ -1,4 +1,4 @@
-"""A process in which the device is used: what crashes, hangs or aborts there becomes an answer here."""
+"""A separate process that uses the device: if it crashes, hangs or aborts there, this process gets an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ProbeError(AnytronError):
 
 
 class Live:
-    """Asks a process of its own, which is started with the first question, and again after one that ended it.
+    """Asks a separate process, which is started with the first question, and again after a question that ended it.
 
     Args:
         subject: What is examined; it has a session.
@@ -40,7 +40,7 @@ class Live:
         self._answers: dict[str, dict[str, Any]] = {}
 
     def ask(self, probe: str) -> dict[str, Any]:
-        """Let a probe of :mod:`anytron.proof.doctor.worker` run; the same question is asked once.
+        """Run a probe of :mod:`anytron.proof.doctor.worker`; an answer is cached.
 
         Raises:
             Inapplicable: No session could be opened.

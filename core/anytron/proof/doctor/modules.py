@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Installed:
-    """A distribution, as its metadata says.
+    """A distribution, as its metadata describe it.
 
     Attributes:
         name: As the metadata write it.
-        version: Its version.
-        place: Where its files lie: the folder that an import searches.
+        version: Version of the distribution.
+        place: Folder of its files, in which an import searches.
         editable: It was installed with ``pip install -e``.
     """
 
@@ -44,7 +44,7 @@ class Installed:
 
 
 def installed(name: str, module: str = "") -> Installed | None:
-    """Find a distribution: the first of its name on ``sys.path``, else the one that offers ``module``."""
+    """Find a distribution: the first of its name on ``sys.path``, else the one that contains ``module``."""
     try:
         return _read(distribution(name))
     except PackageNotFoundError:
@@ -54,7 +54,7 @@ def installed(name: str, module: str = "") -> Installed | None:
 
 
 def everything() -> dict[str, list[Distribution]]:
-    """All distributions that can be seen, by canonical name, each place once."""
+    """All distributions on ``sys.path``, by canonical name, each place once."""
     found: dict[str, dict[str, Distribution]] = {}
     for one in distributions():
         name = one.metadata["Name"]

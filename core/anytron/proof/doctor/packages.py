@@ -1,7 +1,7 @@
-"""Find packages that are there twice, and compare installed versions with every range that something asks for.
+"""Find packages that are installed twice, and compare installed versions with every version range that is required.
 
-The ranges stand where they always do: in the hook ``requirements`` of plugins, and in the metadata of distributions
-(``pyproject.toml``). There is no table of versions here.
+The ranges are read from their usual places: in the hook ``requirements`` of plugins, and in the metadata of
+distributions (``pyproject.toml``). There is no table of versions here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REMEDY = "keep one: pip uninstall the other, or take its folder out of PYTHONPA
 
 
 def examine_duplicates(subject: Subject) -> Iterator[Result]:
-    """Compare metadata, ``sys.path`` and the current directory."""
+    """Find packages that are installed twice or hidden, from metadata, ``sys.path`` and the current directory."""
     own = components(subject)
     found = [*_installed_twice({canonicalize_name(one.distribution) for one in own})]
     for one in own:

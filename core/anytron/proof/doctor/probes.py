@@ -1,8 +1,8 @@
-"""What a device is asked, one function for each question, and what the questions use. They run in a separate process.
+"""Probes of a device, one function for each, and what they have in common. They run in a separate process.
 
 Attention and log-probs are computed by the platform's kernels and compared with their definition in float64. Which
-tokens attend to which is measured by influence: one key and its value are changed after the other, and the outputs that
-move see it. So no kernel mode has to be known by name.
+tokens attend to which is measured by influence: one key and its value are changed at a time, and a query whose output
+changes attends to that key. So no kernel mode has to be known by name.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ GAPS = LayoutConstraints(align=4)
 
 
 def probe_attention(bench: Bench, sequence_format: Format, *, windowed: bool = False) -> dict[str, Any]:
-    """Compute on the device, as a layer of the model does: one with a sliding window, or one without.
+    """Compute attention on the device, as a layer of the model does, with a sliding window or without.
 
     Returns:
-        ``difference`` and ``tolerance``, ``wrong`` (pairs of tokens that are let through or hidden wrongly, counted),
+        ``difference`` and ``tolerance``, ``wrong`` (number of pairs of tokens that are wrongly included or hidden),
         ``detail``, ``supplier`` of the kernel and ``mask_from``.
     """
     hooks, spec, device = bench.session.hooks, bench.attention(windowed=windowed), bench.runtime.current_device()
@@ -122,7 +122,7 @@ LOG_PROB_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
 def log_probs(bench: Bench) -> dict[str, Any]:
-    """Compute log-probs and entropies on the device; the answer is as that of :func:`probe_attention`."""
+    """Compute log-probs and entropies on the device; the result has the form of :func:`probe_attention`'s."""
     device, hooks = bench.runtime.current_device(), bench.session.hooks
     # More than one tile: 16 tokens' logits at a time, or 1024 entries of each.
     kernel = hooks.log_prob_kernel(LogProbSpec(VOCABULARY, 1, 16, bench.runtime.device_type, bench.dtype))
@@ -182,7 +182,7 @@ def devices(bench: Bench) -> dict[str, Any]:
 
 
 def kernels(bench: Bench) -> dict[str, Any]:
-    """Ask the plugins for every kernel, as the engine does, and say who supplied which, and what it is."""
+    """Ask the plugins for every kernel, as the engine does, and return each kernel's supplier and description."""
     hooks, device = bench.session.hooks, bench.runtime.device_type
     errors: dict[str, str] = {}
     functions: dict[str, str] = {}
@@ -221,7 +221,7 @@ def attention(bench: Bench, layer: str) -> dict[str, Any]:
 
 
 def executor(bench: Bench, name: str) -> dict[str, Any]:
-    """Let an executor examine what it starts processes with, if it has something to examine."""
+    """Let an executor examine what it needs to start processes, if it offers such an examination."""
     found = load_component(EXECUTORS, name, "executor.kind")
     if not issubclass(found, ExaminedExecutor):
         return {"entries": []}
@@ -250,7 +250,7 @@ class Bench:
 
     @cached_property
     def runtime(self) -> DeviceRuntime:
-        """The device; loaded when it is first asked for."""
+        """The device runtime; loaded on first use."""
         runtime = self.session.platform.runtime()
         runtime.set_device(0)
         return runtime
@@ -265,7 +265,7 @@ class Bench:
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
-        """The Hugging Face config of the language model, or what is usual."""
+        """The Hugging Face config of the language model, or usual sizes."""
         if self.run is None:
             return USUAL
         try:
@@ -277,12 +277,12 @@ class Bench:
 
     @cached_property
     def asked(self) -> Collection[Feature]:
-        """What the model asks for, as far as its config says so."""
+        """The features that the model requires, as far as its config tells."""
         return () if self.run is None else asked_by_model(self.run)
 
     @property
     def traits(self) -> ModelTraits:
-        """What the mask depends on."""
+        """The model's traits, on which the mask depends."""
         latent, window = bool(self.model.get("kv_lora_rank")), None
         if Feature.SLIDING_WINDOW in self.asked:
             window = min(self.model.get("sliding_window") or WINDOW, WINDOW) - 1, 0
@@ -290,14 +290,14 @@ class Bench:
 
     @property
     def sizes(self) -> ParallelSizes:
-        """A probe computes on one rank."""
+        """Parallel sizes of a probe: one rank."""
         return ParallelSizes()
 
     def attention(self, *, windowed: bool = False) -> AttentionSpec:
         """Return the model's attention on one rank, with as many groups of heads as a probe needs.
 
         Args:
-            windowed: In a layer with a sliding window, if the model has such layers.
+            windowed: Return that of a layer with a sliding window, if the model has such layers.
         """
         model, tensor = self.model, 1 if self.run is None else self.run.parallel.tensor_model_parallel_size
         heads = max(1, model["num_attention_heads"] // tensor)

@@ -1,4 +1,4 @@
-"""What a session on this machine consists of: plugins, platform, environment, patches, and the run's configuration."""
+"""Topics of a session on this machine: plugins, platform, environment, patches, and the run's configuration."""
 
 from __future__ import annotations
 

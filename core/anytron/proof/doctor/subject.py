@@ -34,7 +34,7 @@ class Subject:
         session: The plugins and the active platform; None if there is none.
         broken: The error that prevented a session.
         misread: The error that made the file unreadable, or prevented the run from being opened.
-        diagnostics: What a run would find wrong; None if it could not be opened.
+        diagnostics: Problems that a run would report; None if the run could not be opened.
     """
 
     path: Path | None
@@ -72,7 +72,7 @@ class Subject:
         return ExecutorSection().kind if self.run is None else self.run.executor.kind
 
     def engines(self) -> dict[str, EngineInfo]:
-        """The descriptions of the engines that are installed, by name; of another environment's rollout too."""
+        """The descriptions of the installed engines, by name; also of a rollout engine in another environment."""
         asked = {self.engine: (TRAINING_ENGINES, "engine.name"), self.rollout: (ROLLOUT_ENGINES, "rollout.engine")}
         return {
             name: engine_info(group, name, key)
@@ -84,7 +84,7 @@ class Subject:
 def look(path: Path | None, overrides: Sequence[str]) -> Subject:
     """Open the run as ``anytron train`` does, or at least read the configuration and open a session.
 
-    What does not work is kept as the reason.
+    If that fails, the error is kept as the reason.
     """
     subject, run = Subject(path, tuple(overrides)), None
     if path is not None:

@@ -1,4 +1,4 @@
-"""The process that uses the device for ``anytron doctor``: it answers by probe, in plain JSON."""
+"""The process that uses the device for ``anytron doctor``: it runs probes by name and answers in plain JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def main(channel: int, lifeline: int) -> None:
-    """Answer until the driver is gone. Arguments as for :func:`anytron.task.isolation.worker.enter`."""
+    """Answer questions until the driver is gone. Arguments as for :func:`anytron.task.isolation.worker.enter`."""
     connection, start = enter(channel, lifeline)
     bench: Bench | None = None
     for probe, give in calls(connection, start):

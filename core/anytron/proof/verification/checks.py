@@ -96,7 +96,7 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
 
 
 def check(name: str) -> Callable[[Callable[[_Run, str], Result]], Check]:
-    """Make a check of a method; methods stand in the order of the report."""
+    """Turn a method into a check; the methods' order is that of the report."""
     return lambda method: Check(name, method)
 
 

@@ -31,7 +31,7 @@ def measured(check: str, difference: float, tolerance: float, detail: str) -> Re
 
 
 def joined(results: Sequence[Result]) -> Result:
-    """Make one result of those of several models, the critic's last: the worst, with what all of them say."""
+    """Join the results of several models, the critic's last, into one: the worst status, with the details of all."""
     if len(results) == 1:
         return results[0]
     worst = max(results, key=lambda one: (one.status == "failed", used(one.difference, one.tolerance)))
@@ -58,7 +58,7 @@ def tolerance(dtype: str, values: Tensor) -> float:
 def compare_logits(check: str, dtype: str, expected: Tensor, found: Tensor) -> Result:
     """Compare logits, float32 ``[T, V]``.
 
-    Their log-softmax, because not every engine gives the constant of each row, which means nothing.
+    Their log-softmax is compared: logits of a row may differ by a constant, which has no meaning.
     """
     width = min(expected.shape[1], found.shape[1])
     expected, found = expected[:, :width].log_softmax(-1), found[:, :width].log_softmax(-1)
@@ -75,15 +75,15 @@ def compare_token_outputs(
     *,
     entropies: bool = True,
 ) -> Result:
-    """Compare log-probs and entropies with what logits of another engine give.
+    """Compare log-probs and entropies with those computed from logits of another engine.
 
-    Each has a tolerance of its own; the result shows the one that is used up most.
+    Each of the two has its own tolerance; the result shows the one that is closer to its tolerance.
 
     Args:
         check: Name of the check.
         dtype: Element type that the engine computes in.
         logits: float32 ``[T, V]`` after each token.
-        sequences: Their tokens, T of them.
+        sequences: Tokens of these sequences, T in all.
         found: Results of the engine, by temperature, for these sequences and possibly more after them.
         entropies: Whether the engine computed entropies; False = log-probs alone.
     """

@@ -1,8 +1,8 @@
-"""Micro-batches in which some rank, stage, replica or expert has nothing to do, and what an engine makes of them.
+"""Micro-batches in which some rank, stage, replica or expert has no work, and checks of an engine on them.
 
-Lengths are below the number of context-parallel ranks and above; sequences of one token have nothing to predict, let
-alone several tokens ahead, and leave most experts without any token. Where there are fewer sequences than replicas,
-some replicas run fillers only; images are in one sequence, so on one replica.
+Some lengths are below the number of context-parallel ranks, others above. A sequence of one token has no next token to
+predict, and leaves most experts without a token. With fewer sequences than replicas, some replicas run fillers only.
+Only one sequence, hence one replica, has images.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Share:
 
     Attributes:
         name: Name of the share, for messages.
-        batch: Its sequences.
+        batch: Sequences of the share.
         max_tokens: Tokens of a micro-batch at most.
     """
 
@@ -117,7 +117,7 @@ def _with_images(batch: RaggedBatch, texts: RaggedBatch) -> RaggedBatch:
 
 
 def mini_batch_of(share: Share, trainer: TrainingWorkers, config: RunConfig) -> tuple[RaggedBatch, Tensor, UpdatePlan]:
-    """Score a share; give it with what a loss reads, its log-probs float32 ``[T]``, and the plan of its update."""
+    """Score a share; return it with what a loss reads, its log-probs float32 ``[T]``, and the plan of its update."""
     plan = replace(plan_of(trainer, config), max_tokens=share.max_tokens)
     batch = next(plan.mini_batches(share.batch, config.trainer.seed))
     scored = trainer.token_outputs(batch, plan, "policy")
@@ -140,10 +140,10 @@ def compute_share(share: Share, trainer: TrainingWorkers, config: RunConfig, dir
 
 
 def check_empty_shares(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
-    """Compare short sequences, one in each micro-batch, with the same in one pack; then update on them, and export.
+    """Compare short sequences, one in each micro-batch, with the same sequences in one pack; then update and export.
 
     Args:
-        check: Its name.
+        check: Name of the check.
         config: The run.
         trainer: Training ranks of the run; the check changes their weights.
         batch: Sampled responses.

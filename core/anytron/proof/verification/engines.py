@@ -1,6 +1,6 @@
-"""The engines that the checks share, the trajectories that they compute on, and what is computed there.
+"""The engines and trajectories that the checks share, and the values that the engines compute from them.
 
-An engine that a check has ended is started again for the next check, unless it cannot be.
+An engine that a check has ended is started again for the next check, if possible.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Engines:
         return self._reward_model
 
     def give_weights(self) -> None:
-        """Load the weights into the rollout engine, and compare those that it then holds, if it can return them.
+        """Load the weights into the rollout engine; if it can return its weights, compare them.
 
         Raises:
             TransferError: The rollout engine holds different weights.
@@ -109,7 +109,7 @@ class Engines:
         self._has_weights = True
 
     def close(self) -> None:
-        """Close both engines and end their processes, whose memory another check needs."""
+        """Close both engines and end their processes, to free the memory for another check."""
         self._executor.close()
 
     def _start(self) -> None:
@@ -176,7 +176,7 @@ def temperatures(config: RunConfig) -> tuple[float, ...]:
 
 
 def gradient_temperature(config: RunConfig) -> float:
-    """The run's temperature, unless it is 1: at 1 a gradient that is not divided by it would not show."""
+    """The run's temperature, or another one if it is 1: at 1, a missing division by the temperature would not show."""
     own = config.rollout.temperature
     return OTHER_TEMPERATURE if own == 1.0 else own
 
@@ -188,7 +188,7 @@ def plan_of(trainer: TrainingWorkers, config: RunConfig) -> UpdatePlan:
 
 
 def observe_forward(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> Forward:
-    """Compute everything that needs no gradient."""
+    """Compute the results of forward passes, which need no gradient."""
     plan = plan_of(trainer, config)
     return Forward(
         trainer.logits(first_sequences(batch)),
@@ -234,7 +234,7 @@ def _require_update(metrics: Mapping[str, float], where: str, prefix: str, loss:
 
 
 def off_value(batch: RaggedBatch, values: Tensor) -> RaggedBatch:
-    """Let values before an update, and returns, be a little off a critic's values, float32 ``[T]``."""
+    """Make old values and returns that differ slightly from a critic's values, float32 ``[T]``."""
     places = torch.arange(batch.num_tokens)
     before, returns = (values + offset[places % len(offset)] for offset in (_VALUES_BEFORE, _RETURNS))
     return replace(batch, values=before, returns=returns)
@@ -247,7 +247,7 @@ def first_mini_batch(config: RunConfig, trainer: TrainingWorkers, batch: RaggedB
 
 
 def first_sequences(batch: RaggedBatch, at_least: int = 1) -> RaggedBatch:
-    """Take the sequences whose whole logits are compared, or some more."""
+    """Take at least the sequences whose whole logits are compared."""
     return batch.select(torch.arange(min(max(WHOLE_LOGITS, at_least), batch.num_sequences)))
 
 
@@ -263,7 +263,8 @@ class Trajectories:
 
     Attributes:
         samples: The responses as rewards would see them.
-        batch: The same for training; advantages alternate in sign, so that gradients are far from zero.
+        batch: The same responses as a training batch; advantages alternate in sign, so that gradients are far from
+            zero.
         sequences: Prompt and response of each sample together, with its images.
     """
 

@@ -1,4 +1,4 @@
-"""Compare the gradient of each parameter with that of Hugging Face's model, which computes in the driver.
+"""Compare the gradient of each parameter with the gradient of the Hugging Face model, which runs in the driver.
 
 A gradient that differs is reported with the place where to look for the fault.
 """
@@ -53,7 +53,7 @@ class Difference:
 
     Attributes:
         name: Name of the parameter.
-        relative: The largest difference of entries, in relation to the largest entry that is expected; 1 if there is
+        relative: The largest difference of entries, divided by the largest expected entry; 1 if there is
             no gradient.
         words: Description of the error, if the gradient is wrong.
         absent: Whether the gradient is missing.
@@ -84,7 +84,7 @@ def compare_gradients(
         dtype: Element type that the engine computes in.
         skipped: How many tensors are not compared, by reason.
         what: Name of the tensors to which the gradients belong, for messages.
-        whose: Owner of ``expected`` in the genitive, for messages.
+        whose: Owner of ``expected``, as a genitive for messages: ``transformers'``.
     """
     limit = 10 * FACTORS[dtype]  # gradients add up the differences of the forward pass
     size = max((largest(tensor) for tensor in expected.values()), default=0.0)
@@ -102,7 +102,7 @@ def compare_gradients(
 
 
 def compare_recomputed(check: str, dtype: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Result:
-    """Compare gradients of recomputed activations with those of kept ones; see :func:`compare_gradients`."""
+    """Compare gradients with and without recomputation of activations; see :func:`compare_gradients`."""
     result = compare_gradients(
         check, found, expected, dtype=dtype, skipped={}, what="gradients", whose="kept activations'"
     )
@@ -116,7 +116,7 @@ def compare_recomputed(check: str, dtype: str, found: Mapping[str, Tensor], expe
 
 
 def may_be_frozen(name: str, parts: Sequence[ModelPart]) -> bool:
-    """Whether ``model.freeze`` may be why a weight has no gradient."""
+    """Whether a weight may lack a gradient because of ``model.freeze``."""
     if "visual." in name:
         return "vision_tower" in parts or "aligner" in parts
     return "language_model" in parts
@@ -236,13 +236,14 @@ def _counted(skipped: Mapping[str, int]) -> str:
 
 
 def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
-    """Make the check.
+    """Compare gradients of the engine with those of transformers.
 
     Args:
-        check: Its name.
+        check: Name of the check.
         config: The run.
         trainer: The training ranks, whose engine declares ``gradients``.
-        batch: Sampled responses with advantages; the first of them are computed, as the run's micro-batches.
+        batch: Sampled responses with advantages; gradients of the first of them are computed, in the run's
+            micro-batches.
 
     Raises:
         EngineError: The engine or transformers cannot compute the gradients.
@@ -287,7 +288,7 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
 
 
 def own_batch(config: RunConfig, trainer: TrainingWorkers, plan: UpdatePlan, batch: RaggedBatch) -> RaggedBatch:
-    """Take the first sequences as a mini-batch whose policy and reference are a little off the engine's own.
+    """Make a mini-batch of the first sequences whose old and reference log-probs differ slightly from the engine's.
 
     Args:
         config: The run.
@@ -303,7 +304,7 @@ def own_batch(config: RunConfig, trainer: TrainingWorkers, plan: UpdatePlan, bat
 
 
 def own_gradients(config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> dict[str, Tensor]:
-    """Let the engine compute gradients, of :func:`own_batch`; float32, by the weights' names in files."""
+    """Let the engine compute gradients on the batch of :func:`own_batch`; float32, by the weights' names in files."""
     plan = plan_of(trainer, config)
     batch = own_batch(config, trainer, plan, batch)
     return computed_gradients(trainer, plan, batch, Path(config.trainer.output_dir))[0]
@@ -328,7 +329,7 @@ def computed_gradients(
         directory: Directory for the files of the gradients.
         loss: The loss.
         model: Model whose gradients are computed.
-        additions: What the engine adds to the loss.
+        additions: Which of its own losses the engine adds.
 
     Returns:
         float32, by the weights' names in files; and the engine's manifest of them.
@@ -345,5 +346,5 @@ def computed_gradients(
 
 
 def frozen_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], config: RunConfig) -> set[str]:
-    """Name the weights whose gradient may be missing, and is."""
+    """Name the weights that have no gradient and need none."""
     return {name for name in expected.keys() - found.keys() if may_be_frozen(name, config.model.freeze)}

@@ -1,6 +1,6 @@
 """Compute logits, and the gradients of the policy's loss, with transformers: float32, on the host, in the driver.
 
-Nothing of a training engine, of a platform or of its patches is in this process.
+This process contains no training engine, no platform and no patches.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def forced_routing(model: Any, routing: Tensor | None) -> Iterator[None]:
-    """Compute with given experts inside; their weights are those that the model's own scores give.
+    """Use given experts inside the ``with`` block; the experts' weights come from the model's own scores.
 
     Args:
         model: A model of transformers.
-        routing: ``[T, L, K]`` of one sequence, as in a batch: no engine tells the experts of the last token, which goes
-            where the routers send it. None = every token does.
+        routing: ``[T, L, K]`` of one sequence, as in a batch. No engine returns the experts of the last token, for
+            which the routers choose. None = the routers choose for every token.
 
     Raises:
-        ValueError: The model has not L routers.
+        ValueError: The number of the model's routers is not L.
     """
     if routing is None:
         yield
@@ -86,9 +86,9 @@ class ExpectedGradients:
     """Log-probs and gradients that transformers computes.
 
     Attributes:
-        batch: As given, with the log-probs of an old policy and of a reference that are a little off.
+        batch: The given batch, with old and reference log-probs that differ slightly from the model's.
         log_probs: float32 ``[T]``, 0 for tokens that are in no response.
-        gradients: float32, of :data:`LOSS` on it, by the names that the weights have in the model's directory.
+        gradients: float32, of :data:`LOSS` on this batch, by the weights' names in the model's directory.
     """
 
     batch: RaggedBatch
@@ -104,7 +104,7 @@ def expected_gradients(
     Args:
         directory: Directory of the model.
         weights: safetensors file of the weights; None = those in the directory.
-        dtype: What the weights are rounded to before anything is computed with them, in float32.
+        dtype: Element type to which the weights are rounded before anything is computed with them, in float32.
         batch: B sequences, with ``advantages``, ``loss_weights`` and ``token_shares``; routers choose the experts of
             its ``routing``, if it has one.
 
@@ -153,7 +153,7 @@ def load_model(
     Args:
         directory: Directory of the model.
         weights: safetensors file of the weights; None = those in the directory.
-        dtype: What the weights are rounded to.
+        dtype: Element type to which the weights are rounded.
         layers_more: Number of layers after the last one to load as well.
         scores: Whether the model classifies sequences.
 
@@ -276,7 +276,7 @@ def _with_recorded(batch: RaggedBatch, log_probs: Tensor, old: Tensor, reference
 
 
 def published(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename tensors as in the model's files, and split those that files hold in parts."""
+    """Rename tensors as in the model's files, and split those that the files hold in several parts."""
     from transformers.core_model_loading import revert_weight_conversion
 
     converted: dict[str, Tensor] = revert_weight_conversion(model, tensors)

@@ -110,7 +110,7 @@ def expected_modules(
 
     Args:
         directory: Directory of the model.
-        dtype: What the weights are rounded to.
+        dtype: Element type to which the weights are rounded.
         batch: T tokens, with ``loss_weights``.
         detached: Whether weights shared with the model, and its hidden states, are constants for the modules.
 
@@ -156,7 +156,7 @@ class _Module:
         model: transformers' model, which has the module's layer behind its own.
         stored: The weights in files, with those that transformers does not load.
         depth: From 1.
-        dtype: What the weights are rounded to.
+        dtype: Element type to which the weights are rounded.
     """
 
     def __init__(self, model: Any, stored: dict[str, Tensor], depth: int, dtype: torch.dtype) -> None:

@@ -1,6 +1,6 @@
 """Compare the critic, the teacher and the reward model with transformers.
 
-A new value head is 0, and so is each value and each gradient of the critic's trunk: a drawn head stands in its place.
+A new value head is 0, and with it every value and every gradient of the critic's trunk. So a random head is used.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ExpectedCritic:
     """Values and gradients that transformers computes, float32 on the host.
 
     Attributes:
-        batch: As given, with what the critic's loss reads.
+        batch: The given batch, with the fields that the critic's loss reads.
         values: float32 ``[T]``.
         gradients: float32, of :data:`~anytron.proof.verification.engines.VALUE_LOSS`, by the weights' names in
             files.
@@ -120,7 +120,7 @@ def _computed(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> Expect
 
 
 def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
-    """Compare what the critic exports with what it was built with, and its values with what transformers makes of that.
+    """Compare the weights that the critic exports with its initial ones, and its values with those of transformers.
 
     Args:
         check: Name of the check.
@@ -177,7 +177,7 @@ def check_teacher(check: str, config: RunConfig, trainer: TrainingWorkers, batch
         check: Name of the check.
         config: The run, with its ``teacher``.
         trainer: Its training ranks.
-        batch: Sampled responses, of the policy's: those that a run asks its teacher about.
+        batch: Responses sampled from the policy, as a run sends to its teacher.
 
     Raises:
         EngineError: transformers cannot run the teacher.
@@ -202,7 +202,7 @@ def expected_scores(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
 
     Args:
         directory: Model directory of the reward model.
-        dtype: What the weights are rounded to before anything is computed with them, in float32.
+        dtype: Element type to which the weights are rounded before anything is computed with them, in float32.
         batch: B sequences.
 
     Raises:
@@ -222,7 +222,7 @@ def check_scores(check: str, config: RunConfig, ranks: RewardModelRanks, batch: 
         check: Name of the check.
         config: The run, with its ``reward_model``.
         ranks: Ranks of the reward model.
-        batch: Sampled responses, of the policy's: those that a run has scored.
+        batch: Responses sampled from the policy, as a run sends to its reward model.
 
     Raises:
         EngineError: transformers cannot run the reward model.

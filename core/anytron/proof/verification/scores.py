@@ -1,8 +1,8 @@
-"""The checks of ``anytron verify`` on a trainer that is not ours: all they know of it is a function that scores tokens.
+"""The checks of ``anytron verify`` on a trainer of another framework, through a function that scores tokens.
 
 A :data:`Score` takes ragged sequences, ``lengths`` int64 ``[B]`` and ``tokens`` int64 ``[T]``, and gives float32
-``[T]`` on any device: the log-prob of each token given those before it in its sequence, at temperature 1. What it gives
-for the first token of a sequence is not read. On several ranks each calls the same function in the same order.
+``[T]`` on any device: the log-prob of each token given those before it in its sequence, at temperature 1. Its value
+for the first token of a sequence is ignored. On several ranks, every rank calls the same function in the same order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def random_sequences(vocabulary: int, seed: int = 0) -> RaggedBatch:
 
     Args:
         vocabulary: Tokens are drawn from those below it.
-        seed: Another seed, other tokens.
+        seed: Seed of the random tokens.
     """
     lengths = torch.tensor(LENGTHS)
     scored = torch.ones(int(lengths.sum()), dtype=torch.bool)
@@ -55,7 +55,7 @@ def transformers_logits(model_dir: Path, batch: RaggedBatch, dtype: str = "float
     Args:
         model_dir: A Hugging Face model directory.
         batch: As :func:`random_sequences` gives it.
-        dtype: What the weights are rounded to; everything is computed in float32.
+        dtype: Element type to which the weights are rounded; everything is computed in float32.
 
     Raises:
         EngineError: transformers cannot run the model.
@@ -105,13 +105,13 @@ def check_scores(
 ) -> list[Result]:
     """Make every check for which there are functions.
 
-    ``hf-log-probs``: with transformers. ``together-equals-alone``: sequences of one call do not see each other.
+    ``hf-log-probs``: with transformers. ``together-equals-alone``: sequences of one call do not influence each other.
     ``packed-equals-padded`` and ``parallel-equals-single``: with the other functions. ``finite-gradients``: each
     gradient is a number, and not all are 0. The first, third and fourth compare as ``anytron verify`` does.
 
     Args:
         score: The function.
-        batch: What it scores.
+        batch: Sequences to score.
         logits: As :func:`transformers_logits` gives them.
         dtype: Name of the element type that it computes in; tolerances follow from it.
         padded: The same function on padded rows.

@@ -1,7 +1,7 @@
-"""Compare what one update does to weights with torch's optimizer, and what it does to adapters with transformers.
+"""Compare one update of the weights with torch's optimizer, and the adapters after an update with transformers.
 
-New adapters are 0: a forward pass without them computes the same, and one of their two factors has no gradient. So they
-are compared after an update.
+New adapters are 0: they do not change the forward pass, and one of their two factors has no gradient. So adapters are
+compared after an update.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NOISE_OF_ALL = 1e-5
 
 
 def with_visible_update(config: RunConfig) -> RunConfig:
-    """Let the run's optimizers move weights far enough for their parts, weight decay too, to be seen."""
+    """Set the run's optimizers so that each part of an update, weight decay included, is large enough to measure."""
     critic = config.critic
     if critic is not None:
         critic = critic.model_copy(update={"optimizer": critic.optimizer.model_copy(update=VISIBLE)})
@@ -57,8 +57,8 @@ def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, bat
     """Make the check for each model: the gradients of a mini-batch, one update on it, the weights before and after.
 
     Args:
-        check: Its name.
-        config: What the trainer was built with: :func:`with_visible_update`.
+        check: Name of the check.
+        config: Configuration that the trainer was built with, from :func:`with_visible_update`.
         trainer: The training ranks, whose engine declares ``gradients``; the check changes their weights.
         batch: Sampled responses with advantages, T tokens.
 
@@ -103,7 +103,7 @@ def compare_moves(
     section: OptimizerSection,
     dtype: str,
 ) -> Result:
-    """Compare moves with those of torch's optimizer, in float64, from a state of nothing.
+    """Compare moves with those of torch's optimizer, in float64, from an empty optimizer state.
 
     Args:
         check: Name of the check.
@@ -171,7 +171,7 @@ def _weights(trainer: TrainingWorkers, config: RunConfig, model: UpdatedModel, d
 
 
 def without_dropout(config: RunConfig) -> RunConfig:
-    """Leave out the dropout of adapters: what is drawn at random is not the same twice."""
+    """Set the dropout of adapters to 0, because random numbers would differ between two computations."""
     if config.model.lora is None:
         return config
     lora = config.model.lora.model_copy(update={"dropout": 0.0})
@@ -182,8 +182,8 @@ def check_adapters(check: str, config: RunConfig, trainer: TrainingWorkers, batc
     """Do an update; then compare log-probs, and the gradients of both factors of each adapter.
 
     Args:
-        check: Its name.
-        config: What the trainer was built with, :func:`with_visible_update`.
+        check: Name of the check.
+        config: Configuration that the trainer was built with, from :func:`with_visible_update`.
         trainer: The training ranks; the check changes their weights.
         batch: Sampled responses with advantages.
 

@@ -22,7 +22,7 @@ prediction modules have both in common with the model."""
 
 
 def tied_copies(these: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[str]:
-    """Name what only these tensors hold, if it is equal to an embedding or an output layer that both hold."""
+    """Name the tensors that only ``these`` hold and that equal an embedding or an output layer of both: tied copies."""
     shared = [these[name] for name in others if name.endswith(_SHARED) and name in these]
     return {name for name in these.keys() - others.keys() if any(torch.equal(these[name], one) for one in shared)}
 

@@ -1,4 +1,4 @@
-"""What has changed in a run's configuration since its last start, and whether the run is still the same.
+"""Find what has changed in a run's configuration since its last start, and whether it may still be resumed.
 
 Run ``python -m anytron.record.checkpoint.differences docs/how-to/resume-a-run.md`` after a change of the keys; a test
 compares.

@@ -41,7 +41,7 @@ class Best(BaseModel):
     """The metric's value."""
 
     def write(self, directory: Path) -> None:
-        """Write the file, which is seen whole or as it was before."""
+        """Write the file atomically: a reader sees the old file or the whole new one."""
         write_durably(directory / BEST, self.model_dump_json(indent=1) + "\n")
 
     @classmethod
@@ -77,7 +77,7 @@ class Checkpoint:
     """A complete checkpoint: one that has a manifest.
 
     Attributes:
-        path: Its directory.
+        path: Directory of the checkpoint.
         step: Number of completed training steps.
     """
 
@@ -117,7 +117,7 @@ class CheckpointDirectory:
     """The directory in which a run's checkpoints lie.
 
     Args:
-        path: The directory; it is made when the first checkpoint is.
+        path: The directory; it is created together with the first checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
@@ -139,9 +139,9 @@ class CheckpointDirectory:
         return [path for path in self._steps().values() if not (path / MANIFEST).is_file()]
 
     def sweep(self, tell: Callable[[str], None]) -> None:
-        """Delete incomplete checkpoints, and the mark of a best checkpoint that no longer exists.
+        """Delete incomplete checkpoints, and the file ``best`` if the checkpoint that it names no longer exists.
 
-        The caller has the run's lock: no save is in progress.
+        The caller must hold the run's lock, so that no save is in progress.
         """
         for path in self.interrupted():
             tell(f"deleting {path}: its checkpoint was interrupted")
@@ -158,7 +158,7 @@ class CheckpointDirectory:
             The checkpoint; None if no checkpoint was ever completed.
 
         Raises:
-            CheckpointError: There are complete ones, and none can be used.
+            CheckpointError: There are complete checkpoints, but none can be used.
         """
         found = self.complete()
         damaged = []
@@ -197,10 +197,11 @@ class CheckpointDirectory:
 
         Args:
             state: The driver's state.
-            files: What the training engine has written, by path below what :meth:`begin` returned; on disk.
+            files: The files that the training engine has written and synced to disk, by path relative to the directory
+                that :meth:`begin` returned.
 
         Raises:
-            CheckpointError: A file is not there.
+            CheckpointError: A file does not exist.
         """
         path = self.path / f"step-{state.step:06d}"
         state.write(path)
@@ -209,10 +210,10 @@ class CheckpointDirectory:
         return Checkpoint(path, state.step)
 
     def best(self) -> tuple[Best, Checkpoint] | None:
-        """Return the best checkpoint and its validation; None if none was marked, or it no longer exists.
+        """Return the best checkpoint and its validation; None if no checkpoint is marked as best, or it is gone.
 
         Raises:
-            CheckpointError: The mark is damaged.
+            CheckpointError: The file ``best`` is damaged.
         """
         found = Best.read(self.path)
         if found is None:
@@ -239,8 +240,8 @@ def locate(path: Path) -> Checkpoint:
     """Find the checkpoint that a path selects.
 
     Args:
-        path: Its directory; the file ``best`` beside it; or the directory of checkpoints or of a run, whose newest
-            one is taken.
+        path: Directory of the checkpoint; the file ``best`` beside it; or the directory of checkpoints or of a run,
+            whose newest one is taken.
 
     Raises:
         CheckpointError: ``path`` has no complete checkpoint.

@@ -1,6 +1,6 @@
-"""What makes a checkpoint complete, every file by name with size and checksum; and what the driver itself remembers.
+"""The manifest of a checkpoint, which lists every file with size and checksum; and the driver's state.
 
-All else follows from the configuration or lies with the engine.
+All other state follows from the configuration or is saved by the engine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Manifest:
     """All files of a checkpoint but the manifest itself.
 
     Attributes:
-        files: By path relative to the checkpoint, with ``/`` between folders.
+        files: Records of the files, by path relative to the checkpoint, with ``/`` between folders.
     """
 
     files: Mapping[str, FileRecord]
@@ -71,7 +71,7 @@ class Manifest:
         return sum(record.size for record in self.files.values())
 
     def write(self, directory: Path) -> None:
-        """Declare a checkpoint complete. Its files must be on disk, as sizes show quickly.
+        """Declare a checkpoint complete. Its files must be on disk; their sizes are checked.
 
         Raises:
             CheckpointError: A file is missing or has another size.
@@ -173,7 +173,7 @@ DRIVER = "driver.json"
 
 
 class SourceState(BaseModel):
-    """Where in the prompts of one source a run is."""
+    """The position of a run in the prompts of one source."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -188,7 +188,7 @@ class SourceState(BaseModel):
 
 
 class DriverState(BaseModel):
-    """The driver after a step. Seeds need no record: they follow from ``trainer.seed`` and the step."""
+    """The driver's state after a step. Seeds are not saved: they follow from ``trainer.seed`` and the step."""
 
     model_config = ConfigDict(frozen=True)
 

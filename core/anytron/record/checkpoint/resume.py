@@ -34,7 +34,7 @@ class Start:
         in_place: The checkpoint is the run's own: its files are continued. False = the run is a new one.
         changes: Changes of the configuration since the last start.
         since: Changes since the checkpoint's configuration; an earlier continuation may have saved no checkpoint.
-        finished: Steps of the run, if all are done and their model is saved; else None.
+        finished: Number of steps of the run, if all are done and the model is saved; else None.
     """
 
     checkpoint: Checkpoint | None = None
@@ -57,7 +57,7 @@ class Start:
     def metrics(self, last: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of the step before the first one, as far as they are known.
 
-        A KL coefficient that adapts goes on from them, unless the configuration has other settings for it.
+        An adaptive KL coefficient continues from them, unless its settings in the configuration have changed.
 
         Args:
             last: The last metrics that the run has recorded; empty for a new run.
@@ -67,7 +67,7 @@ class Start:
         return {name: value for name, value in known.items() if not forgotten or name not in ADAPTS}
 
     def open(self, config: RunConfig, claimed: ClaimedDirectory, beginning: Beginning) -> RunDirectory:
-        """Open the run's directory at this place: later records are removed; of a new run, all that was there."""
+        """Open the run's directory at this place; records of later steps, or for a new run all files, are removed."""
         if self.in_place:
             return RunDirectory.resume(claimed, config, self.step, self.changes, beginning)
         claimed.clear(logs=config.trainer.overwrite and config.resume == "never")
@@ -75,10 +75,10 @@ class Start:
 
 
 def first_beginning(config: RunConfig) -> Beginning | None:
-    """Find what the run that a configuration continues began with; None for one that begins now.
+    """Find when the run that a configuration continues began, and its chat template; None for a run that begins now.
 
-    A new run that starts from the checkpoint of another one goes on with the other's prompts, and so with its moment,
-    unless it has other data or another tokenizer.
+    A new run that starts from the checkpoint of another run continues that run's prompts, and so keeps its time of
+    beginning, unless its data or tokenizer differ.
 
     Raises:
         ConfigError: The record of the run to continue is damaged.

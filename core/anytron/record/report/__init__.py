@@ -1,1 +1,1 @@
-"""What a run has left, read by whoever watches it: also while it goes on, and if it ended in the middle of a line."""
+"""Read a run's files to show them: also while the run goes on, and if it ended in the middle of a line."""

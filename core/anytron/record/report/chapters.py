@@ -1,4 +1,4 @@
-"""Which plots stand together, and what they are said to show."""
+"""Groups of plots in a report, and the descriptions of their metrics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LEADING = (
 
 
 def leading(names: Iterable[str]) -> list[str]:
-    """Choose what one looks at first: after the reward or the loss in training, those of each validation set."""
+    """Choose the metrics to show first: the reward or the loss in training, then those of each validation set."""
     known = list(names)
     chosen = [name for name in LEADING if name in known]
     return [*chosen[:1], *validation_means(known), *chosen[1:]]
@@ -58,12 +58,12 @@ def validation_means(names: Iterable[str]) -> list[str]:
 
 
 def is_end(name: str) -> bool:
-    """Whether a metric is an end of the interval of another one, which is drawn with it."""
+    """Whether a metric is the lower or upper end of another metric's interval; both are drawn in one plot."""
     return name.startswith("validation/") and name.endswith(("/low", "/high"))
 
 
 def chapters(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Sort metrics into chapters; each metric stands in the first that names it, or its beginning."""
+    """Sort metrics into chapters; a metric is in the first chapter that lists its name or its prefix."""
     left = sorted(set(names))
     found = []
     for title, beginnings in CHAPTERS:

@@ -22,7 +22,7 @@ class Record:
     """A line that was read.
 
     Attributes:
-        offset: Where it begins in the file, in bytes.
+        offset: Offset of the line in the file, in bytes.
         value: The JSON object.
     """
 
@@ -31,10 +31,10 @@ class Record:
 
 
 class Tail:
-    """Gives the records of a file as they come. A line that has no end yet is read when it has one.
+    """Reads the new records of a growing file. A line is read once it is complete.
 
     Args:
-        path: The file; it may come later.
+        path: The file; it need not exist yet.
 
     Attributes:
         broken: Number of complete lines that were not JSON objects.
@@ -49,9 +49,9 @@ class Tail:
         self.cut_short = False
 
     def read(self) -> Iterator[Record | None]:
-        """Yield the records that are new since the last call; None = the file was replaced, forget the old records.
+        """Yield the records that are new since the last call; None = the file was replaced, old records are invalid.
 
-        A run that is resumed cuts its files back, and puts new ones in the place of the old.
+        A resumed run truncates its files, by replacing them with new ones.
         """
         if not self._path.is_file():  # a pipe would be waited for
             return
@@ -113,7 +113,7 @@ class Series:
         del self.steps[kept:], self.values[kept:]
 
     def thinned(self, points: int) -> Series:
-        """Keep about so many points, among them every part's lowest and highest and its first that is not finite.
+        """Keep about ``points`` points: of each section the lowest, the highest and the first that is not finite.
 
         Args:
             points: At least 4; of a shorter series every point is kept.
@@ -141,10 +141,10 @@ def _extremes(values: Sequence[float], begin: int, end: int) -> Iterator[int]:
 
 
 class History:
-    """All metrics of a run. What a resumed run repeats takes the place of what was there.
+    """All metrics of a run. Steps that a resumed run repeats replace the earlier ones.
 
     Attributes:
-        series: By name, without ``step``.
+        series: Series by metric name, without ``step``.
         steps: All steps, rising.
         recent: The last step's record.
     """
@@ -204,7 +204,7 @@ def number_of(value: Any) -> float | None:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Average; NaN of nothing."""
+    """Return the mean; NaN if there are no values."""
     return math.fsum(values) / len(values) if values else math.nan
 
 

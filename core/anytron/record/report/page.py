@@ -1,4 +1,4 @@
-"""Make one file of HTML of what runs have left. It loads nothing from anywhere, and shows what is hostile as text."""
+"""Make one HTML file from the files of runs. It loads nothing else, and shows all content of the runs as plain text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Name each path by its last parts, as many as tell all of them apart."""
+    """Name each path by its last parts, as many as are needed to tell the paths apart."""
     for length in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(paths):
@@ -96,7 +96,7 @@ def render(runs: Sequence[Run], largest: int = LARGEST) -> str:
         largest: Largest size in bytes.
 
     Returns:
-        ASCII: whatever is beyond stands as an escape.
+        The page in ASCII; other characters are escaped.
 
     Raises:
         ConfigError: The runs do not fit into ``largest`` bytes.

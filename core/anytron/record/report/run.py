@@ -1,4 +1,4 @@
-"""A run's directory, as one reads it who has not written it."""
+"""Read a run's directory from another process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STAGE = re.compile(r"(\d+)-.+")
 
 
 def runs_in(path: Path) -> list[Path]:
-    """Find the runs that a directory stands for: its own, or those of its stages, in their order.
+    """Find the runs in a directory: its own, or those of its stages in order.
 
     Args:
         path: Directory that the user gave; if it is not a run's directory, it is returned, and refused later.
@@ -56,16 +56,16 @@ class State(Enum):
 
 
 class Run:
-    """What a run has left so far; :meth:`update` reads what has come since.
+    """A run as its files show it; :meth:`update` reads what was added since.
 
     Args:
         path: The run's directory.
 
     Attributes:
         path: The run's directory, as an absolute path.
-        history: Its metrics.
+        history: Metrics of the run's steps.
         validation: Metrics of its validations.
-        record: Its configuration and history; None if it cannot be read.
+        record: The run's configuration and history; None if they cannot be read.
         owner: The process that writes into the directory now; None = no process.
         problems: Descriptions of files that cannot be read.
 
@@ -126,7 +126,7 @@ class Run:
 
     @property
     def state(self) -> State:
-        """Whether it goes on, and if not, how it ended."""
+        """Whether the run goes on, and if not, how it ended."""
         if self.owner is not None:
             return State.GOING
         finished = None if self.record is None else self.record.finished_step
@@ -143,7 +143,7 @@ class Run:
 
     @property
     def early_stop(self) -> str | None:
-        """Why validation ended the run before its last step; None if it did not."""
+        """Why validation ended the run before its last step; None if the run was not ended early."""
         return None if self.record is None else self.record.early_stop
 
     @property
@@ -153,7 +153,7 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come: after a loss the run's process gives the directory up and takes it again."""
+        """Whether the run is over for good, and not just restarting after the loss of a process."""
         if self.state in (State.GOING, State.UNKNOWN):
             return False
         return self.state is State.FINISHED or not self._process_is_alive()
@@ -200,7 +200,7 @@ class Run:
         return {**parts, "other": other} if other > 0 else parts
 
     def samples(self) -> list[tuple[int, Record]]:
-        """Every logged sample with its step, in the order of the file; what was repeated is there once.
+        """Every logged sample with its step, in the order of the file; of a repeated step only the last samples.
 
         The whole file is read, and may be large: the records hold only their places in it.
         """

@@ -1,4 +1,4 @@
-"""Choose samples for a report: of the first steps, of the last, and of some in between, as many as fit."""
+"""Choose samples for a report: from the first steps, the last steps and some in between, as many as fit."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def choose_samples(run: Run, room: int) -> dict[str, Any]:
         room: Largest size in bytes of JSON; at least one sample is returned.
 
     Returns:
-        ``samples``: dictionaries with step, id, prompt, response, tokens, finished, reward, and where there are any
-        errors, images and turns, in the order of the file; ``logged``: how many there are in the file.
+        ``samples``: dictionaries with step, id, prompt, response, tokens, finished and reward, and, if there are any,
+        errors, images and turns, in the order of the file; ``logged``: number of samples in the file.
     """
     places: dict[int, list[int]] = {}
     for step, record in run.samples():
@@ -60,7 +60,7 @@ def choose_samples(run: Run, room: int) -> dict[str, Any]:
 
 
 def by_importance(steps: Sequence[int]) -> Iterator[int]:
-    """Order steps: those at the ends in turn, then such that every beginning of the rest is spread evenly."""
+    """Order steps by importance: first and last steps in turn, then the rest, spread evenly at any number of them."""
     count = len(steps)
     ends = [place for number in range(min(ENDS, count)) for place in (number, count - 1 - number)]
     ends = list(dict.fromkeys(ends))

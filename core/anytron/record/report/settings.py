@@ -38,7 +38,7 @@ def _text(value: Any) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """Leave out the middle of a text that is too long, and say how much."""
+    """Shorten a text that is too long: its middle is replaced by the number of characters left out."""
     if len(text) <= longest:
         return text
     end = longest // 3
@@ -47,7 +47,7 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 
 
 def compared(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str | None]]]:
-    """Put configurations beside each other: each key with the value of every run; None where a run has no such key."""
+    """Put configurations beside each other: each key with the value of every run; None if the run lacks the key."""
     flat = [settings(config) for config in configs]
     keys = dict.fromkeys(key for one in flat for key in one)
     return [(key, [one.get(key) for one in flat]) for key in keys]
@@ -57,7 +57,7 @@ _PATCH = ("id", "outcome", "target", "reason", "detail")
 
 
 def describe_workers(workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Describe workers for people; those of a role that say the same stand together.
+    """Describe workers for people; workers of a role with the same description are listed together.
 
     Args:
         workers: By role, as ``patches.json`` has them.

@@ -15,7 +15,7 @@ entry-point group ``anytron.metric_sinks``::
         def close(self):
             self._file.close()
 
-It may raise, hang or be slow: the run goes on (:mod:`anytron.record.sinks.delivery`).
+If a sink raises, hangs or is slow, the run goes on (:mod:`anytron.record.sinks.delivery`).
 """
 
 from anytron.record.sinks.contract import MetricSink, SinkRun

@@ -1,4 +1,4 @@
-"""What a sink of metrics is."""
+"""The interface of a sink of metrics."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class SinkRun:
 
     Attributes:
         name: Name of the run's directory.
-        directory: A directory of the sink's own in the run's, ``tracking/NAME``; it exists, and outlives a restart.
+        directory: Directory for the sink's files in the run's directory, ``tracking/NAME``; it exists, and is kept when
+            the run is resumed.
         config: The configuration as JSON values, without its secrets.
-        after: The run continues after this step, and will write later ones again that it has written before; None for
-            a new run.
+        after: The run continues after this step, and may write later steps for the second time; None for a new
+            run.
     """
 
     name: str
@@ -44,7 +45,8 @@ class SinkRun:
     def remembered(self, file: str, new: str) -> str:
         """Read a short text from a file of the sink's directory; write ``new`` into it first if there is none.
 
-        Services know a run by an id: kept like this, a run that continues is the same run there.
+        A service identifies a run by an id. An id that is kept in this way lets a resumed run continue the same run
+        there.
         """
         path = self.directory / file
         if not path.is_file():
@@ -53,15 +55,15 @@ class SinkRun:
 
 
 class MetricSink(abc.ABC):
-    """Takes the metrics of a run to where people look at them.
+    """Sends the metrics of a run to a place where people view them.
 
-    One is made for each process that drives a run. All of its methods, the constructor included, are called on one
-    thread that it has for itself: they may wait for a network, and what they raise does not stop the run. The module of
-    a sink is light to import; the library that it needs is imported by the constructor.
+    Each process that drives a run makes one instance. All of its methods, the constructor included, are called on a
+    separate thread: they may wait for a network, and an exception does not stop the run. The module of a sink should be
+    light to import: the constructor imports the library that the sink needs.
 
     Args:
         run: The run.
-        options: An instance of ``options_model``; None without one.
+        options: An instance of ``options_model``; None if there is no such model.
 
     Attributes:
         packages: Import packages that it needs; a run that lacks one is refused.
@@ -80,20 +82,21 @@ class MetricSink(abc.ABC):
 
     @abc.abstractmethod
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step.
+        """Write the metrics of a step.
 
         Args:
             step: Counted from 1.
-            metrics: By their names in ``metrics.jsonl``, ``step`` included, but for characters that cannot be printed,
-                which are ``_``, and for what is beyond 250 characters. Values are floats, and may be NaN or infinite.
+            metrics: Values by name as in ``metrics.jsonl``, ``step`` included. In names, characters that cannot be
+                printed are replaced by ``_``, and all after 250 characters is cut off. Values are floats, and may be
+                NaN or infinite.
         """
 
     def write_validation(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: B027 - optional to override
-        """Take the numbers of a validation, as ``validation.jsonl`` has them; otherwise as :meth:`write`.
+        """Write the metrics of a validation, as in ``validation.jsonl``; otherwise as :meth:`write`.
 
         Args:
-            step: Completed steps of the evaluated policy, 0 or more; the metrics of this step were written before.
-            metrics: By their names, ``step`` included.
+            step: Completed steps of the evaluated policy, 0 or more; the metrics of this step were written earlier.
+            metrics: Values by name, ``step`` included.
         """
 
     def close(self) -> None:  # noqa: B027 - optional to override

@@ -1,4 +1,4 @@
-"""Find the sinks of a run, give each step's metrics to all of them in threads, and report what did not arrive.
+"""Find the sinks of a run, send each step's metrics to all of them on threads, and report what was not written.
 
 Whatever a sink does, the run neither waits for it nor fails with it.
 """
@@ -100,7 +100,7 @@ QUEUED = 1000
 class SinkThread:
     """A sink and the steps that wait for it.
 
-    The thread is a daemon: a sink that never returns does not keep the process.
+    The thread is a daemon: a sink that never returns does not keep the process alive.
 
     Args:
         name: Name of the sink, for messages.
@@ -195,12 +195,12 @@ KEPT = "the run goes on, and metrics.jsonl has every step"
 class MetricSinks:
     """The sinks of ``tracking.sinks``, each on a thread of its own. A context manager: leaving closes them.
 
-    Nothing that a sink does reaches the run: what it raises is told once, as a warning, and counted; what a slow one
-    has no room for is dropped and counted; closing ends after ``tracking.close_timeout_s``.
+    A sink cannot stop or delay the run. Its first exception is shown as a warning, and all are counted. If a slow
+    sink's queue is full, steps are dropped and counted. Closing takes at most ``tracking.close_timeout_s``.
 
     Args:
         config: The run.
-        run: Its directory, whose log has every warning.
+        run: Directory of the run; warnings are also written to its log.
         progress: Shows the warnings.
         after: The run continues after this step; None for a new one.
     """

@@ -37,9 +37,9 @@ class MlflowOptions(Section):
 
 
 class MlflowSink(MetricSink):
-    """Logs to a run of MLflow, whose id is kept in the run's directory: a run that continues is the same one there.
+    """Logs to an MLflow run. The run's directory keeps its id, so that a resumed run continues the same MLflow run.
 
-    MLflow keeps every value of a step that is repeated, and shows the last.
+    For a repeated step, MLflow keeps all values and shows the last.
     """
 
     packages = ("mlflow",)
@@ -86,7 +86,7 @@ class MlflowSink(MetricSink):
 
 
 def mlflow_name(name: str) -> str:
-    """Write a name with the characters that MLflow takes: no others, and no path that is not a plain one."""
+    """Replace what MLflow does not accept in a name: characters outside of its set, and path parts such as ``..``."""
     parts = re.sub(r"[^\w.\- :/]", "_", name)[:MLFLOW_NAME].split("/")
     return "/".join("_" if part.strip(".") == "" else part for part in parts)
 
@@ -100,7 +100,7 @@ def _mlflow_parameters(key: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 class SwanLabOptions(Section):
-    """Options of the sink ``swanlab``. The key is SwanLab's own matter: ``swanlab login``, or ``SWANLAB_API_KEY``."""
+    """Options of the sink ``swanlab``. Set the API key with ``swanlab login`` or ``SWANLAB_API_KEY``."""
 
     project: str = "anytron"
     """Project."""
@@ -115,7 +115,7 @@ class SwanLabOptions(Section):
 
 
 class SwanLabSink(MetricSink):
-    """Logs to an experiment of SwanLab; online, a run that continues is the same one there."""
+    """Logs to a SwanLab experiment; online, a resumed run continues the same experiment."""
 
     packages = ("swanlab",)
     install = "pip install 'anytron[swanlab]'"
@@ -141,7 +141,7 @@ class SwanLabSink(MetricSink):
         self.place = str(self._run.url if options.mode == "online" else run.directory)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the finite numbers of a step: it has no others."""
+        """Log the finite numbers of a step; SwanLab accepts no others."""
         self._run.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
 
     write_validation = write
@@ -152,9 +152,9 @@ class SwanLabSink(MetricSink):
 
 
 class TensorBoardSink(MetricSink):
-    """Writes scalars that ``tensorboard --logdir runs`` shows, each step on disk as soon as it is taken.
+    """Writes scalars that ``tensorboard --logdir runs`` shows; each step is flushed to disk when it is written.
 
-    A run that continues hides the steps that it repeats (``purge_step``).
+    In a resumed run, the earlier values of repeated steps are hidden (``purge_step``).
     """
 
     packages = ("tensorboard",)
@@ -180,7 +180,7 @@ class TensorBoardSink(MetricSink):
 
 
 class WandbOptions(Section):
-    """Options of the sink ``wandb``. The API key is W&B's own matter: ``wandb login``, or ``WANDB_API_KEY``."""
+    """Options of the sink ``wandb``. Set the API key with ``wandb login`` or ``WANDB_API_KEY``."""
 
     project: str = "anytron"
     """Project."""
@@ -197,9 +197,9 @@ class WandbOptions(Section):
 
 
 class WandbSink(MetricSink):
-    """Logs to a run of W&B, whose id is kept in the run's directory: a run that continues is the same one there.
+    """Logs to a W&B run. The run's directory keeps its id, so that a resumed run continues the same W&B run.
 
-    The x axis is the metric ``step``, not W&B's own counter, which refuses steps that are repeated.
+    The x axis is the metric ``step``, because W&B's own step counter rejects repeated steps.
     """
 
     packages = ("wandb",)

@@ -1,4 +1,4 @@
-"""The right to write into an output directory: one run at a time, and nothing that no run has written is touched."""
+"""Claim an output directory: one run at a time writes into it, and files that no run has written are left alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LOGS = ("logs", LOSSES)
 
 
 class ClaimedDirectory:
-    """The output directory of a run, locked. A context manager: leaving gives it up, and so does the process's end.
+    """The output directory of a run, locked. A context manager: leaving, or the end of the process, releases the lock.
 
     Args:
         config: The run; its ``trainer.output_dir`` is made, and so is ``checkpoint.path``, which is locked too.
@@ -96,7 +96,7 @@ class ClaimedDirectory:
         return None
 
     def clear(self, *, logs: bool) -> None:
-        """Delete what the earlier run has written, with or without its logs, which the next one continues."""
+        """Delete the files of the earlier run, with or without its logs, to which the next run appends."""
         for name in [*CONTENTS, *(LOGS if logs else ())]:
             for path in (name, f".{name}.part", f".{name}.old"):  # of a process that was killed while it wrote them
                 remove(self.path / path)

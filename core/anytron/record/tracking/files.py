@@ -38,7 +38,7 @@ class JsonlSink:
         self._file = os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8", errors="backslashreplace")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append a record, in the file when this returns. NaN and infinity are written as Python's ``json`` does."""
+        """Append a record; it is written at return. NaN and infinity are written as Python's ``json`` does."""
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
         self._file.flush()
 
@@ -47,7 +47,7 @@ class JsonlSink:
         return why_lost(self.path, self._file.fileno())
 
     def take(self, other: JsonlSink) -> None:
-        """Append all records of another one: also of a file that was removed, which ends when it is closed."""
+        """Append all records of another sink, also if its file was removed: the file exists until it is closed."""
         offset = 0
         while block := os.pread(other._file.fileno(), 1 << 20, offset):
             self._file.buffer.write(block)
@@ -95,7 +95,7 @@ INK, ACCENT, GRID = "#1f2933", "#0b6e99", "#d9dee4"
 
 
 def plot_reward(metrics: Path, image: Path) -> None:
-    """Draw mean reward over steps: smoothed line, each step's mean, band of one standard deviation.
+    """Draw the mean reward over steps: a smoothed line, each step's mean, and a band of one standard deviation.
 
     Args:
         metrics: A ``metrics.jsonl`` with ``step``, ``reward/mean``, ``reward/std``.
@@ -107,7 +107,7 @@ def plot_reward(metrics: Path, image: Path) -> None:
 
 
 def plot_loss(metrics: Path, image: Path) -> None:
-    """Draw the loss of supervised fine-tuning over steps: smoothed line, and each step's.
+    """Draw the loss of supervised fine-tuning over steps: a smoothed line, and each step's loss.
 
     Args:
         metrics: A ``metrics.jsonl`` with ``step`` and ``loss/nll``.
@@ -160,7 +160,7 @@ def _plot(
 
 
 def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
-    """Average exponentially, corrected for the start (as Adam's moments are, arXiv:1412.6980, section 3)."""
+    """Compute an exponential moving average, bias-corrected like Adam's moments (arXiv:1412.6980, section 3)."""
     result, average = [], 0.0
     for count, value in enumerate(values, start=1):
         average = weight * average + (1.0 - weight) * value

@@ -1,4 +1,4 @@
-"""Every metric that a run writes, whatever its engine; engines add theirs (``EngineInfo.metrics``).
+"""Every metric that runs with any engine write; engines add their own (``EngineInfo.metrics``).
 
 Run ``python -m anytron.record.tracking.metric_table docs/reference/metrics.md`` after a change; a test compares.
 """

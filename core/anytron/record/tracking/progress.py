@@ -13,32 +13,32 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Shows a run to a person; this one shows nothing. A context manager: leaving clears up, after errors too."""
+    """Shows a run to a person; this base class shows nothing. A context manager: leaving always cleans up."""
 
     def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str], done: int = 0) -> None:
-        """The workers are up and the first step begins.
+        """Called when the workers have started and the first step begins.
 
         Args:
             total_steps: Training steps of the run.
-            devices: What each rank trains on.
+            devices: Device of each training rank.
             kernels: The plugins that supplied each kernel.
             done: Steps that an earlier process has done.
         """
 
     def part(self, name: str) -> None:
-        """A part of a step begins: ``rollout``, ``update`` and so on."""
+        """Called when a part of a step begins: ``rollout``, ``update`` and so on."""
 
     def step(self, metrics: Mapping[str, float]) -> None:
-        """A step is done; ``metrics`` are those of ``metrics.jsonl``."""
+        """Called when a step is done; ``metrics`` are those of ``metrics.jsonl``."""
 
     def note(self, text: str) -> None:
         """Show a message, for example that a checkpoint was saved or from where the run resumes."""
 
     def warn(self, text: str) -> None:
-        """Something is suspicious, and the run goes on."""
+        """Show a warning; the run goes on."""
 
     def finish(self) -> None:
-        """The last step is done; the model is about to be saved."""
+        """Called when the last step is done, before the model is saved."""
 
     def __enter__(self) -> Self:
         return self

@@ -53,7 +53,7 @@ class Resume(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """What a run remembers of itself besides its checkpoints."""
+    """The record that a run keeps of itself, besides its checkpoints."""
 
     config: dict[str, Any]
     """The configuration that the run is carried out with now."""
@@ -104,8 +104,8 @@ OF_EVERY_RUN = ("anytron", "torch", "transformers")
 def installed_versions(config: RunConfig) -> dict[str, str]:
     """Return the versions of Python, of the libraries of every run, and of the components of a run's engines.
 
-    Those of this process: a rollout engine that has a Python of its own says its own (``patches.json``). What is not
-    installed is left out.
+    These are the versions of this process. A rollout engine with another Python reports its own (``patches.json``).
+    Packages that are not installed are left out.
     """
     found = {"python": machine.python_version()}
     for distribution in dict.fromkeys(_distributions(config)):

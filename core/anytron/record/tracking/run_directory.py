@@ -1,4 +1,4 @@
-"""The directory of a run: what lies where."""
+"""The directory of a run, and where its files are."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class RunDirectory:
     Args:
         claimed: The directory.
         config: The run.
-        record: Its history.
+        record: History of the run.
         after: Continue the files of an earlier run after this step; None = there are none.
 
     Attributes:
-        path: The directory; after :meth:`rescue` another one.
+        path: The directory; :meth:`rescue` changes it.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class RunDirectory:
             claimed: The directory.
             config: The run.
             started_from: The checkpoint of another run that this one begins with.
-            beginning: The moment; None where nothing depends on it.
+            beginning: Time at which the run began, and its chat template; None if nothing depends on them.
         """
         origin = None if started_from is None else str(started_from)
         values = config.model_dump(mode="json")
@@ -107,7 +107,7 @@ class RunDirectory:
             config: The run.
             step: Number of completed steps of the checkpoint.
             changes: Changes of the configuration since the last start.
-            beginning: The moment in which it began; None where nothing depends on it.
+            beginning: Time at which the run began, and its chat template; None if nothing depends on them.
         """
         assert claimed.record is not None, "the caller has found a checkpoint of this run"
         resumes = [*claimed.record.resumes, Resume(step=step, changes=list(changes))]
@@ -117,11 +117,11 @@ class RunDirectory:
 
     @property
     def beginning(self) -> Beginning | None:
-        """The moment in which the run began, and its chat template."""
+        """Time at which the run began and the chat template that it began with; a resumed run uses both again."""
         return self._record.beginning
 
     def write_patches(self, workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Record what each worker says of itself, by role and rank."""
+        """Record what each worker reports about itself, by role and rank."""
         write_durably(self.path / "patches.json", json.dumps(workers, indent=2, default=str) + "\n")
 
     def write_metrics(self, metrics: Mapping[str, float]) -> None:
@@ -129,14 +129,14 @@ class RunDirectory:
         self._metrics.write(metrics)
 
     def write_validation(self, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of a validation: that it is there says that this validation is done."""
+        """Append the metrics of a validation. The entry also marks the validation as done."""
         assert self._validation is not None, "the run validates"
         self._validation.write(metrics)
 
     def write_samples(
         self, step: int, samples: Sequence[Sample], rewards: RewardScores | None, validation: str | None = None
     ) -> None:
-        """Append ``trainer.log_samples`` samples, spread over the step's prompts, and some that user code failed for.
+        """Append ``trainer.log_samples`` samples, spread over the step's prompts, and some for which user code failed.
 
         Args:
             step: The step.
@@ -228,7 +228,7 @@ class RunDirectory:
         return None
 
     def require_place(self) -> None:
-        """Refuse to go on without the directory.
+        """Check that the directory still exists.
 
         Raises:
             LostDirectoryError: The directory, or a file in it, was removed or replaced.
@@ -237,9 +237,9 @@ class RunDirectory:
             raise found
 
     def rescue(self) -> list[str]:
-        """Go on in a fresh directory beside the lost one, with the metrics and samples so far.
+        """Continue in a new directory beside the lost one, with the metrics and samples so far.
 
-        Its configuration and its record are those of a run in that directory, with its checkpoints inside.
+        Configuration and record in it are adapted to that directory, with the checkpoints inside of it.
 
         Returns:
             Which files could not be carried over, and why.
@@ -264,7 +264,7 @@ class RunDirectory:
         return failures
 
     def sync(self) -> None:
-        """Wait until metrics and samples are on disk, so that they are not behind a checkpoint after a power cut."""
+        """Wait until metrics and samples are on disk, so that no power cut makes them older than a checkpoint."""
         for sink in self._sinks():
             sink.sync()
 

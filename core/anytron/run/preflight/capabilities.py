@@ -62,7 +62,7 @@ def _adapters_alone(config: RunConfig) -> Iterator[Diagnostic]:
 
 
 def generates_in_training(config: RunConfig) -> bool:
-    """Whether the training ranks generate by themselves, with the weights that they have."""
+    """Whether the training ranks themselves generate, with the weights that they hold."""
     info = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options")
     return info is not None and bool(info.part_of)
 
@@ -86,7 +86,7 @@ def rollout_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
 
 
 def weight_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find why weights cannot be streamed, if they must be, or cannot be compared."""
+    """Find why weights cannot be streamed or compared although the configuration requires it."""
     obstacle = why_a_file(config)
     if config.rollout.weights in ("shared_memory", "network") and obstacle is not None:
         yield Diagnostic("error", "rollout.weights", obstacle, "set rollout.weights=auto")
@@ -96,7 +96,7 @@ def weight_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
 
 
 def why_a_file(config: RunConfig) -> str | None:
-    """Return why weights must go through a file, wherever processes are; None if they need not."""
+    """Return why weights must go through a file, wherever processes are; None if a file is not necessary."""
     info = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options")
     if info is not None and not info.takes_stream:
         return f"the engine {config.rollout.engine} loads weights only from a file"

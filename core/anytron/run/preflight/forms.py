@@ -1,4 +1,4 @@
-"""The responses that a reward is tried on: right answers in the forms that models write, and wrong ones."""
+"""The responses on which a reward is tried: right answers in the forms that models write, and wrong answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMATS = ("format", "regex")
 
 
 def reference_key(section: RewardSection) -> str:
-    """Name the entry of a prompt's data that a right answer stands in."""
+    """Name the entry of a prompt's data that holds the right answer."""
     if section.function == "code":
         return str(section.options.get("solution", "solution"))
     return str(section.options.get("key", "answer"))
@@ -31,7 +31,7 @@ def reference_key(section: RewardSection) -> str:
 def reference_answers(section: RewardSection) -> Callable[[TokenizedPrompt], str | None]:
     """Make a function that returns the right answer to a prompt as text; None if the prompt has none.
 
-    A reward class may define it, ``right_answer(data)``. ``format`` rewards a form, whatever the answer.
+    A reward class may define the method ``right_answer(data)``. The reward ``format`` depends on the form only.
 
     Raises:
         DataError: Raised by the returned function: ``right_answer`` raises.
@@ -51,7 +51,7 @@ def reference_answers(section: RewardSection) -> Callable[[TokenizedPrompt], str
 
 
 def right_forms(section: RewardSection, answer: str, prompt: TokenizedPrompt) -> dict[str, str]:
-    """Write an answer as models do, by the name of the form. A mark that the prompt opens is not written again."""
+    """Write an answer in each form that models use, by the form's name; a tag that the prompt opens is not repeated."""
     if section.function == "code":
         return {"program": f"```python\n{answer}\n```"}
     think = "" if opened(prompt.text) else "<think>\n"

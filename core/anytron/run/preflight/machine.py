@@ -132,7 +132,7 @@ def _reward_model(config: RunConfig) -> Iterator[Diagnostic]:
     yield from _with_tokenizer("reward_model.path", Path(section.path), "complete the download")
     ranks, hosts, key = section.parallel.world_size, config.parallel.world_size, "reward_model.parallel"
     if ranks > hosts:
-        message = f"{ranks} ranks need the devices of as many training ranks, but the run has {hosts}"
+        message = f"its {ranks} ranks share the devices of {ranks} training ranks, but the run has only {hosts}"
         yield Diagnostic("error", key, message, "lower one of its sizes, or raise one of section parallel")
     yield from sequence_parallel_diagnostics(section.parallel, f"{key}.")
 

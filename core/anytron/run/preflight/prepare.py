@@ -58,7 +58,7 @@ class PreparedPrompts:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where in the data the next draw begins."""
+        """The places in the data at which the next draw begins."""
         return self.sampler.places
 
     def draw(self, count: int) -> list[TokenizedPrompt]:

@@ -151,7 +151,7 @@ def rehearse(
 
 
 class Evenly(Sequence["TokenizedPrompt"]):
-    """Prompts at even distances, from each table its share; each prompt is made when it is accessed.
+    """Prompts at even distances from all tables, in proportion to their sizes; each is made when it is accessed.
 
     Args:
         tables: The prompts.

@@ -130,9 +130,9 @@ def _correction(config: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "warning",
             "algorithm.importance_correction",
-            f"{correction} compares log-probs before top-p and top-k, so it does not see which tokens "
-            f"{' and '.join(left_out)} left out: a token of the newest weights weighs 1, though it was "
-            "drawn more often",
+            f"{correction} compares log-probs from before top-p and top-k, and ignores that "
+            f"{' and '.join(left_out)} excluded tokens: with the newest weights each token has the weight 1, although "
+            "it was sampled more often than its log-prob says",
             "set rollout.top_p=1 and rollout.top_k=0, so that rollout and training have the same distribution",
         )
 
@@ -185,9 +185,7 @@ def supervised_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         key = f"validation.sets.{index}"
         yield from _changed(key, one, SET_KEYS, "validation measures the loss of the set's responses")
     if config.algorithm.aggregation == "length-constant" and config.algorithm.length_constant is None:
-        message = (
-            "aggregation=length-constant needs it: supervised fine-tuning has no rollout.max_new_tokens as its default"
-        )
+        message = "aggregation=length-constant needs this key: in supervised fine-tuning it has no default"
         yield Diagnostic("error", "algorithm.length_constant", message, "set it to the longest response, in tokens")
 
 

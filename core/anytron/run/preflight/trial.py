@@ -302,7 +302,7 @@ def _kinds(name: str, section: RewardSection, prepared: PreparedRun) -> tuple[Fi
 
 
 def said(failure: Failure) -> str:
-    """Write why a reward fails in one line; a traceback stands behind the first."""
+    """Describe in one line why a reward fails; a traceback is in the lines after the first."""
     return f"{failure.what} {next(iter(failure.why.strip().splitlines()), '')}"
 
 

@@ -1,4 +1,4 @@
-"""One response of several turns while it is being made, and the tokens of what an environment says in between."""
+"""One response of several turns while it is being generated, and the tokens of an environment's observations in it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TURN = "anytron stands for a turn"
 
 @dataclass
 class Conversation:
-    """What model and environment have said so far. Tokens are only ever added at the end.
+    """The turns of the model and the environment's observations so far. Tokens are only appended.
 
     Attributes:
         prompt: The prompt of the conversation.
@@ -88,7 +88,7 @@ class Conversation:
         return PromptInputs(self.prompt.tokens + self.tokens, self.prompt.patches), limited, seed
 
     def add_turn(self, response: Response, text: str) -> Turn:
-        """Add what the model wrote; return the turn for its environment."""
+        """Append a response of the model; return the turn for the environment."""
         self.speaking = False
         self._add(response.tokens, response.log_probs, own=True)
         self.turns += (text,)
@@ -97,7 +97,7 @@ class Conversation:
         return Turn(text, response.tokens, response.stop_reason == "stop")
 
     def add_observation(self, tokens: tuple[int, ...]) -> None:
-        """Add what the environment wrote."""
+        """Append an observation of the environment."""
         self._add(tokens, (0.0,) * len(tokens), own=False)
 
     def count(self, observation: Observation) -> None:
@@ -137,9 +137,9 @@ def observation_tokens(
     """Tokenise an observation by itself.
 
     Args:
-        observation: With text, messages or tokens.
-        last: The token that the model wrote last; None if it wrote none. Where it is the end token that the chat
-            template writes behind a turn, it is not written twice.
+        observation: Observation that has text, messages or tokens.
+        last: The last token of the model; None if it wrote none. If it is the end token that the chat template writes
+            after a turn, it is not repeated.
         tokenizer: A Hugging Face tokenizer.
         vocab_size: Token ids are below this.
         chat_template_kwargs: Further arguments of the chat template.

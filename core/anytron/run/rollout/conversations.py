@@ -1,7 +1,7 @@
 """Responses of one turn, or of several turns with observations of an environment between them.
 
-A turn is a request to the rollout engines like any other, whose prompt is all that the model has read and written so
-far, token by token::
+A turn is an ordinary request to the rollout engines. Its prompt is the whole conversation so far, token by
+token::
 
     prompt -> turn -> observation -> turn -> observation -> turn        conversation: one sample
               [own]   [not trained]  [own]   [not trained]  [own]       response mask
@@ -62,16 +62,16 @@ class SingleTurns:
         return self._pool.begin(inputs, self._sampling, samples_per_prompt, seed)
 
     def finish(self, begun: Generation, *, more: bool = False) -> list[list[Response]]:
-        """Wait for responses; return the responses to each prompt, in order. They may be ``more`` of a step's."""
+        """Wait for responses; return the responses to each prompt, in order. ``more``: the step has others."""
         del more
         return self._pool.finish(begun)
 
     def finish_in_flight(self) -> None:
-        """Finish all that is begun; see :meth:`RolloutPool.finish_in_flight`."""
+        """Finish all responses that were begun; see :meth:`RolloutPool.finish_in_flight`."""
         self._pool.finish_in_flight()
 
     def attend(self, call: Pending) -> None:
-        """Go on until a call of the training ranks is over; see :meth:`RolloutPool.attend`."""
+        """Continue until a call of the training ranks is over; see :meth:`RolloutPool.attend`."""
         self._pool.attend(call)
 
 
@@ -114,7 +114,7 @@ class Conversations:
 
         Args:
             begun: The conversations that :meth:`begin` returned.
-            more: The step has further conversations, not all of which have failed.
+            more: Whether the step has further conversations that have not all failed.
 
         Raises:
             DataError: The environment fails for every response, or for all of the first ones.
@@ -129,12 +129,12 @@ class Conversations:
         return [[conversation.response() for conversation in group] for group in begun]
 
     def finish_in_flight(self) -> None:
-        """Finish all conversations that are begun, as far as there are replicas with weights."""
+        """Finish all conversations that were begun, as far as there are replicas with weights."""
         while self._pool.has_weights and self._under_way(self._begun.values()):
             self._go_on()
 
     def attend(self, call: Pending) -> None:
-        """Go on until a call of the training ranks is over; the next call here raises errors that occur meanwhile."""
+        """Continue until a call of the training ranks is over; the next call here raises errors from that time."""
         try:
             while not call.done:
                 self._go_on(call)

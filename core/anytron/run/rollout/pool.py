@@ -1,7 +1,8 @@
 """Rollout engines that share the prompts of a step.
 
-What an engine does next follows from what it has: new weights first, which all that lack them get together, then
-requests, then polls for as long as it holds any. The driver waits for whichever replica has something to say::
+The state of an engine determines its next call: first new weights, which are sent to all engines that lack them at the
+same time, then requests, then polls until its requests are finished. The driver waits for the next replica that
+returns from a call::
 
     queue, longest prompts first -+-> replica 0: load_weights, submit, poll, submit, poll, poll ... -+-> finished
                                   +-> replica 1: load_weights, submit, poll, poll, submit, poll ... -+
@@ -62,10 +63,10 @@ class Generation:
 
 
 class RolloutPool:
-    """The rollout engines. An engine that is lost or answers wrongly is replaced; others generate its responses.
+    """The rollout engines. An engine that is lost or returns invalid results is replaced; others take its requests.
 
-    Responses follow from their seeds and from the weights, so that none is lost with a process. Its successor gets
-    weights as long as they can be had (:meth:`load_weights`).
+    Responses depend only on their seeds and the weights, so that a lost process loses none of them. Its successor
+    receives weights as long as they are available (:meth:`load_weights`).
 
     Args:
         executor: Executor that starts the processes; the constructor does not wait for the engines.
@@ -97,9 +98,9 @@ class RolloutPool:
     def begin(
         self, prompts: Sequence[PromptInputs], sampling: SamplingParams, samples_per_prompt: int, seed: int
     ) -> Generation:
-        """Ask for responses to each prompt; they are made while the driver waits for anything of this pool.
+        """Ask for responses to each prompt; they are generated whenever the driver waits for something of this pool.
 
-        Which replica makes a response, and beside which others, changes nothing in it.
+        A response does not depend on the replica that generates it, nor on the other responses there.
 
         Args:
             prompts: The prompts.
@@ -123,8 +124,8 @@ class RolloutPool:
     def attend(self, call: Pending) -> None:
         """Keep all replicas at work until a call of another group of the executor is over.
 
-        An error of the replicas meanwhile is raised when they are next needed: the other group is not left in the
-        middle of its call.
+        An error of the replicas meanwhile is raised when they are next needed, so that the call of the other group can
+        finish.
         """
         if self._failure is None:
             with contextlib.suppress(Exception):
@@ -137,7 +138,7 @@ class RolloutPool:
         )
 
     def ask(self, questions: Sequence[tuple[PromptInputs, SamplingParams, int]]) -> list[int]:
-        """Ask for a response to each of these (prompt, how to sample, seed); return their numbers."""
+        """Ask for a response to each (prompt, sampling parameters, seed); return the request numbers."""
         requests = [GenerationRequest(self._requests + place, *one) for place, one in enumerate(questions)]
         self._requests += len(requests)
         # The longest prompts come first: they take longest, and nothing should begin late that does.
@@ -150,7 +151,7 @@ class RolloutPool:
         return any(replica.version is not None for replica in self._replicas)
 
     def poll(self, seconds: float, *others: Pending) -> list[tuple[int, Response]]:
-        """Keep all replicas at work for about so long at most, or until one or another call has something to say.
+        """Keep all replicas at work for about the given time, or until a call returns.
 
         Returns:
             Number and response of each request that has finished since the last poll; each is returned once.
@@ -162,7 +163,7 @@ class RolloutPool:
         return finished
 
     def load_weights(self, give: GiveWeights) -> int:
-        """Send new weights to all replicas at the same time; return their version. Responses under way use them.
+        """Send new weights to all replicas at the same time; return their version. Responses in progress use them.
 
         A replica that receives only a part of them never generates: it is replaced, and its successor receives all
         weights, as do successors of replicas that are lost later, until :meth:`withdraw_weights`.
@@ -181,16 +182,17 @@ class RolloutPool:
         return self._failure is not None or any(replica.group.ended for replica in self._replicas)
 
     def withdraw_weights(self) -> None:
-        """Note that training goes on, so that these weights cannot be sent again; return when all replicas are at work.
+        """Mark the weights as no longer available, because training changes them; return when all replicas are at work.
 
-        Successors of replicas that are lost from now on wait for the next ones; others make their responses.
+        Successors of replicas that are lost from now on wait for the next weights; other replicas generate their
+        responses.
         """
         # A poll goes on while the driver does something else.
         self._work_until(lambda: all(replica.polled or not replica.held for replica in self._replicas))
         self._give = None
 
     def sleep(self) -> dict[str, float]:
-        """Make all replicas free their devices' memory until they receive weights; return it as metrics."""
+        """Make all replicas free their devices' memory until they receive weights; return memory metrics."""
         self._give = None  # those who sleep wait for the next weights, and so do their successors
         found = [self._ask(index, SleepingRollout.sleep) for index in range(len(self._replicas))]
         for replica in self._replicas:
@@ -330,5 +332,5 @@ class RolloutPool:
 
 
 def response_seed(seed: int, place: int) -> int:
-    """The seed of a response, from its step's and its place among the step's responses."""
+    """The seed of a response, from the step's seed and the place of the response in the step."""
     return derive_seed(seed, "response", place)

@@ -7,15 +7,15 @@ trained, with the weights from before that step::
     1:  generate 1 | train 1              | train 2              | train 3
                    | generate 2 (weights 0) | generate 3 (weights 1)
 
-A step may have several rounds (``algorithm.dynamic_sampling``), all but the first with the newest weights. What is
-ahead is begun when the last one is over, so that prompts are drawn in the order of the steps; only with
-``continue_over_updates`` some steps ahead are begun before.
+A step may have several rounds (``algorithm.dynamic_sampling``), all but the first with the newest weights. The next
+step's responses are begun after the last round, so that prompts are drawn in the order of the steps. Only with
+``continue_over_updates`` some later steps are begun before that.
 
-New weights come between two steps, when all that was begun with older ones is finished. With
-``rollout.continue_over_updates`` they come at once, and responses under way go on with them.
+New weights are loaded between two steps, when all responses that were begun with older weights are finished. With
+``rollout.continue_over_updates`` they are loaded at once, and responses in progress continue with them.
 
-Nothing is under way at a checkpoint that comes every so many steps: the step after it has fresh responses, in the run
-that goes on as in one that is resumed there.
+At a periodic checkpoint no response is in progress. The next step begins with new responses, both in the run that goes
+on and in a run that is resumed there.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class RolloutPrefetch:
 
     @property
     def sampler(self) -> Mixture:
-        """The source of prompts. Its place must be set before anything is begun."""
+        """The source of prompts. Its place must be set before the first prompts are drawn."""
         return self._prepared.sampler
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where in the data the next step begins: responses that nothing was trained on are not counted.
+        """The places in the data at which the next step begins; responses that were not trained on are not counted.
 
         A resume draws their prompts again.
         """
@@ -97,7 +97,7 @@ class RolloutPrefetch:
             self._turns.finish_in_flight()
 
     def load_weights(self, give: GiveWeights) -> int:
-        """Send the replicas the weights that the next step begins with; return their version."""
+        """Send the weights of the next step to the replicas; return their version."""
         self._version = self._pool.load_weights(give)
         return self._version
 
@@ -119,13 +119,13 @@ class RolloutPrefetch:
         return begun.prompts, responses
 
     def move_on(self, step: int) -> dict[str, float]:
-        """Begin the responses of later steps that may come from the same weights, or let replicas sleep.
+        """Begin responses of later steps that may use the current weights, or let replicas sleep.
 
         Args:
             step: The step, whose responses are all complete.
 
         Returns:
-            The memory of replicas that sleep, as metrics.
+            Metrics of the memory of sleeping replicas.
         """
         self._begin_up_to(self._last_from(step), step + 1)
         if self._config.rollout.max_staleness:

@@ -1,4 +1,4 @@
-"""One rollout engine of the pool: the call that it is in, the check of its answers, and the answers to new weights."""
+"""One rollout engine of the pool: its current call, the check of its results, and the outcome of loading weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class Replica:
-    """One rollout engine, and the call that it is in.
+    """One rollout engine, and its current call.
 
     Args:
         index: Index of the replica.
@@ -40,7 +40,7 @@ class Replica:
         version: Version of the engine's weights; None if they are not the current ones.
         versions: Versions of all weights that the engine has had.
         held: Unanswered requests by number, each with the number of weight versions that preceded it.
-        call: The call that is under way; None between calls.
+        call: The current call; None between calls.
         polled: Whether that call is a poll.
     """
 
@@ -60,21 +60,21 @@ class Replica:
         *arguments: Unpack[Arguments],
         then: Callable[[Sequence[Answer]], None] | None = None,
     ) -> None:
-        """Call the engine; ``then`` is given what its ranks answer."""
+        """Call the engine; ``then`` is called with the results of its ranks."""
         self.call, self._then = submit(self.group, method, *arguments), then
         self.polled = method.__name__ == RolloutEngine.poll.__name__
 
     def hold(self, requests: Sequence[GenerationRequest]) -> None:
-        """Note requests that are submitted now."""
+        """Record requests that are submitted now."""
         self.held |= {request.id: (request, len(self.versions) - 1) for request in requests}
 
     def take_weights(self, version: int) -> None:
-        """Note the weights that the engine has now."""
+        """Record the version of the weights that the engine holds now."""
         self.version = version
         self.versions.append(version)
 
     def finish(self, call: Pending) -> None:
-        """Take the answer. Raises what the call raises."""
+        """Process the result of the current call. An exception of the call is raised here."""
         self.call, self.polled = None, False
         answers = call.result()
         self.ready = True
@@ -82,9 +82,9 @@ class Replica:
             self._then(answers)
 
     def mistrusted(self, mistake: str) -> ProcessLost:
-        """Make the error of an engine that answered wrongly and can no longer be trusted."""
+        """Make the error of an engine that returned an invalid result and can no longer be trusted."""
         return ProcessLost(
-            f"Rollout replica {self.index} gave a wrong answer.",
+            f"Rollout replica {self.index} returned an invalid result.",
             where=f"rollout replica {self.index}",
             why=mistake,
             fix="if it happens again, the engine has a bug: report it with its log",

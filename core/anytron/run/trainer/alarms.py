@@ -1,4 +1,4 @@
-"""Warn when a run learns nothing, or the wrong thing, although nothing fails; and count skipped steps.
+"""Warn when a run seems to learn nothing, or the wrong thing, although nothing fails; and count skipped steps.
 
 The checks read the disagreement of rollout and training about tokens, the norm of each model's gradient, and the number
 of groups with signal. Non-finite updates are handled in :mod:`anytron.run.trainer.non_finite`.
@@ -35,7 +35,7 @@ _ROUNDING = 1e-4
 
 
 class Alarms:
-    """Looks at the numbers of a run. A context manager: leaving warns how many steps had suspicious ones.
+    """Checks the metrics of a run. A context manager: leaving warns how many steps had suspicious metrics.
 
     Args:
         config: The run.
@@ -150,12 +150,12 @@ class _Sightings:
 
 
 def policy_has_to_learn(batch: RaggedBatch, metrics: Mapping[str, float], config: RunConfig) -> bool:
-    """Return whether the policy's loss has a gradient, as far as its parts show.
+    """Return whether the policy's loss should have a gradient, judging by its parts.
 
-    It has none if no token has an advantage (every group's rewards are equal), or if the ratio of each that has one
-    is clipped or its importance factor masked; and without an entropy bonus and a KL penalty. The penalty has no
-    gradient as long as the policy is the reference. Without advantages, in supervised fine-tuning, every token has
-    something to teach.
+    The advantages give no gradient if all are 0 (the rewards of each group are equal), or if each token with an
+    advantage has a clipped ratio or a masked importance factor. An entropy bonus or a KL penalty adds a gradient, but
+    the penalty has none as long as the policy equals the reference. In supervised fine-tuning, which has no advantages,
+    every token of a response has a gradient.
     """
     if batch.advantages is None:
         return True
@@ -169,7 +169,7 @@ def policy_has_to_learn(batch: RaggedBatch, metrics: Mapping[str, float], config
 
 
 def critic_has_to_learn(metrics: Mapping[str, float]) -> bool:
-    """Return whether the critic's loss has a gradient: some value is neither its return nor at its limit."""
+    """Return whether the critic's loss has a gradient: some value differs from its return and is not clipped."""
     return metrics["critic/loss"] != 0.0 and metrics["critic/clip_fraction"] < 1.0 - _ROUNDING
 
 
@@ -185,7 +185,7 @@ class SkippedSteps:
         self._config, self._in_a_row = config, int(metrics.get(IN_A_ROW, 0))
 
     def look(self, step: int, experience: Experience) -> dict[str, float]:
-        """Count a step, as a metric.
+        """Count a step, and return the count as a metric.
 
         Args:
             step: Counted from 1.
@@ -207,7 +207,7 @@ class SkippedSteps:
         return {IN_A_ROW: self._in_a_row}
 
     def outcome(self, *, policy: bool, critic: bool) -> dict[str, float]:
-        """Return the metrics of a skipped step: the number of updates that were skipped.
+        """Return the metrics of a skipped step: the numbers of skipped updates.
 
         Args:
             policy: Whether the step would have updated the policy.

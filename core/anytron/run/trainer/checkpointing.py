@@ -42,29 +42,29 @@ class PlaceInData(Protocol):
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where in each source the next step begins."""
+        """The places in the sources at which the next step begins."""
 
 
 class Checkpointing:
     """Saves the run's state at the boundaries between steps. A context manager around the steps.
 
     A save begins at a boundary, when the metrics of the step are on disk, and is completed at a later point of the loop
-    once the engine has written its files. Leaving the ``with`` block because of a signal, or of an error before the
-    step's updates, saves the state of the boundary if that has not been done; the block then ends without error for
-    a signal, and with the error otherwise. A process that is lost after a signal is an error that ends the run.
+    once the engine has written its files. If a signal ends the ``with`` block, or an error before the step's updates,
+    the state of the boundary is saved unless this has been done. After a signal the block ends without an error,
+    otherwise with the error. A process that is lost after a signal is an error that ends the run.
 
-    If the run's directory was removed or replaced, which every boundary looks for, the block ends with an error, and
-    what is in memory is saved into a directory beside it.
+    Every boundary checks whether the run's directory was removed or replaced. If so, the block ends with an error, and
+    the state in memory is saved into a directory beside it.
 
     Args:
         config: The run.
         trainer: The training engine.
-        data: The place in the data.
+        data: Sampler of the prompts, and its position in the data.
         run: The run's directory.
         tell: Called with a message about every checkpoint.
 
     Attributes:
-        stopped_by: Name of the signal that ended the steps; None as long as none has.
+        stopped_by: Name of the signal that ended the steps; None if no signal has.
         last: Number of completed steps at the last complete checkpoint of the run; 0 without one.
     """
 
@@ -91,11 +91,11 @@ class Checkpointing:
         self.last = 0
 
     def restore(self, start: Start) -> None:
-        """Bring engine and sampler to where the run begins, and delete what an interrupted save has left.
+        """Restore engine and sampler to the state at which the run begins; delete the files of an interrupted save.
 
         Raises:
             EngineError: The checkpoint is not one of this model.
-            CheckpointError: The mark of the best checkpoint is damaged.
+            CheckpointError: The file that names the best checkpoint is damaged.
             DataError: The prompts have changed since.
         """
         if start.checkpoint is not None and start.state is not None:
@@ -107,7 +107,7 @@ class Checkpointing:
             self._directory.sweep(self._tell)
 
     def boundary(self, step: int, weights_version: int, metrics: Mapping[str, float]) -> None:
-        """Save if it is time to.
+        """Save a checkpoint if one is due.
 
         Args:
             step: Number of completed steps, whose metrics are written.
@@ -128,11 +128,11 @@ class Checkpointing:
             self._complete(wait=False)
 
     def keep_best(self, found: Best) -> None:
-        """Mark the checkpoint of the last boundary as the best, if it is better than the one that is marked.
+        """Mark the checkpoint of the last boundary as the best, if it is better than the marked one.
 
-        One that is not saved yet is saved right before the updates that follow: then rollout engines have left the
-        devices, and the training state is back on them (``rollout.sleep``, ``engine.offload``). Doing this again with
-        the same finding changes nothing: a resumed run does.
+        If it is not saved yet, it is saved right before the next updates: then rollout engines have left the
+        devices, and the training state is back on them (``rollout.sleep``, ``engine.offload``). Marking again with the
+        same result, as a resumed run does, has no effect.
 
         Args:
             found: Result of the validation.
@@ -148,9 +148,9 @@ class Checkpointing:
 
     @contextlib.contextmanager
     def abandonable(self) -> Iterator[None]:
-        """The last part of a step before updates, which :meth:`interruptible` is too.
+        """The last part of a step before its updates; a signal ends it as in :meth:`interruptible`.
 
-        What was found to be the best in it is saved at its end.
+        If :meth:`keep_best` marked a best checkpoint in this part, the checkpoint is saved at the end of the part.
         """
         with self.interruptible():
             yield
@@ -160,7 +160,7 @@ class Checkpointing:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """A part of a step that changes nothing yet: a signal ends it, and the step, at once."""
+        """A part of a step before any change of state: a signal ends it, and the step, at once."""
         with self._signals.interrupt():
             yield
 

@@ -1,13 +1,13 @@
-"""Make a step's experience: responses and their rewards, and more of them in the place of groups without signal.
+"""Make a step's experience: responses with rewards, and further responses that replace groups without signal.
 
-The latter is DAPO's dynamic sampling (arXiv:2503.14476, section 3.2), round by round until a step has as many groups as
-prompts were asked for::
+Such replacement is DAPO's dynamic sampling (arXiv:2503.14476, section 3.2), round by round until a step has as many
+groups as prompts were asked for::
 
     round 1: 32 prompts -> 20 groups with signal
     round 2: 12 prompts ->  7
     round 3:  5 prompts ->  5        49 groups are drawn, 17 dropped, 32 trained on
 
-Which ones those are follows from the data, the seeds and the weights alone: a run that is resumed draws the same.
+The drawn groups depend on the data, the seeds and the weights alone: a resumed run draws the same ones.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ TAIL = 16
 
 @dataclass(frozen=True)
 class Experience:
-    """A step's N samples, those that nothing is learnt from included.
+    """All N samples of a step, including those that are not trained on.
 
     Attributes:
         samples: Samples of one prompt stand side by side.
         groups: int64 ``[N]``, the number of each sample's prompt, from 0, ascending.
-        rewards: What reward functions say.
-        penalties: float32 ``[N]``, for length (``algorithm.overlong_buffer``).
-        used: bool ``[N]``, True = the sample is trained on. The others have no part in it: neither in the loss nor in
-            what their groups are compared with.
+        rewards: Results of the reward functions.
+        penalties: float32 ``[N]``, penalties for length (``algorithm.overlong_buffer``).
+        used: bool ``[N]``, True = the sample is trained on. The others count neither in the loss nor in
+            comparisons within their groups.
         metrics: Further metrics of the step.
     """
 
@@ -64,22 +64,22 @@ class Experience:
 
     @property
     def size(self) -> int:
-        """Samples that are trained on; if there are none, all of them."""
+        """Number of samples that are trained on; if there are none, of all samples."""
         return int(self.used.sum()) or len(self.samples)
 
     @property
     def used_groups(self) -> int:
-        """Prompts of which a sample is trained on."""
+        """Number of prompts with a sample that is trained on."""
         return len(self.groups[self.used].unique())
 
     @property
     def teaches(self) -> bool:
-        """Whether any token is trained on; what an environment wrote is not."""
+        """Whether any token is trained on; tokens of an environment are not."""
         return any(sample.own_tokens for sample, one in zip(self.samples, self.used.tolist(), strict=True) if one)
 
     @property
     def used_rewards(self) -> Tensor:
-        """What the samples that are trained on are worth, float32 ``[B]``."""
+        """Rewards, penalties included, of the samples that are trained on, float32 ``[B]``."""
         return (self.rewards.total + self.penalties)[self.used]
 
     def batch(self, temperature: float) -> RaggedBatch:
@@ -110,7 +110,7 @@ class ExperienceMaker:
         self._known = frozenset(tokenizer.get_vocab().values())
 
     def make(self, step: int, clock: Clock) -> Experience:
-        """Draw prompts, have them answered and the answers rewarded, in as many rounds as it takes.
+        """Draw prompts, generate responses and score them, in as many rounds as necessary.
 
         Args:
             step: Counted from 1.
@@ -220,7 +220,7 @@ def make_samples(
 
     Args:
         prompts: P prompts.
-        responses: One or more for each.
+        responses: One or more responses for each prompt.
         tokenizer: A Hugging Face tokenizer.
 
     Returns:

@@ -78,8 +78,9 @@ class RunSummary:
         steps: Number of completed training steps, including the steps before a resume.
         metrics: The metrics of the last step.
         seconds: Wall-clock time of the training steps of this process, without start-up and saving the model.
-        stopped_by: Name of the signal that ended it before its last step or the saving of its model; None without.
-        early_stop: Why validation ended it before its last step; None if it did not.
+        stopped_by: Name of the signal that ended the run before its last step or before its model was saved; None if no
+            signal did.
+        early_stop: Why validation ended the run before its last step; None if it did not.
     """
 
     output_dir: Path
@@ -108,7 +109,7 @@ class RunFrame:
     Args:
         attempt: The run, and where it begins.
         trainer: The training engine.
-        data: The place in the data.
+        data: Sampler of the prompts, and its position in the data.
         tokenizer: Tokenizer that is saved with trained models.
         measure: Function that validates the policy after a number of completed steps and returns the metrics.
         facts: Facts of the other engines, for the run's records.
@@ -163,7 +164,7 @@ class RunFrame:
         return self._stack.__exit__(kind, error, trace)
 
     def steps(self) -> Iterator[Step]:
-        """Begin one step after another, each with the checkpoint of the previous step if it is time to."""
+        """Begin one step after another; before each, save the checkpoint of the previous step if one is due."""
         for number in range(self._attempt.start.step + 1, self._attempt.config.trainer.total_steps + 1):
             step = Step(number, Clock(self._attempt.progress.part))
             with step.clock.measure("checkpoint"):
@@ -171,7 +172,7 @@ class RunFrame:
             yield step
 
     def begin(self, step: Step) -> bool:
-        """Validate the policy if it is time to, and begin the step's traces; return False if the run ends before it."""
+        """Validate the policy if that is due, and begin the step's traces; False = the run ends before this step."""
         with self._validating():
             self._validation.after(step.number - 1, step.clock)
         if self._validation.early_stop is not None:
@@ -180,7 +181,7 @@ class RunFrame:
         return True
 
     def record(self, step: Step, metrics: dict[str, float]) -> None:
-        """Write, send and show the metrics of a finished step, and warn of those that are suspicious."""
+        """Write, send and show the metrics of a finished step, and warn of suspicious ones."""
         self.metrics = metrics
         self._attempt.run.write_metrics(metrics)
         self._sinks.write(metrics)
@@ -225,10 +226,10 @@ class RunFrame:
 class Traces:
     """Lets training ranks record steps with torch's profiler (``trainer.profile``).
 
-    An error in it is reported and does not stop the run.
+    An error of the profiler is reported and does not stop the run.
 
     Args:
-        profile: Which steps and ranks; None = nothing is recorded.
+        profile: Steps and ranks to record; None = nothing is recorded.
         trainer: The ranks.
         directory: The run directory.
         tell: Called with a message about each trace.
@@ -247,7 +248,7 @@ class Traces:
         self._tell, self._warn = tell, warn
 
     def begin(self, step: int) -> None:
-        """Begin to record, if this step is to be."""
+        """Begin to record, if this step is to be recorded."""
         if self._profile is not None and step in self._profile.steps:
             self._trainer.begin_traces(self._profile.ranks, stacks=self._profile.stacks, memory=self._profile.memory)
 

@@ -30,8 +30,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 class Restarts:
     """Decides whether a run goes on after a loss, and records it.
 
-    Losses are counted in a row. A step that is finished for the first time ends the row; one that is repeated after a
-    restart does not, or what kills every attempt at the same step would do so for ever.
+    Consecutive losses are counted. A step that is finished for the first time resets the count. A step that is repeated
+    after a restart does not, so that a cause that ends every attempt at the same step cannot restart the run for ever.
 
     Args:
         limit: Losses in a row after which the run goes on (``trainer.max_restarts``).
@@ -39,7 +39,7 @@ class Restarts:
         tell: Called with each loss.
 
     Attributes:
-        has_lost: A process was lost in this run, so that the run's directory holds ``run.json``.
+        has_lost: Whether a process was lost in this run; the run's directory then holds ``run.json``.
     """
 
     def __init__(self, limit: int, output_dir: Path, tell: Callable[[str], None]) -> None:
@@ -50,7 +50,7 @@ class Restarts:
         self.has_lost = False
 
     def finished(self, step: int) -> None:
-        """Note that a step is done."""
+        """Record that a step is done."""
         if step > self._furthest:
             self._furthest, self._in_a_row = step, 0
 
@@ -58,8 +58,8 @@ class Restarts:
         """Record a loss.
 
         Args:
-            error: What was lost, and how.
-            then: What the run does about it.
+            error: The error that tells which process was lost, and how.
+            then: Description of what the run does next.
 
         Raises:
             WorkerError: More than ``limit`` losses occurred in a row.
@@ -106,10 +106,10 @@ class StopSignals:
     under ``nohup``) stays ignored.
 
     Args:
-        handled: False = leave all signals as they are.
+        handled: False = change no signal handlers.
 
     Attributes:
-        received: The first signal's name; None until one has come.
+        received: Name of the first signal; None until one is received.
     """
 
     def __init__(self, *, handled: bool) -> None:
@@ -121,7 +121,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def interrupt(self) -> Iterator[None]:
-        """Let signals end the ``with`` block: it raises :class:`StopRequested` as soon as one comes, or has come."""
+        """Let signals end the ``with`` block: it raises :class:`StopRequested` at a signal, also at an earlier one."""
         self.check()
         self._raises = True
         try:
@@ -130,7 +130,7 @@ class StopSignals:
             self._raises = False
 
     def check(self) -> None:
-        """Raise :class:`StopRequested` if a signal has come."""
+        """Raise :class:`StopRequested` if a signal was received."""
         if self.received is not None:
             raise StopRequested
 

@@ -1,4 +1,4 @@
-"""The RL loop, and everything that a run does before and after either loop."""
+"""The RL loop, and everything that a run does before and after this loop or the one of supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSummary:
     """Train a policy by reinforcement learning, or from the responses of the data, as ``algorithm.name`` says.
 
-    It begins anew or with a checkpoint, as ``resume`` says.
+    ``resume`` decides whether it starts anew or from a checkpoint.
 
-    Everything that can be wrong with configuration and data is found before a worker starts.
-    Metrics and samples are on disk as soon as they are known. When a training rank is lost, all processes start again
-    and the run goes on from its last checkpoint; a rollout process alone is replaced.
+    Configuration and data are fully checked before a worker starts. Metrics and samples are on disk as soon as they are
+    known. When a training rank is lost, all processes start again and the run goes on from its last checkpoint; a
+    rollout process alone is replaced.
 
     Args:
         config: The run, complete: paths absolute, edits of plugins applied, and checked

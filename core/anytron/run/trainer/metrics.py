@@ -38,10 +38,10 @@ def step_metrics(
 
     Args:
         step: Counted from 1.
-        experience: All samples that were drawn for the step: rewards and lengths are the policy's, whatever it is
-            trained on. Samples that a reward failed for are in none of the rewards' metrics.
-        batch: Those that were trained on; None if the step was skipped.
-        outcomes: Results of the step's updates; the metrics are the averages, or the largest, of those that were not
+        experience: All samples that were drawn for the step. Metrics of rewards and lengths cover all of them, also
+            those that are not trained on; metrics of rewards leave out samples for which a reward failed.
+        batch: The samples that were trained on; None if the step was skipped.
+        outcomes: Results of the step's updates. A metric is the average, or the maximum, over the updates that were not
             skipped.
         clock: The step's times, in seconds.
     """
@@ -146,7 +146,7 @@ def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> No
             "Rollout and training log-probs differ.",
             where=f"step {metrics['step']:.0f}",
             why=f"mean absolute difference {difference:.3g} nats, allowed {tolerance:.3g}",
-            fix="look for differing dtypes or kernels; raise trainer.rollout_log_prob_tolerance if it is expected",
+            fix="look for differing dtypes or kernels, or raise trainer.rollout_log_prob_tolerance if this is expected",
         )
 
 
@@ -157,10 +157,10 @@ class Throughput:
     Attributes:
         devices: Number of devices of training ranks, and of rollout replicas with separate devices.
         peak_per_s: Operations that the devices of all training ranks can do in a second; None = not known.
-        policy: What the policy computes; None = not known.
-        critic: What the critic computes; None = there is none.
+        policy: Operations of the policy; None = not known.
+        critic: Operations of the critic; None = there is no critic.
         epochs: How often an update sees each token.
-        why_no_mfu: Why there is no MFU; empty if there is.
+        why_no_mfu: Why MFU cannot be computed; empty if it can.
     """
 
     devices: int
@@ -172,7 +172,7 @@ class Throughput:
 
     @classmethod
     def of(cls, config: RunConfig, facts: Sequence[Mapping[str, Any]]) -> Throughput:
-        """Take the numbers of a run from its configuration, and from what its training ranks say of themselves."""
+        """Take the numbers of a run from its configuration and from the reports of its training ranks."""
         separate = config.rollout.placement == "separate" and not generates_in_training(config)
         devices = config.parallel.world_size + (config.rollout.replicas if separate else 0)
         said = [rank.get("peak_flops") or {"per_s": None, "source": "the engine reports no peak"} for rank in facts]
@@ -190,7 +190,7 @@ class Throughput:
         return cls(devices, total, policy, critic, config.algorithm.epochs, why)
 
     def remark(self, note: Callable[[str], None]) -> None:
-        """Say why there is no MFU, where the device's peak is known."""
+        """Return why there is no MFU although the device's peak is known."""
         if self.peak_per_s is not None and self.why_no_mfu:
             note(f"throughput/mfu is not reported: {self.why_no_mfu}")
 

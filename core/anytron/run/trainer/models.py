@@ -25,14 +25,14 @@ MODEL, ADAPTER, CRITIC = "hf", "adapter", "critic"
 
 
 def model_directory(config: RunConfig) -> Path:
-    """Find where the run's model starts from: ``model.path``, or what :func:`write_random_model` has written."""
+    """Return the directory of the initial model: ``model.path``, or that of :func:`write_random_model`."""
     if config.model.path is not None:
         return Path(config.model.path)
     return Path(config.trainer.output_dir).resolve() / INITIAL_MODEL
 
 
 def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Make the model of ``model.config`` with random weights, unless the run has ``model.path`` or made it before.
+    """Write a model of ``model.config`` with random weights, unless it exists or ``model.path`` is set.
 
     The weights follow from ``trainer.seed`` alone, so that every parallel layout and every platform
     starts from the same ones.
@@ -128,7 +128,8 @@ def export_checkpoint(
         executor: Starts the training ranks; the caller closes it.
         training: The training engine's files of the checkpoint.
         out: The directory to write.
-        beginning: What the run began with: its chat template goes with the tokenizer; None = the tokenizer's own.
+        beginning: The beginning of the run, whose chat template is saved with the tokenizer; None = the tokenizer's own
+            template.
     """
     # Engines import this module for model_directory, and need nothing of the loop.
     from anytron.run.trainer.workers import start_training

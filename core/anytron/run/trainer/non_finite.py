@@ -1,4 +1,4 @@
-"""Updates that gave NaN or infinity: whether the run goes on, their mini-batches on disk, and how to replay one."""
+"""Updates that gave NaN or infinity: whether the run goes on, saving their mini-batches, and replaying them."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class GuardedUpdates:
         """Update the policy and return the metrics.
 
         Args:
-            mini_batch: What it learns from.
+            mini_batch: The mini-batch of the update.
             loss: Loss of the policy with the settings of the step: its KL coefficient may differ from the run's.
             step: Training step, from 1.
-            place: Which update of the step it is, from 1.
+            place: Number of the update in the step, from 1.
 
         Raises:
             EngineError: The update was skipped, and the run is to stop.
@@ -155,16 +155,16 @@ class GuardedUpdates:
 
 @dataclass(frozen=True)
 class BadUpdate:
-    """Where a bad mini-batch comes from.
+    """Origin of a bad mini-batch.
 
     Attributes:
         step: Training step, from 1.
         update: Update of that step, from 1.
-        model: Which model was to be updated.
+        model: The model that was to be updated.
         dp_size: Data-parallel replicas among which the mini-batch was divided.
         micro_batch_multiple: As in :class:`~anytron.workers.engines.training_engine.Topology`.
         temperature: Sampling temperature of the batch.
-        metrics: What the update reported.
+        metrics: Metrics of the update.
     """
 
     step: int
@@ -177,12 +177,12 @@ class BadUpdate:
 
     @property
     def name(self) -> str:
-        """Of its directory."""
+        """Name of the directory of the mini-batch."""
         return f"step-{self.step:06d}-update-{self.update}" + ("-critic" if self.model == "critic" else "")
 
 
 def write_bad_batch(directory: Path, update: BadUpdate, batch: RaggedBatch, config: RunConfig) -> None:
-    """Write everything that doing an update again needs; what an earlier run of the same step has left there goes.
+    """Write everything that repeating an update needs; files of an earlier attempt at the same step are deleted.
 
     ==================== ===============================================================================
     ``batch.safetensors`` the batch's tensors; images as ``images.N.FIELD``
@@ -245,13 +245,13 @@ def _unreadable(directory: Path, why: str) -> DataError:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a replay has found.
+    """The result of a replay.
 
     Attributes:
         data: Fields of the saved batch that hold numbers that are not finite, with the first such sequence and token.
-        inspection: What the engine found.
-        sequence: Position in the mini-batch of the sequence where the first bad number arises; None if not known.
-        token_id: The token there.
+        inspection: Result of the engine's inspection.
+        sequence: Position in the mini-batch of the sequence with the first non-finite number; None if not known.
+        token_id: Id of the token with that number.
     """
 
     data: tuple[str, ...]
@@ -268,21 +268,21 @@ class Finding:
 def replay(
     update: BadUpdate, batch: RaggedBatch, config: RunConfig, executor: Executor, checkpoint: Path | None = None
 ) -> Finding:
-    """Do the passes of a saved update on one rank, micro-batch by micro-batch as they were divided.
+    """Repeat the passes of a saved update on one rank, with the same division into micro-batches.
 
     Args:
-        update: Where the mini-batch comes from.
+        update: Origin of the mini-batch.
         batch: The mini-batch.
         config: Configuration of the run, with one rank; the update starts from its model.
         executor: Starts that rank; the caller closes it.
         checkpoint: The engine's files of a checkpoint, to start from instead.
 
     Raises:
-        DataError: The run has no such model.
+        DataError: The run does not have the model of the update.
         EngineError: The engine cannot do the passes.
     """
     if update.model == "critic" and config.critic is None:
-        raise DataError("The update is the critic's, and the configuration has no critic.", where="critic")
+        raise DataError("The mini-batch belongs to the critic, but the configuration has no critic.", where="critic")
     loss: LossFunction = SupervisedLoss() if config.supervised else PolicyLoss(config.corrected_algorithm)
     if config.critic is not None and update.model == "critic":
         loss = ValueLoss(config.critic.clip_value)

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RewardModelRanks:
-    """The reward model, all ranks of it: an :class:`anytron.task.rewards.scoring.RewardModel`.
+    """All ranks of the reward model: an :class:`anytron.task.rewards.scoring.RewardModel`.
 
     Attributes:
         group: The worker processes.
-        topology: Where each rank stands, in rank order.
+        topology: Position of each rank in the parallel layout, in rank order.
         plan: Divides samples into micro-batches.
         turns: The responses that continue while the driver waits for the ranks; None = no responses.
     """
@@ -46,7 +46,7 @@ class RewardModelRanks:
 
     @classmethod
     def of(cls, group: WorkerGroup, config: RunConfig) -> RewardModelRanks:
-        """Wait until the ranks are up, and ask where they stand.
+        """Wait until the ranks are ready, and ask for their positions in the parallel layout.
 
         Args:
             group: The worker processes.
@@ -56,11 +56,11 @@ class RewardModelRanks:
         return cls(group, topology, UpdatePlan.from_config(config.of_reward_model, topology[0]))
 
     def while_generating(self, turns: SingleTurns | Conversations) -> RewardModelRanks:
-        """The same ranks; waiting for them continues responses."""
+        """Return an object for the same ranks that continues responses while it waits for them."""
         return replace(self, turns=turns)
 
     def begin(self, samples: Sequence[Sample]) -> Callable[[], list[float]]:
-        """Let the model read samples, as the policy has seen and written them; what is returned waits for scores."""
+        """Start to score samples, with the policy's own tokens; the returned function waits for the scores."""
         scores = self._begin(assemble(samples, temperature=1.0))
         return lambda: scores().tolist()
 

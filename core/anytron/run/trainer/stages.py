@@ -1,7 +1,7 @@
 """Train stages one after the other: each is a separate run, which starts from the model of the previous stage.
 
-A stage's files are a run's, in a separate directory, so that everything that reads, resumes or exports a run does the
-same with a stage. What goes from one to the next are the weights in ``hf/``, or the adapters in ``adapter/``.
+A stage has the files of a run, in a separate directory, so that all code that reads, resumes or exports a run also
+works with a stage. The next stage receives the weights in ``hf/``, or the adapters in ``adapter/``.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None]) -> Iterator[tuple[str, RunConfig]]:
     """Yield the stages to train, one after the other, each with the model that it starts from.
 
-    The data of all stages are read before the first is given: a mistake in the last would be found after days. Ask for
-    the next stage when the previous stage has been trained to its end.
+    The data of all stages are read before the first stage is yielded; otherwise a mistake in the last stage might be
+    found after days. Ask for the next stage when the previous stage has been trained to its end.
 
     Args:
         stages: By name, in their order; each checked, with the model of the file.
         tell: Called with a message about each stage that is left out.
 
     Raises:
-        ConfigError: Earlier runs are in the way; or a stage is to be trained on, or otherwise than it was, whose
-            successor has begun already.
+        ConfigError: The directory of a stage holds another run; or a stage must be continued or was changed, although
+            the next stage has begun already.
         DataError: The data of a stage are not usable.
     """
     configs = list(stages.values())
@@ -66,11 +66,12 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
 def continued(config: RunConfig, before: RunConfig) -> RunConfig:
     """Make a stage start from the model that the previous stage has trained.
 
-    With ``model.lora`` the adapters go on, beside the weights that never change; otherwise the weights themselves.
+    With ``model.lora`` the stage continues the adapters, beside the unchanged weights; otherwise it continues the
+    weights.
 
     Args:
         config: The stage, with the model of the file.
-        before: The stage before, with the model that it has begun with.
+        before: The previous stage, with the model that it started from.
     """
     trained, model = Path(before.trainer.output_dir).absolute(), config.model
     changed: dict[str, object] = {"path": str(trained / MODEL), "config": None}

@@ -28,8 +28,8 @@ def fine_tune(attempt: Attempt, prepared: PreparedPrompts, examined: list[HeldOu
 
     Args:
         attempt: The run, and where it begins.
-        prepared: Its examples.
-        examined: The examples of its validation.
+        prepared: The training examples.
+        examined: The examples for validation.
     """
     config = attempt.config
     write_random_model(config, prepared.tokenizer)
@@ -59,13 +59,13 @@ def fine_tune(attempt: Attempt, prepared: PreparedPrompts, examined: list[HeldOu
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """Measures the loss of examples from which nothing is learnt: the training engine scores them.
+    """Measures the loss of held-out examples, which the training engine scores.
 
     Attributes:
         sets: Sets of examples; empty for a run without validation.
-        trainer: Scores them.
-        updates: How batches are divided.
-        at_one_time: Examples of a batch.
+        trainer: Training ranks, which score the examples.
+        updates: Plan by which batches are divided.
+        at_one_time: Number of examples in a batch.
     """
 
     sets: Sequence[HeldOutSet]

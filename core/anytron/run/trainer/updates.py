@@ -1,7 +1,7 @@
 """Plan a step's optimizer updates: mini-batches of whole groups, each divided over ranks and micro-batches.
 
-Micro-batches have balanced token counts, and every data-parallel rank has equally many. n sequences and m micro-batches
-cost O((n + m) log(n + m)): a plan is made for every pass, of all sequences of a step.
+Micro-batches have balanced token counts, and every data-parallel rank has equally many. Planning n sequences and m
+micro-batches takes O((n + m) log(n + m)) time. It is done for every pass, with all sequences of a step.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class MicroBatch:
     """Some sequences of a batch, ready for an engine.
 
     Attributes:
-        sequences: Indices in the batch that they were taken from.
-        batch: Their data.
+        sequences: Indices of the sequences in the whole batch.
+        batch: The data of these sequences.
     """
 
     sequences: tuple[int, ...]
@@ -45,13 +45,13 @@ class UpdatePlan:
     Attributes:
         epochs: Passes over the samples.
         count: Mini-batches, hence updates, in each pass.
-        aggregation: How the losses of tokens become one.
-        max_tokens: Tokens of a micro-batch at most.
+        aggregation: How the losses of tokens are combined.
+        max_tokens: Largest number of tokens of a micro-batch.
         padded: Micro-batches are padded to their longest sequence, and padding counts.
         multiple: The number of micro-batches is a multiple of this.
-        replays_scoring: Updates repeat what the pass that computes old log-probs has recorded.
-        length_constant: Tokens that sequences' sums are divided by, if that is the aggregation.
-        advantages_need_log_probs: Advantages depend on old log-probs.
+        replays_scoring: Whether updates repeat the routing that was recorded when old log-probs were computed.
+        length_constant: Divisor of sequences' sums, in tokens, with ``aggregation=length-constant``.
+        advantages_need_log_probs: Whether advantages depend on old log-probs.
     """
 
     epochs: int
@@ -66,7 +66,7 @@ class UpdatePlan:
 
     @classmethod
     def from_config(cls, config: RunConfig, topology: Topology) -> UpdatePlan:
-        """Take the plan from the configuration, and from what the engine says of itself."""
+        """Make the plan from the configuration and the properties of the engine."""
         return cls(
             epochs=config.algorithm.epochs,
             count=config.algorithm.mini_batches,
@@ -81,15 +81,15 @@ class UpdatePlan:
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """Whether advantages ask for them, or some update sees a changed policy or repeats what scoring recorded."""
+        """Whether old log-probs must be computed: for advantages, for several updates, or to record routing."""
         return self.replays_scoring or self.advantages_need_log_probs or self.epochs * self.count > 1
 
     def mini_batches(self, batch: RaggedBatch, seed: int) -> Iterator[RaggedBatch]:
         """Return the mini-batches of all passes, with the weights of their tokens.
 
-        Groups go into mini-batches in a random order, another one in each pass; a single mini-batch keeps their order.
-        One that has nothing to learn from is left out: there are fewer groups than mini-batches, or its responses are
-        all empty.
+        Groups are distributed over mini-batches in a random order, different in each pass; a single mini-batch keeps
+        their order. Mini-batches with nothing to learn from are left out: they have no group, because there are fewer
+        groups than mini-batches, or only empty responses.
         """
         sequences = torch.arange(batch.num_sequences)
         groups = sequences.split(group_sizes(sequences if batch.groups is None else batch.groups))
@@ -112,8 +112,8 @@ class UpdatePlan:
         """Divide a batch over data-parallel replicas and micro-batches.
 
         Returns:
-            ``[dp_size][micro-batches]``, equally many for each replica. Where there is no sequence left
-            for a micro-batch, it is the shortest sequence once more with weights of 0.
+            ``[dp_size][micro-batches]``, equally many for each replica. If no sequence is left for a micro-batch, it
+            holds a second copy of the shortest sequence, with weights of 0.
         """
         lengths = batch.lengths.tolist()
         per_rank = micro_batches(lengths, self.max_tokens, dp_size, padded=self.padded, multiple=self.multiple)
@@ -142,17 +142,17 @@ def micro_batches(
 
     Args:
         lengths: Tokens of each sequence, each at least 1; at least one sequence.
-        max_tokens: Tokens of a micro-batch at most; a longer sequence gets a micro-batch of its own.
+        max_tokens: Largest number of tokens of a micro-batch; a longer sequence gets its own micro-batch.
         dp_size: Data-parallel replicas.
         padded: Each micro-batch is padded to its longest sequence, and the padding counts as tokens.
         multiple: The number of micro-batches of a replica is a multiple of this.
 
     Returns:
-        ``[dp_size][micro-batches]`` lists of indices: every index once, every replica equally many micro-batches. They
-        are as few as best-fit-decreasing packing needs: of all replicas together at most 11/9 of the fewest possible,
-        and 4 (D. S. Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms",
-        1974). Where there are fewer sequences than micro-batches some are empty: the engine must be given something of
-        no weight there, because ranks wait for each other in every micro-batch.
+        ``[dp_size][micro-batches]`` lists of indices: every index once, every replica equally many micro-batches. Their
+        number is that of best-fit-decreasing packing: over all replicas, at most 11/9 of the smallest possible number
+        plus 4 (D. S. Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms",
+        1974). If there are fewer sequences than micro-batches, some are empty: the caller must fill them with a
+        sequence of weight 0, because ranks wait for each other in every micro-batch.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])  # ties stay in order
 

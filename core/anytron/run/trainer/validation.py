@@ -1,16 +1,15 @@
-"""Examine the policy on separate prompts, by the rewards of its responses.
+"""Validate the policy on separate prompts, by the rewards of its responses.
 
-It happens at the boundary between two steps, when the rollout engines have the weights of the first one and nothing of
-the second is under way::
+A validation runs at the boundary between two steps, when the rollout engines have the weights of the first step and no
+response of the second is in progress::
 
-    train N | weights N | examine N | generate N+1 | train N+1 | ...
+    train N | weights N | validate N | generate N+1 | train N+1 | ...
 
-Training goes on as if there were no validation: prompts, seeds, processes of reward functions and of environments are
-validation's own. Its prompts and seeds are the same each time, so that what differs between two validations is the
-policy.
+Validation does not influence training: it has separate prompts, seeds, processes of reward functions and of
+environments. Its prompts and seeds are the same each time, so that only the policy differs between two validations.
 
-:class:`ValidationSchedule` decides when this happens, and what follows from it: a checkpoint that is kept, or the end
-of the run. Supervised fine-tuning has the same schedule, and measures a loss instead
+:class:`ValidationSchedule` decides when to validate, and acts on the result: it keeps a checkpoint, or ends the run.
+Supervised fine-tuning has the same schedule, and measures a loss instead
 (:class:`anytron.run.trainer.supervised.HeldOutLoss`).
 """
 
@@ -53,7 +52,7 @@ class Validation:
         config: The run.
         sets: The validation sets; empty for a run without validation.
         pool: The rollout engines, which have the weights that are examined.
-        turns: Training's responses, none of which is under way during a validation.
+        turns: Training's responses, none of which is in progress during a validation.
         judge: The reward model; None without one.
         run: The run's directory, which keeps samples.
     """
@@ -105,14 +104,15 @@ class Validation:
 
 
 class ValidationSchedule:
-    """Examines the policy when it is time to, keeps the best checkpoint, and ends a run that becomes no better.
+    """Validates the policy when that is due, keeps the best checkpoint, and ends a run that no longer improves.
 
-    What was found lies in ``validation.jsonl``: a run that is resumed reads it there, and repeats a validation that was
-    not finished.
+    The results are in ``validation.jsonl``. A resumed run reads them there, and repeats a validation that was not
+    finished.
 
     Args:
         config: The run.
-        measure: Examines the policy on all sets, as it is after so many steps, and returns the metrics.
+        measure: Function that validates the policy after a number of completed steps on all sets and returns the
+            metrics.
         run: The run's directory.
         checkpoints: The checkpointing, which keeps the best checkpoint.
         progress: Display of the validations.
@@ -120,7 +120,7 @@ class ValidationSchedule:
         first: Number of completed steps at which the run begins.
 
     Attributes:
-        early_stop: Why the run should end now; None if it should not.
+        early_stop: Why the run should end now; None if it should go on.
     """
 
     early_stop: str | None = None
@@ -141,11 +141,11 @@ class ValidationSchedule:
         self._untrained = None if run.last_metrics() else first
 
     def due(self, step: int, *, last: bool = False) -> bool:
-        """Whether the policy after a step is to be examined, and has not been.
+        """Whether a validation after a step is due and not done yet.
 
         Args:
             step: Number of completed steps.
-            last: No step will follow.
+            last: Whether it is the last step.
         """
         if self._section is None or step in self._found:
             return False
@@ -155,11 +155,11 @@ class ValidationSchedule:
         return every is not None and step % every == 0 and step != self._untrained
 
     def after(self, step: int, clock: Clock) -> None:
-        """Evaluate the policy if it is time to, keep the best checkpoint, and stop early; also after a resume.
+        """Validate the policy if that is due, keep the best checkpoint, and stop early; also after a resume.
 
         Args:
             step: Number of completed steps.
-            clock: The next step's.
+            clock: Clock of the next step.
         """
         if self.due(step):
             with clock.measure("validation"):
@@ -170,7 +170,7 @@ class ValidationSchedule:
             self.early_stop = self._why_to_stop(step)
 
     def examine(self, step: int) -> None:
-        """Examine the policy, and keep it if it is the best so far.
+        """Validate the policy, and keep its checkpoint if it is the best so far.
 
         Args:
             step: Number of completed steps.

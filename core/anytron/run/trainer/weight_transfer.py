@@ -1,6 +1,6 @@
 """Send the training engine's weights, or its adapters alone, to rollout processes.
 
-They go on a stream, through a file, or not at all.
+The weights go on a stream or through a file; if the training ranks generate, nothing is sent.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ class Send(Protocol):
 
 @dataclass(frozen=True)
 class WeightTransfer:
-    """The way that a run's weights take.
+    """Sends the weights of a run, in the way that it is configured with.
 
     Attributes:
         executor: Runs the training ranks and the rollout processes.
-        directory: For the file or the sockets, of this user alone.
-        way: ``shared_memory``, ``network``, ``file``; or ``auto``, which is one of the first two, by where those are
-            that get weights.
+        directory: Directory for the file or the sockets, accessible to this user only.
+        way: ``shared_memory``, ``network``, ``file``; or ``auto``, which selects one of the first two, depending on
+            the machines of the receivers.
         timeout_s: How long one end waits for the other.
         tell: Called with the choice of ``auto`` and its reason.
-        part: Which part of the weights changes, and is sent.
-        metrics: The bytes that were sent since :meth:`of`, however many rollout processes they went to.
+        part: The part of the weights that changes and is sent.
+        metrics: The bytes that were sent since :meth:`of`, counted once for any number of rollout processes.
     """
 
     executor: Executor
@@ -89,7 +89,7 @@ class WeightTransfer:
     def from_config(
         cls, config: RunConfig, executor: Executor, directory: Path, tell: Callable[[str], None]
     ) -> WeightTransfer:
-        """Take the way that ``rollout.weights`` says."""
+        """Make the transfer that ``rollout.weights`` selects."""
         way = config.rollout.weights
         if way == "auto" and (reason := why_a_file(config)) is not None:
             tell(f"weights go to the rollout through a file: {reason}")
@@ -98,7 +98,7 @@ class WeightTransfer:
         return cls(executor, directory, way, config.executor.call_timeout_s, tell, part)
 
     def of(self, trainer: TrainingWorkers, *, compared: bool) -> GiveWeights:
-        """Prepare to send the current weights of the training engine, as long as it is not trained further.
+        """Prepare to send the current weights of the training engine; valid until the next update.
 
         Args:
             trainer: The training engine, which exports the weights.
@@ -185,13 +185,13 @@ class WeightTransfer:
 
 
 class WeightsInPlace:
-    """No way at all: the training ranks generate with the weights that they have."""
+    """No transfer: the training ranks generate with the weights that they hold."""
 
     metrics: ClassVar[Mapping[str, float]] = {}
 
     @staticmethod
     def of(trainer: TrainingWorkers, *, compared: bool) -> GiveWeights:
-        """Prepare to say which weights these are."""
+        """Prepare to report the version of the weights that the ranks hold."""
         assert not compared, "there is nothing to compare them with"
         version = trainer.weights_version()
         return lambda replicas: WeightAnswers(version, [version] * len(replicas))
@@ -206,7 +206,7 @@ class WeightsInPlace:
 def send_file(
     manifest: WeightManifest, method: Take[Answer], replicas: Sequence[WorkerGroup]
 ) -> tuple[int, list[Answer | AnytronError]]:
-    """Call a method of rollout processes with weights that lie in a file."""
+    """Call a method of rollout processes with weights in a file."""
     calls = [submit(replica, method, manifest) for replica in replicas]
     return manifest.version, [_answer(call) for call in calls]
 

@@ -1,4 +1,4 @@
-"""The training ranks as the loop sees them, whole batches in, whole batches out; and how all engines are started."""
+"""The training ranks as the loop uses them, with whole batches in and out; and the start of all engines."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ RANK_VALUES = ("grad_norm", "lr", "update/skipped")
 
 @dataclass(frozen=True)
 class TrainingWorkers:
-    """The training engine, all ranks of it.
+    """All ranks of the training engine.
 
     Attributes:
         group: The worker processes.
-        topology: Where each rank stands, in rank order.
+        topology: Position of each rank in the parallel layout, in rank order.
     """
 
     group: WorkerGroup
@@ -68,11 +68,11 @@ class TrainingWorkers:
 
     @classmethod
     def of(cls, group: WorkerGroup) -> TrainingWorkers:
-        """Wait until the ranks are up and ask where they stand."""
+        """Wait until the ranks are ready, and ask for their positions in the parallel layout."""
         return cls(group, tuple(call(group, TrainingEngine.topology)))
 
     def while_generating(self, turns: SingleTurns | Conversations) -> TrainingWorkers:
-        """The same ranks; waiting for them continues responses."""
+        """Return an object for the same ranks that continues responses while it waits for them."""
         return replace(self, group=AttendedGroup(self.group, turns))
 
     @property
@@ -83,7 +83,7 @@ class TrainingWorkers:
     def with_scores(
         self, batch: RaggedBatch, updates: UpdatePlan, *, reference: bool, teacher: bool = False
     ) -> RaggedBatch:
-        """Add what advantages and updates need of models' scores.
+        """Add the scores of models that advantages and updates need.
 
         These are the log-probs of the old policy, of the reference and of the teacher, and routing.
         """
@@ -96,7 +96,7 @@ class TrainingWorkers:
         return batch
 
     def with_values(self, batch: RaggedBatch, updates: UpdatePlan) -> RaggedBatch:
-        """Add what the critic expects of each state."""
+        """Add the critic's value of each state."""
         per_rank = updates.micro_batches(batch, self.dp_size)
         results = self._scatter(CriticEngine.values, per_rank)
         return replace(batch, values=_joined(batch, per_rank, results))
@@ -124,7 +124,7 @@ class TrainingWorkers:
         return next(logits for place, logits in found if logits is not None and place.reports and place.dp_rank == 0)
 
     def attention_conformance(self) -> Conformance | None:
-        """The rank that is furthest from the definition."""
+        """Return the results of the rank whose attention differs most from the definition."""
         found = call(self.group, ObservableEngine.attention_conformance)
         return max((one for one in found if one is not None), key=lambda one: one.difference, default=None)
 
@@ -155,7 +155,7 @@ class TrainingWorkers:
     ) -> WeightManifest:
         """Write the gradients of a mini-batch's loss to a safetensors file, float32; nothing is updated.
 
-        The loss is as given, and has what the engine adds to it, if that is asked for.
+        The gradients are those of the given loss, and on request of the losses that the engine adds to it.
         """
         per_rank = updates.micro_batches(mini_batch, self.dp_size)
         shares = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
@@ -163,7 +163,7 @@ class TrainingWorkers:
         return _first(scatter(self.group, DifferentiableEngine.export_gradients, arguments))
 
     def offload(self) -> dict[str, float]:
-        """Move what generation does not need to the host; return the ranks' memory as metrics."""
+        """Move all that generation does not need to the host; return metrics of the ranks' memory."""
         found = call(self.group, OffloadingEngine.offload)
         return {
             "memory/training_peak_bytes": max(one.peak for one in found),
@@ -175,12 +175,12 @@ class TrainingWorkers:
         return {"memory/training_peak_bytes": max(call(self.group, RankObserver.peak_memory))}
 
     def begin_traces(self, ranks: Sequence[int], *, stacks: bool, memory: bool) -> None:
-        """Begin to record what some ranks do."""
+        """Begin to record traces on some ranks."""
         arguments = [(rank in ranks, stacks, memory) for rank in range(self.group.size)]
         scatter(self.group, RankObserver.begin_trace, arguments)
 
     def end_traces(self, paths: Mapping[int, str], largest: int) -> list[str | None]:
-        """Write what was recorded to a file for each of these ranks; return for each rank why it has none."""
+        """Write the trace of each of these ranks to a file; for each rank without a file, return the reason."""
         arguments = [(paths.get(rank, ""), largest) for rank in range(self.group.size)]
         return scatter(self.group, RankObserver.end_trace, arguments)
 
@@ -211,7 +211,7 @@ class TrainingWorkers:
         return {name: record for files in ranks for name, record in files.items()} if len(ranks) == len(found) else None
 
     def load_checkpoint(self, path: str) -> None:
-        """Take back what :meth:`save_checkpoint` has written."""
+        """Restore the state that :meth:`save_checkpoint` has written."""
         call(self.group, CheckpointEngine.load_checkpoint, path)
 
     def describe(self) -> list[Mapping[str, Any]]:
@@ -280,7 +280,7 @@ class Workers(NamedTuple):
 
     Attributes:
         trainer: The training ranks.
-        rollout: What generates.
+        rollout: The rollout engines.
         reward_model: The ranks of the reward model; None without one.
     """
 
@@ -290,7 +290,7 @@ class Workers(NamedTuple):
 
 
 def start_workers(executor: Executor, config: RunConfig, restarts: Restarts | None = None) -> Workers:
-    """Start the engines at the same time, and wait for those that train and score. These may be the only ones.
+    """Start the engines at the same time, and wait for those that train and score. There may be no others.
 
     Args:
         executor: Starts the processes.

@@ -1,7 +1,7 @@
-"""Make rows of Arrow's columns, and bound what they become before they do.
+"""Convert Arrow columns to rows, after a check of the memory that the rows will take.
 
-Parquet and Arrow write a value once and say how often it stands there: two kilobytes can hold terabytes. What a row and
-a file would take as Python's objects is therefore computed from the columns first.
+Parquet and Arrow can store a repeated value once with a count, so that two kilobytes can expand to terabytes. Therefore
+the size of the Python objects of a row and of a file is first computed from the columns.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def records(
 
 
 def _inflated(what: str, size: int, where: str, fix: str) -> DataError:
-    why = f"{what} in {size} bytes; at most {TIMES} times the file's size plus {FREE} bytes are read"
+    why = f"{what} in a file of {size} bytes; the limit is {TIMES} times the file's size plus {FREE} bytes"
     return DataError("A file of prompts expands to far more than its size.", where=where, why=why, fix=fix)
 
 

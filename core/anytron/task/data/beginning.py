@@ -1,7 +1,7 @@
-"""What a chat template reads from the moment in which a run begins: taken once, kept, and restored on resume.
+"""The start time of a run, which chat templates may show: it is taken once, stored, and restored on resume.
 
-Templates are given the moment as a part of their text: nothing else of ours reaches into them. transformers renders a
-template with plain data only, so that no function of ours could take the place of its clock.
+The time is inserted into the template's text, because transformers renders a template with plain data only: a function
+could not replace its clock.
 """
 
 from __future__ import annotations

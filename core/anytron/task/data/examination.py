@@ -1,8 +1,8 @@
 """Try out model directories in a confined process, before the driver loads the same files.
 
-Libraries that read configs, tokenizers and processors abort, panic, or compute and allocate without end, if their files
-were made for that. So they do it there first: an error in words is all that the driver sees of it. Directories of which
-the driver needs only a few plain values are read there and nowhere else.
+Libraries that read configs, tokenizers and processors can abort, or compute and allocate without end, on files that
+were made for that. So they read the files in the confined process first, and the driver gets only an error message. If
+the driver needs only a few plain values of a directory, it does not read the directory itself.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _FIX = "copy or download the model directory again; if it is an unchanged copy, 
 
 @dataclass(frozen=True)
 class AskedModel:
-    """What the driver must know about a teacher or a reward model.
+    """The facts about a teacher or a reward model that the driver needs.
 
     Attributes:
-        vocabulary: Its tokens and their ids.
-        context_length: Tokens that it can see; None = unlimited.
+        vocabulary: The model's tokens and their ids.
+        context_length: Tokens that the model can see; None = unlimited.
     """
 
     vocabulary: Mapping[str, int]
@@ -60,9 +60,9 @@ def examined(
 ) -> Iterator[dict[str, AskedModel]]:
     """Load config, tokenizer and image processor of a model in a confined process, before the block loads them.
 
-    Meanwhile the process decodes every token, and tokenises every character that tokens have; the context ends when
-    this has gone well. So the block only loads config and tokenizer, and uses neither. What a function of the user
-    returns is not checked: it is a program, and trusted.
+    While the ``with`` block runs, the process decodes every token, and tokenises every character that tokens have.
+    Leaving the block waits until this has succeeded; so the block may load config and tokenizer, but not use them. The
+    result of a user's function is not checked, because the user's programs are trusted.
 
     Args:
         model: The model.

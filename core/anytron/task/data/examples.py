@@ -1,8 +1,8 @@
-"""Examples of supervised fine-tuning: prompts together with the responses that are learnt.
+"""Examples of supervised fine-tuning: prompts together with the responses to learn.
 
-A prompt is tokenised as it is in reinforcement learning, and its response apart from it, as a model writes it; so what
-is learnt here is what is sampled there. Of a conversation the chat template says what follows a prompt: the answer, and
-what ends it.
+A prompt is tokenised as in reinforcement learning, and its response separately, as a model would write it, so that the
+model learns the same tokens that it samples. In a conversation, the chat template determines the text after a prompt:
+the answer and its end token.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def tokenize_examples(
 
     The response is the entry ``response`` of a prompt's data: a text, after which the end token is added, or token ids.
     After messages, the text is the assistant's answer. Without it, messages must have the assistant's answers, and end
-    with one: those are learnt which the template marks (``{% generation %}``), or the only one.
+    with one: the model learns the answers that the template marks (``{% generation %}``), or the only answer.
 
     Returns:
         Whole sequences, with their ``response_mask``.

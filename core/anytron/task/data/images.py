@@ -1,4 +1,4 @@
-"""Images as a vision-language model's processor has prepared them."""
+"""Images, prepared by the processor of a vision-language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw prompts epoch by epoch, from several sources each its share: after any number of draws, to within one prompt."""
+"""Draw prompts epoch by epoch, from several sources in given shares, at any time exact to within one prompt."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ Place = tuple[int, int]
 class Mixture:
     """Prompts of one or several sources, drawn in turn.
 
-    Which source gives the next prompt follows from how many each has given (Tijdeman, "The chairman assignment
+    The source of the next prompt depends on how many prompts each source has given (Tijdeman, "The chairman assignment
     problem", Discrete Mathematics 32, 1980): with shares ``w_i`` that add up to 1, after n draws source i of k has
     given ``n * w_i`` prompts to within ``1 - 1 / (2k - 2)``. This is deterministic: every step has nearly the
-    same mix, and the places in the sources say all that a resume needs. Each source has its own epochs.
+    same mix, and a resume needs only the places in the sources. Each source has its own epochs.
 
     Args:
         tables: The sources' prompts.
-        weights: For each source, in any scale; None = as many as it has prompts, so that an epoch of the mix has every
-            prompt once.
-        seed: The order of every epoch of every source follows from it.
+        weights: Weight of each source, in any scale; None = its number of prompts, so that an epoch of the mix has
+            every prompt once.
+        seed: Seed of the order of every epoch of every source.
         shuffle: False = each source's own order in every epoch.
 
     Attributes:
@@ -70,14 +70,14 @@ class Mixture:
 
     @property
     def epochs(self) -> float:
-        """Number of drawn prompts divided by the number of all; 1.0 is one epoch of a mix without weights."""
+        """Number of drawn prompts divided by that of all prompts; without weights, 1.0 is one epoch of the mix."""
         return sum(sampler.drawn for sampler in self._samplers) / len(self)
 
     def seek(self, places: Sequence[Place]) -> None:
-        """Go to a position of a mix with as many prompts, the same weights and the same seed.
+        """Go to a position of a mix with the same numbers of prompts, weights and seed.
 
         Raises:
-            ValueError: There are more or fewer sources, or an epoch of one has fewer prompts.
+            ValueError: The number of sources differs, or the position lies beyond the epoch of a source.
         """
         for sampler, (epoch, position) in zip(self._samplers, places, strict=True):
             sampler.seek(epoch, position)
@@ -108,7 +108,7 @@ class Mixture:
 def next_source(drawn: Sequence[int], shares: Sequence[Fraction]) -> int:
     """Choose the source of the next draw.
 
-    Among the sources that would not get too far ahead, it is the one that would fall too far behind first.
+    It is the source that would be the first to fall behind its share, of those that a draw would not put too far ahead.
 
     Args:
         drawn: How many prompts each source has given.
@@ -146,7 +146,7 @@ def load_mixture(
         vocab_size: Token ids are below this.
         context_length: Tokens that the model can see, prompt and response together; None = unlimited.
         max_new_tokens: Tokens to reserve for a response; None = the data contain the responses.
-        key: Where the section stands in the configuration.
+        key: Key of the section in the configuration.
         unusable: Function that returns why rewards cannot read a prompt's data, empty if they can; None = no check.
 
     Raises:
@@ -218,10 +218,10 @@ class EpochSampler(Generic[Item]):
         return self._epoch * len(self._items) + self._position
 
     def seek(self, epoch: int, position: int) -> None:
-        """Go to a position of a sampler with as many items and the same seed.
+        """Go to a position of a sampler with the same number of items and the same seed.
 
         Raises:
-            ValueError: An epoch has fewer items.
+            ValueError: The position lies beyond the epoch.
         """
         if not 0 <= position <= len(self._items):
             raise ValueError(f"an epoch has {len(self._items)} items, so there is no position {position}")

@@ -1,7 +1,7 @@
-"""Read the JSON files of a model directory, and believe nothing in them that was not checked.
+"""Read the JSON files of a model directory, and check every field that is used.
 
 A model directory is data from somebody else. Every field that Anytron, Megatron or mcore-bridge computes with
-is checked once, here, for its type and its size, so that nobody behind has to: an error names the file and the field.
+is checked once, here, for its type and its size, so that no later code has to. An error names the file and the field.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ def read_hf_config(directory: Path) -> Any:
     """Build the ``transformers.PretrainedConfig`` of a model directory.
 
     Settings of the directory that select code are dropped: classes in its files (``auto_map``), and the implementation
-    computes attention or experts, which may name a kernel on the network. Both are for a run to say.
+    computes attention or experts, which may name a kernel on the network. A run must select them in its own
+    configuration.
 
     Raises:
         ConfigError: As in :func:`load_hf_config`, or ``config.json`` is malformed.
@@ -208,7 +209,7 @@ def save_processor(model: ModelSection, directory: Path) -> None:
     """Write a model's processor beside its weights, so that the directory is complete; nothing if it has none.
 
     Args:
-        model: Where the processor comes from; files are copied as they are.
+        model: The model whose processor is saved; files are copied as they are.
         directory: An existing directory.
     """
     if model.processor is not None and ":" in model.processor:
@@ -274,7 +275,7 @@ def padding_token_id(model: ModelSection, tokenizer: Any, ends: tuple[int, ...],
     It is masked, but the model looks it up like any other.
 
     Args:
-        model: Where the tokenizer comes from.
+        model: The model whose tokenizer it is.
         tokenizer: A Hugging Face tokenizer.
         ends: Tokens that end a response.
         vocab_size: Token ids are below this.

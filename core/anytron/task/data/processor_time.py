@@ -1,4 +1,4 @@
-"""Bound the processor time of code that a model brings: a chat template may loop for ever."""
+"""Limit the CPU time of code from a model directory: a chat template may loop for ever."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def processor_time(seconds: float) -> Iterator[None]:
-    """Raise :class:`TimeoutError` in the block when this process has used so much processor time in it.
+    """Raise :class:`TimeoutError` in the ``with`` block when this process has used so much CPU time in it.
 
-    Waiting does not count, so a busy machine changes nothing. In the main thread only: signals reach no other one,
-    and there is no limit there. A call into C ends before it is interrupted. Python swallows what is raised in a
-    destructor or in a callback of its garbage collector: so the collector rests, and the error is raised again
-    every ``seconds`` until it gets through.
+    Waiting does not count, so the load of the machine does not matter. The limit works in the main thread only, because
+    other threads receive no signals. A call into C is not interrupted before it returns. Python ignores exceptions in
+    destructors and in callbacks of its garbage collector: so the collector is off in the block, and the error is raised
+    every ``seconds`` again until it leaves the block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -74,13 +74,13 @@ class TokenizedPrompt:
 
     Attributes:
         id: As in :class:`Prompt`.
-        text: As given, or decoded.
-        tokens: Token ids, at least one; as many image tokens as the model makes of the images.
+        text: Text of the prompt, as given by the source or decoded.
+        tokens: Token ids, at least one; each image token is repeated once for each embedding of its image.
         data: As in :class:`Prompt`.
-        images: As in :class:`Prompt`; every one could be read.
-        patches: The images as the model reads them; None without images, and until the prompt is drawn.
+        images: As in :class:`Prompt`; all of them have been read successfully.
+        patches: The images in the form that the model reads; None without images, and before the prompt is drawn.
         response_mask: For an example of supervised fine-tuning, whose tokens are prompt and response: which tokens
-            are learnt, never the first; None for a prompt.
+            are trained, never the first; None for a prompt.
     """
 
     id: str
@@ -185,7 +185,7 @@ def render(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], **wanted
         prompt: A prompt with messages.
         tokenizer: A Hugging Face tokenizer.
         template: Further arguments of the template (``data.chat_template_kwargs``).
-        wanted: Arguments of ``apply_chat_template`` that select what it returns.
+        wanted: Further arguments of ``apply_chat_template``, which select the form of its result.
 
     Raises:
         ConfigError: The tokenizer has no chat template.

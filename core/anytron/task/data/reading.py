@@ -1,6 +1,6 @@
-"""Read and tokenise prompts in a confined process: rows, templates, tokenizers and pictures come from somebody else.
+"""Read and tokenise prompts in a confined process, because rows, templates, tokenizers and pictures are not trusted.
 
-The user's own sources are programs, and run in the driver; what they give is tokenised in the process as well.
+The user's own sources are trusted programs that run in the driver; their prompts are also tokenised in the process.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def reasoning_gym(
     """Draw the prompts of a task; the reward ``reasoning_gym`` scores the responses.
 
     Args:
-        task: Its name, for example ``spell_backward``.
+        task: Name of the task, for example ``spell_backward``.
         count: How many prompts.
         seed: Seed of the task's generator.
         messages: Make each question a conversation, for the chat template, instead of plain text.

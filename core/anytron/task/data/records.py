@@ -1,4 +1,4 @@
-"""Make a prompt of a row: which column is what, messages, tools, and images that stay in their folder."""
+"""Make a prompt from a row: the role of each column, messages, tools, and images inside of an allowed folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Read rows from files, one after the other: a file is never in memory as a whole.
 
 Of a Parquet file one row group is decoded at a time, and a dataset that was saved to disk is mapped into memory. A line
-of the other formats may have :data:`LONGEST_LINE` bytes, and a row of these as many (:mod:`anytron.task.data.arrow`).
+of the other formats may have :data:`LONGEST_LINE` bytes, and a row of a Parquet file or a dataset may need as many
+(:mod:`anytron.task.data.arrow`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Row:
         where: File and place, for errors.
         name: The place without the file: ``line 7``, ``row 7``; counted from 1.
         record: The content of the row; anything but a mapping of columns is refused later.
-        folder: What paths in the row are relative to.
+        folder: The folder to which paths in the row are relative.
         padded: Whether nested objects have the keys of all rows, with null for missing ones, as in Arrow.
     """
 

@@ -52,13 +52,13 @@ class _Entry:
 class PromptTable(Sequence[TokenizedPrompt]):
     """The prompts of one source, in its order, with counts of those that were left out.
 
-    The source is read once, prompt by prompt. What stays in memory of each prompt are its text, 4 bytes for each token,
-    and its data, and of an example a byte more for each token; images that are files stay on disk.
+    The source is read once, prompt by prompt. Memory holds the text and data of each prompt and 4 bytes for each token,
+    or 5 for each token of an example; images that are files stay on disk.
 
     Args:
         name: Name of the source, for messages.
-        prompts: Its prompts.
-        wanted: Which prompts are left out.
+        prompts: Prompts of the source.
+        wanted: Filter, which decides which prompts are left out.
         prefix: Prefix of the prompts' ids.
 
     Attributes:
@@ -153,7 +153,7 @@ class PromptTable(Sequence[TokenizedPrompt]):
 
     @property
     def remark(self) -> str:
-        """What was left out; empty if nothing was."""
+        """Description of the prompts that were left out; empty if there are none."""
         bad = f"with an answer that rewards cannot read{self._named}"
         dropped = {"too long": self.too_long, "equal to earlier ones": self.duplicates, bad: self.bad_answers}
         parts = [f"{count} {why}" for why, count in dropped.items() if count]

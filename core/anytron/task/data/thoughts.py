@@ -1,4 +1,4 @@
-"""Marks around what a model thinks before it answers: whether a prompt opens one, and how they reach rewards."""
+"""Tags around the thoughts of a model (``<think>``): whether a prompt opens one, and how rewards see them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MARK = re.compile(rf"</?{_NAMES}>")
 
 
 def opened(prompt: str) -> str:
-    r"""Return the mark of thought with which a prompt ends, for example ``<think>\n``; else ""."""
+    r"""Return the opening tag of thought at the end of a prompt, for example ``<think>\n``; else ""."""
     found = _OPENED.search(prompt)
     return found[0] if found else ""
 
 
 def decode_responses(tokenizer: Any, responses: Sequence[Sequence[int]]) -> list[str]:
-    """Decode responses without special tokens; marks of thought stay, also where the tokenizer calls them special.
+    """Decode responses without special tokens, but with tags of thought, even if they are special for the tokenizer.
 
     Args:
         tokenizer: A Hugging Face tokenizer.

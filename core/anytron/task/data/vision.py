@@ -1,8 +1,8 @@
 """Read the pictures of prompts, check them against the model, and cut them into patches by its image processor.
 
 For models that read an image as patches with a grid (Qwen2-VL and its successors). Their processor
-classes want torchvision for videos; the image processors alone do with Pillow, and what a processor
-adds to them, one image token for each merged patch, is done here.
+classes want torchvision for videos; the image processors alone need only Pillow. What a processor
+adds, one image token for each merged patch, is done here.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class VisionProcessor:
 
         Args:
             tokens: A prompt with one image token for each image.
-            images: In the order of their tokens; each is read and decoded.
+            images: Images, in the order of their tokens; each is read and decoded.
             where: Name of the prompt in errors.
 
         Raises:
@@ -157,8 +157,8 @@ def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionPr
 
     Raises:
         ConfigError: ``model.processor`` or the model's own processor cannot be loaded or does not fit
-            the model, or is given to a model that takes no images; or the model reads images otherwise than as
-            patches with a grid.
+            the model, or is given to a model that takes no images; or the model does not read images
+                as patches with a grid.
     """
     if not hasattr(hf_config, "vision_config") or getattr(hf_config, "image_token_id", None) is None:
         if model.processor is not None:

@@ -1,11 +1,11 @@
 """The processes of a run's environments.
 
-A conversation's environment lives in one process, beside those of others. All calls that wait for a process go to it in
-one message; it makes them one after another, and answers each as soon as it is made. So the one that it is in is known,
-and the time-out is that one's: it counts from the answer to the previous call, however long the others took.
+A process holds the environments of several conversations. All calls that wait for a process are sent in one message; it
+makes them one after another, and answers each as soon as it is made. So the current call is known, and the time-out
+applies to it alone: it counts from the answer to the previous call.
 
-When the process is lost, only the conversation whose call it was fails: the others' environments are made again in
-another process, by the calls that they have had, and must answer them as they did.
+If the process is lost, only the conversation of the current call fails. The environments of the other conversations are
+made again in another process, by repeating their earlier calls, and must give the same answers again.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Host:
 
     Attributes:
         process: The process.
-        log: Its log file.
-        past: For each conversation, the calls that have been answered, with their answers.
-        queue: Waiting calls, each with the earlier answer that it must repeat, if it was made before.
-        calls: Likewise, the calls that were sent and not yet answered; the process is working on the first.
+        log: Log file of the process.
+        past: For each conversation, the answered calls with their answers.
+        queue: Waiting calls; a call that is repeated has the earlier answer, which must be given again.
+        calls: Calls in the same form that were sent and not yet answered; the process is working on the first.
     """
 
     process: IsolatedProcess
@@ -77,11 +77,11 @@ class Host:
 
 
 class EnvironmentPool:
-    """Environments in processes of their own. A context manager: leaving ends the processes.
+    """Environments in separate processes. A context manager: leaving ends the processes.
 
     Args:
         section: Section ``environment`` of the configuration.
-        logs: Each process writes to ``environment-N.log`` there; made if need be.
+        logs: Directory in which each process writes ``environment-N.log``; created if missing.
         start_timeout_s: Seconds until a process must have found the class. The constructor does not wait for it.
     """
 
@@ -112,7 +112,7 @@ class EnvironmentPool:
         return any(host.calls or host.queue for host in self._hosts)
 
     def knows(self, number: int) -> bool:
-        """Whether a conversation has an environment, which it loses by a failure or when it is closed."""
+        """Whether a conversation has an environment; it has none after a failure or after :meth:`end`."""
         return any(number in host.past for host in self._hosts)
 
     def begin(self, task: Task) -> int:
@@ -128,7 +128,7 @@ class EnvironmentPool:
         self._host_of(number).queue.append((Call(number, "step", turn), None))
 
     def end(self, number: int) -> None:
-        """Close a conversation's environment. One that has failed is gone already."""
+        """Close a conversation's environment, if it still has one."""
         for host in self._hosts:
             if number in host.past:
                 host.queue.append((Call(number, "close"), None))
@@ -137,8 +137,8 @@ class EnvironmentPool:
         """Process calls until some are answered or the time is over.
 
         Returns:
-            The observations, and the conversations that cannot go on, whose numbers are
-            not known any more.
+            The observations, and the numbers of the conversations that cannot go on, which the pool
+            has forgotten.
 
         Raises:
             DataError: A process could not start, or cannot read a task.

@@ -1,4 +1,4 @@
-"""What an environment is, sees and says, and how it is called."""
+"""The interface of an environment: its class, its inputs and its answers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NOTHING: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Task:
-    """The task that an environment is set up for.
+    """The task of an environment in one conversation.
 
     Attributes:
         prompt_id: The prompt's name in its source.
-        prompt_text: As given, or decoded if the source gave token ids; the model has read it.
+        prompt_text: The prompt's text; decoded if the source gave token ids. The model has read it.
         data: The prompt's data from the source, for example the right answer.
         seed: A seed in ``[0, 2**63)``, different for each response, and the same when the run is repeated.
         max_turns: Most turns of the model; the observation after the last one is not read.
@@ -45,9 +45,9 @@ class Turn:
     """What the model wrote after the previous observation.
 
     Attributes:
-        text: Decoded without special tokens.
+        text: The turn as text, decoded without special tokens.
         tokens: Token ids, the end token included if there is one; may be empty.
-        finished: True if an end token or a stop string ended it, False if ``rollout.max_new_tokens`` did.
+        finished: True if an end token or a stop string ended the turn, False if ``rollout.max_new_tokens`` did.
     """
 
     text: str
@@ -72,7 +72,8 @@ class Observation:
 
     Raises:
         TypeError: A value has the wrong type.
-        ValueError: Not exactly one of the three is given, or one is given with ``done``; or a number is not finite.
+        ValueError: Not exactly one of ``text``, ``messages`` and ``tokens`` is given, or one is given together with
+            ``done``; or a number is not finite.
     """
 
     text: str | None = None
@@ -121,10 +122,10 @@ class Observation:
 
 
 class Environment(Protocol):
-    """One conversation's environment: made for each response with ``environment.options``, in a process of its own.
+    """One conversation's environment: made for each response with ``environment.options``, in a separate process.
 
     It may also have a method ``close()``, which is called at the end of the conversation, for whatever reason it ends.
-    Calls are not concurrent; those of other conversations may come in between.
+    Calls are not concurrent; between two calls of one conversation, others may be called in the same process.
     """
 
     def reset(self, task: Task) -> None:
@@ -141,7 +142,7 @@ class Outcome:
     Attributes:
         turns: The model's text in each turn, decoded without special tokens; at least one.
         reward: Sum of the environment's rewards.
-        metrics: Its metrics, each summed over the turns.
+        metrics: The environment's metrics, each summed over the turns.
         failure: Why the environment failed, so that the sample is dropped; None if it did not.
     """
 

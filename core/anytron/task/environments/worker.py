@@ -66,7 +66,7 @@ class Reply:
 
 
 def answer(call: Call, environments: dict[int, Environment], make: Callable[[], Environment]) -> dict[str, Any]:
-    """Make a call. Whatever the environment does, even ``exit()``, results in an answer.
+    """Make a call. Any failure of the environment, even ``exit()``, results in an answer.
 
     Args:
         call: The call to answer.

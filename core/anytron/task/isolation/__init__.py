@@ -1,1 +1,1 @@
-"""Processes that run a user's code, rewards and environments: what misbehaves there ends neither driver nor engines."""
+"""Processes that run a user's code, rewards and environments; their failures end neither the driver nor engines."""

@@ -1,8 +1,7 @@
-"""Which system calls a program that a model wrote may make, and which a library that evaluates what a model wrote.
+"""The system calls that are allowed for a program that a model wrote, and for a library that evaluates such text.
 
-Lists of what is allowed: a call that a new kernel brings is refused until somebody writes it down here. What stands
-here computes, reads files, waits, and starts threads. Nothing here tells anybody anything, starts a process, or takes
-memory that no limit counts.
+A call that is not listed here is refused, also a call of a newer kernel. The listed calls compute, read files, wait,
+and start threads. None of them sends data to another process, starts a process, or takes memory that no limit counts.
 
 To find out which calls are missing for a library: ``python -m tests.core.task.isolation.record COMMAND``.
 """
@@ -18,7 +17,7 @@ class Where(NamedTuple):
     """What an argument of a call must be: ``argument & mask`` must be one of ``values``.
 
     Attributes:
-        argument: Its position, from 0.
+        argument: Position of the argument, from 0.
         mask: At most 32 bits; the upper half of the argument is ignored, as the kernel does for an ``int``.
         values: Allowed values.
         high: Whether to check the upper half instead: both halves of a null address must be 0.
@@ -85,7 +84,7 @@ _PRCTL = (3, 15, 16, 21, 23, 27, 30, 39, 0x53564D41)
 def verifier() -> Rules:
     """Rules for an imported library: it may read files, but not change files or send anything.
 
-    The rules name the process that asks for them, which may signal and limit itself and no other.
+    The rules contain the id of the calling process, which may send signals to and set limits of itself only.
     """
     itself = (os.getpid(),)
     reading = {"open": (Where(1, _WRITING, (0,)),), "openat": (Where(2, _WRITING, (0,)),)}
@@ -110,9 +109,9 @@ def program(*, own_files: bool, report: int) -> Rules:
     """Rules for a program that is about to be executed.
 
     Args:
-        own_files: Whether all files that it could change are its own.
-        report: Descriptor on which one message may be sent. It is closed as the program is executed, and its number is
-            beyond the limit of open files then.
+        own_files: Whether the program owns all files that it could change.
+        report: Descriptor on which one message may be sent. It is closed when the program is executed, and then its
+            number lies beyond the limit of open files.
     """
     rules = {**verifier(), "execve": (), "mmap": ()}  # RLIMIT_AS counts all memory
     rules["sendmsg"] = (Where(0, _ALL, (report,)),)

@@ -1,6 +1,6 @@
 """Numbers of the system calls that are allowed or named, for each kind of processor.
 
-Those of ``asm/unistd_64.h`` for x86_64, and of ``asm-generic/unistd.h`` for aarch64, which never had some of them.
+They are from ``asm/unistd_64.h`` for x86_64, and from ``asm-generic/unistd.h`` for aarch64, which lacks some calls.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class Machine:
     """A kind of processor.
 
     Attributes:
-        audit: Name of it in the kernel (``AUDIT_ARCH_*`` of ``linux/audit.h``).
+        audit: The kernel's constant for it (``AUDIT_ARCH_*`` of ``linux/audit.h``).
         calls: Numbers of calls by their names.
         others: Numbers of some calls that are never allowed, so that messages can name them.
     """

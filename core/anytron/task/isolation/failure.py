@@ -1,4 +1,4 @@
-"""Why a user's code gave no usable answer, and answers of processes that run such code."""
+"""The reason why a user's code gave no usable answer, and reading answers of processes that run such code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ending(status: int) -> str:
     """Describe how a process ended.
 
     Args:
-        status: Its exit status; minus the number of the signal that ended it.
+        status: Exit status of the process; negative = minus the number of the signal that ended it.
     """
     if status >= 0:
         return f"exited with status {status}"
@@ -33,8 +33,8 @@ class Failure:
 
     Attributes:
         what: What failed, as a sentence.
-        why: The cause: a traceback, what was returned, how a process ended.
-        fix: What would help.
+        why: The cause: a traceback, the returned value, or how a process ended.
+        fix: How to solve the problem.
         ends: Whether to replace the process: its memory is full, or the code tried to end it.
     """
 
@@ -45,10 +45,10 @@ class Failure:
 
     @classmethod
     def raised(cls, error: BaseException, called: Called, function: object, section: str) -> Failure:
-        """Make the failure of a function that raised.
+        """Make the failure of a function that raised an exception.
 
         Args:
-            error: What it raised.
+            error: The exception.
             called: How it was called.
             function: The user's function.
             section: Section of the configuration with ``memory_gib``.

@@ -1,4 +1,4 @@
-"""Separate views, for this process, of what a machine shares: processes, network, files (``namespaces(7)``)."""
+"""Give this process separate views of processes, network and files of the machine (``namespaces(7)``)."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def control(option: int, value: int) -> None:
 
 
 def enter() -> None:
-    """Enter new namespaces; only children enter that of processes.
+    """Enter new namespaces; the namespace of processes takes effect for children only.
 
-    Root needs no namespace of users for that, and becomes a stranger later (:func:`drop_root`); everybody else has one
-    in which they are themselves and nobody else exists. The kernel counts threads for each such namespace and each
-    stranger alone (namespaces: since Linux 5.14), so that one sandbox takes none of another's.
+    Root needs no user namespace for that, and later changes to an unused user (:func:`drop_root`). Any other user gets
+    a user namespace that contains this user only. The kernel counts threads separately for each such namespace (since
+    Linux 5.14) and for each unused user, so that sandboxes do not share a limit.
 
     Raises:
-        OSError: The kernel, or who configured it, does not allow it.
+        OSError: The kernel or its configuration does not allow it.
     """
     user, group = os.geteuid(), os.getegid()
     _done(_libc.unshare(_OTHERS | (_USERS if user else 0)), "unshare")
@@ -53,11 +53,11 @@ def enter() -> None:
 
 
 def replace_files(visible: list[str], limit: int) -> None:
-    """Let this process see these paths, read-only, an empty ``/tmp``, a few devices, and nothing else.
+    """Restrict the files that this process sees to these paths, read-only, an empty ``/tmp`` and a few devices.
 
     Args:
-        visible: Absolute paths; those that do not exist here do not exist there, links are links there.
-        limit: Bytes that everything in the new file system may take, in memory.
+        visible: Absolute paths; missing paths stay missing, and links stay links.
+        limit: Size limit in bytes of the new file system, which is in memory.
 
     Raises:
         OSError: The kernel does not allow it, or is older than 5.12.
@@ -98,10 +98,9 @@ def replace_files(visible: list[str], limit: int) -> None:
 
 
 def stranger() -> tuple[int, int]:
-    """Choose a user and a group that own nothing; ``/proc`` must be visible.
+    """Choose the ids of a user and a group that own nothing; ``/proc`` must be visible.
 
-    No other process that lives as long as this one chooses the same, unless fewer ids are mapped in this container than
-    there are processes.
+    No other living process chooses the same ids, unless this container maps fewer ids than it has processes.
     """
     maps = (Path(f"/proc/self/{one}_map").read_bytes() for one in ("uid", "gid"))
     user, group = (_stranger(os.getpid(), known) for known in maps)
@@ -113,7 +112,7 @@ def drop_root(user: int, group: int) -> None:
 
     Args:
         user: The user to become.
-        group: The only group that it then belongs to.
+        group: The only group that the process then belongs to.
 
     Raises:
         OSError: The user does not exist in this namespace.

@@ -1,9 +1,9 @@
-"""Plain data as bytes: what comes back from a process that reads files which others wrote.
+"""Plain data as bytes, for answers of a process that reads untrusted files.
 
-JSON, because whatever stands in it, reading it makes nothing but plain values; bytes follow it as they are. Of values
-that JSON does not know those are kept which columns of tables hold: bytes, paths, dates and times, decimal numbers.
-Each is an object with one key, which begins with a mark that is drawn for the message: no file can have it. Tuples come
-back as lists.
+The format is JSON, because reading it can only make plain values; bytes follow it unencoded. Some types that JSON does
+not have are supported because columns of tables hold them: bytes, paths, dates and times, decimal numbers. Each is an
+object with one key, which begins with a random mark of the message, so that no file can imitate it. Tuples become
+lists.
 """
 
 from __future__ import annotations

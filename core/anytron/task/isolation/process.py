@@ -1,4 +1,4 @@
-"""A process that runs a user's code, as the driver sees it."""
+"""The driver's side of a process that runs a user's code."""
 
 from __future__ import annotations
 
@@ -47,17 +47,18 @@ LOG_TAIL_LINES = 30
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """What a process runs, and within which limits.
+    """The code that a process runs, and its limits.
 
     Attributes:
-        title: Its name in messages: ``A reward process``.
-        where: Its key in the configuration.
+        title: Name of the process in messages: ``A reward process``.
+        where: Configuration key for errors.
         worker: Module whose ``main`` the process runs.
         start: The first message to the worker; plain values.
-        timeout_s: Seconds that a call may take, from when it is sent or, if others were sent before it, from when the
-            answer to the last of them is taken; if the worker notes how far it has come, from there on (:meth:`send`).
-        memory_gib: Memory that it may allocate; None = no limit.
-        start_timeout_s: Seconds until it must be ready.
+        timeout_s: Seconds that a call may take. They count from the sending of the call, or from the answer to the
+            previous call if that is later. If the worker reports its position, they count from the last report
+            (:meth:`IsolatedProcess.send`).
+        memory_gib: Memory that the process may allocate; None = no limit.
+        start_timeout_s: Seconds until the process must be ready.
         tells: Whether a call may report its position before it answers, in messages with ``at``.
     """
 
@@ -73,14 +74,14 @@ class ProcessSettings:
 
 @dataclass(frozen=True)
 class Gone:
-    """How a process ended that still owed an answer.
+    """How a process ended before it had answered all calls.
 
     Attributes:
-        late: Whether it was killed because it took too long.
-        why: Where it stood, or how it ended, with the last lines that it wrote.
-        killed: Whether SIGKILL ended it, and Anytron did not send it.
+        late: Whether the process was killed because it took too long.
+        why: Where its code was, or how it ended, with its last lines of output.
+        killed: Whether a SIGKILL that Anytron did not send ended it.
         nonsense: Whether Anytron ended it because it wrote something that is not an answer.
-        at: How far the call had come; None if the worker noted nothing.
+        at: Position that the call had reached; None if the worker reported none.
     """
 
     late: bool
@@ -91,9 +92,9 @@ class Gone:
 
 
 class IsolatedProcess:
-    """An interpreter of its own, the leader of a session of its own: it is killed with all that it has started.
+    """A separate interpreter that leads its own session: it is killed together with all processes that it started.
 
-    :meth:`send` it some calls, then :meth:`receive` until there is an answer to each, in order; then the next ones.
+    Use :meth:`send` for some calls, then :meth:`receive` until each has an answer, in order; then send the next calls.
 
     Args:
         settings: What the process runs, and its limits.
@@ -104,10 +105,10 @@ class IsolatedProcess:
         ResourceError: The machine has run out of memory, processes or files.
 
     Attributes:
-        connection: Ready to be read when :meth:`receive` has something to do.
-        deadline: When :meth:`receive` has something to do in any case, on the clock of :func:`time.monotonic`.
-        progress: Where the worker notes how far a call has come, if it does.
-        settings, log: As given.
+        connection: Socket that is readable when :meth:`receive` can go on.
+        deadline: Time at which :meth:`receive` must be called in any case, on the clock of :func:`time.monotonic`.
+        progress: Shared memory in which the worker reports the position of a call, if it does.
+        settings, log: The arguments.
     """
 
     def __init__(self, settings: ProcessSettings, log: Path) -> None:
@@ -158,13 +159,14 @@ class IsolatedProcess:
         self.deadline = self._end = monotonic() + self.settings.start_timeout_s
 
     def send(self, calls: Sequence[object], steps: int = 0) -> None:
-        """Make calls, one after another, as soon as the process is up.
+        """Make calls, one after another, as soon as the process is ready.
 
-        They are one message. Objects that two of them refer to are two objects there.
+        The calls are sent in one message. An object that two calls refer to becomes two objects in the process.
 
         Args:
             calls: The calls for the worker.
-            steps: Number of positions that it may note in each call; the time limit then applies to each of them.
+            steps: Number of positions that the worker may report in each call; the time limit then applies to each
+                step.
 
         Raises:
             DataError: A call cannot be pickled.
@@ -174,10 +176,10 @@ class IsolatedProcess:
             self._call()
 
     def receive(self) -> Mapping[str, Any] | Gone | None:
-        """Return the next answer or the end of the process, if it is late or gone; None if there is nothing yet.
+        """Return the next answer, or a :class:`Gone` if the process is late or has ended; None if there is nothing yet.
 
-        An answer is a JSON object that came with the token of its call; what stands in it is the caller's to check, who
-        calls :meth:`reject` if it is wrong.
+        An answer is a JSON object with the token of its call. The caller must check its content, and call
+        :meth:`reject` if it is wrong.
 
         Raises:
             DataError: The process could not start, or cannot read the call.
@@ -215,7 +217,7 @@ class IsolatedProcess:
         """End a process that sent something other than an answer, because its next messages cannot be trusted.
 
         Args:
-            answer: What it wrote.
+            answer: The wrong answer.
 
         Raises:
             DataError: The process was not ready yet.
@@ -228,11 +230,11 @@ class IsolatedProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the process must be replaced: it is gone, or has written without being asked."""
+        """Whether the process must be replaced, because it has ended or has written without a call."""
         return self._process.poll() is not None or (not self._tokens and self.connection.poll())
 
     def end(self) -> None:
-        """Kill the process and all that it has started."""
+        """Kill the process and all processes that it started."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -1,8 +1,8 @@
-"""How far a call has come, in memory that the driver and an isolated process share.
+"""The position of a call, in memory that the driver and an isolated process share.
 
-A message for each step would cost more than most steps. The driver reads only when time is over, or the process gone.
-Whatever the process writes there, or does with the memory, costs the driver nothing: no number is believed that cannot
-be right, and the memory cannot shrink, since reading what is no longer there would kill the driver.
+A message for each step would cost more than most steps. The driver reads only when a call is late or the process has
+ended. The process cannot harm the driver by what it writes: impossible numbers are ignored, and the memory cannot be
+shrunk, because reading beyond its end would kill the driver.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOWHERE = -1
 
 
 class Progress:
-    """Where a call stands, and since when.
+    """The position of a call, and the time of the last report.
 
     Args:
         descriptor: Descriptor of the memory from :meth:`made`; it stays open.
@@ -30,25 +30,25 @@ class Progress:
 
     @staticmethod
     def made() -> int:
-        """Make the memory. Returns its descriptor, which a child can be given."""
+        """Make the memory. Returns its descriptor, which can be passed to a child."""
         descriptor = os.memfd_create("anytron-progress", os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, _RECORD.size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return descriptor
 
     def begin(self) -> None:
-        """Note that a call begins now."""
+        """Report that a call begins now."""
         self._note(_NOWHERE)
 
     def at(self, position: int) -> None:
-        """Note that the call has come to this position now."""
+        """Report that the call has reached this position now."""
         self._note(position)
 
     @property
     def since(self) -> float:
-        """When the last note was made, on the clock of :func:`time.monotonic`, which is one for all processes.
+        """Time of the last report, on the clock of :func:`time.monotonic`, which all processes share.
 
-        A time in the future, or one that is not a number, counts as infinitely long ago: nothing was noted.
+        A time in the future, or one that is not a number, counts as infinitely long ago, like no report.
         """
         noted = float(_RECORD.unpack_from(self._memory)[0])
         return noted if noted <= monotonic() else -math.inf

@@ -1,13 +1,13 @@
-"""A process that reads what others wrote: within limits, unable to do anything else, and never believed.
+"""A confined process that reads untrusted files, within limits; its answers are checked.
 
-Libraries that parse tokenizers, templates, tables and pictures are not written against hostile ones: they abort, panic,
-compute without end or take all memory. They run in a child of the driver. It has no open file of the driver's, opens no
-connection, starts no program, signals no process and changes no file (:mod:`anytron.task.isolation.confined`); it may
-allocate so much, and compute so long without coming further. The driver waits for it and can be interrupted at any
-time. What comes back is plain data.
+Libraries that parse tokenizers, templates, tables and pictures are not safe against hostile files: they abort, compute
+without end or take all memory. So they run in a child of the driver. The child has no open files of the driver, and can
+open no connection, start no program, signal no process and change no file (:mod:`anytron.task.isolation.confined`).
+Its memory and its CPU time without progress are limited. The driver waits for it and can be interrupted at any time.
+The answers are plain data.
 
-The child is forked, so that what the driver has imported need not be imported again, and what the user's own functions
-made need not be sent.
+The child is forked, so that modules need not be imported again, and objects that the user's own functions made need not
+be sent.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ _KINDS: dict[str, type[AnytronError]] = {kind.__name__: kind for kind in (Config
 
 @dataclass(frozen=True)
 class Errand:
-    """What the child is asked to read, for the error if that fails.
+    """Description of what the child is to read, for the error if that fails.
 
     Attributes:
         kind: Class of the error.
         what: What failed, as a sentence.
         where: The file, directory or key.
-        fix: What would help.
+        fix: How to solve the problem.
     """
 
     kind: type[AnytronError]
@@ -93,7 +93,7 @@ class ConfinedReader:
     Args:
         service: Function that answers calls.
         memory: Most bytes that the child may allocate; by default ``MEMORY``.
-        compute_s: Seconds of processor time within which it must make progress; by default ``COMPUTE_S``.
+        compute_s: Seconds of CPU time within which it must make progress; by default ``COMPUTE_S``.
     """
 
     def __init__(self, service: Service, memory: int | None = None, compute_s: float | None = None) -> None:
@@ -105,7 +105,7 @@ class ConfinedReader:
 
         Args:
             call: Argument of the service; picklable.
-            errand: What is read.
+            errand: Description of what is read.
 
         Raises:
             AnytronError: An error of the errand's kind, or the AnytronError that the service raised.

@@ -1,8 +1,8 @@
-"""Count the system calls that a program is refused, by name: the kernel asks about each of them.
+"""Count the refused system calls of a program by name: the kernel asks this process about each of them.
 
-A filter alone refuses without a trace. Programs that make no such call pay nothing for this, and those that do wait for
-an answer of some microseconds (https://docs.kernel.org/userspace-api/seccomp_filter.html, "Userspace Notification").
-The memory behind the call's arguments is not read, and no call is ever allowed.
+A filter alone refuses calls without any record. Counting costs nothing for a program without refused calls, and some
+microseconds for each refused call (https://docs.kernel.org/userspace-api/seccomp_filter.html, "Userspace
+Notification"). Memory to which the call's arguments point is not read, and no call is ever allowed.
 """
 
 from __future__ import annotations

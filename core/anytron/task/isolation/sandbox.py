@@ -1,8 +1,8 @@
-"""Run a Python program that nobody has read: within limits, without network, and away from this machine's files.
+"""Run an untrusted Python program: within limits, without network, and without access to the machine's files.
 
-Three processes: one enters namespaces, in which its child is the first process; that one builds a file system in memory
-and starts the program. When it ends, the kernel ends whatever is left in its namespace; it ends with the one before it,
-and that one with the caller.
+There are three processes. The first enters new namespaces. The second, its child and the first process of the process
+namespace, builds a file system in memory and starts the program, which is the third. When the second process ends, the
+kernel ends all others in its namespace. It ends when the first process ends, and that one when the caller ends.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Ending:
     """How a program ended.
 
     Attributes:
-        status: Its exit status; minus the signal that ended it.
-        output: Its standard output, cut at the limit.
-        late: Whether it was killed because it took too long.
+        status: Exit status of the program; negative = minus the number of the signal that ended it.
+        output: Standard output of the program, cut at the limit.
+        late: Whether the program was killed because it took too long.
         refused: Number of refused system calls by name, as far as they were counted.
     """
 
@@ -74,9 +74,9 @@ class Sandbox:
 
     Attributes:
         level: Level of isolation.
-        timeout_s: Seconds that it may take, and seconds of processor time.
-        memory_gib: Addresses that it may use, in GiB.
-        output_mib: MiB that it may write, to its output; on the level ``full`` also to all files together.
+        timeout_s: Seconds that the program may take, and seconds of CPU time that it may use.
+        memory_gib: Limit of its address space, in GiB.
+        output_mib: Limit of its output, in MiB; on the level ``full`` also of all files that it writes together.
         site_packages: Whether it may import what is installed beside this interpreter.
     """
 
@@ -91,7 +91,7 @@ class Sandbox:
 
         Args:
             program: Python source.
-            given: Its standard input.
+            given: Standard input of the program.
 
         Raises:
             Unavailable: The sandbox could not be built; nothing was run.
@@ -301,7 +301,7 @@ def _execute(python: str, site_packages: bool) -> NoReturn:
 
 
 def try_out() -> None:
-    """Run a program that does nothing, in the sandbox that this process's arguments describe; end with its status."""
+    """Run an empty program in the sandbox that this process's arguments describe; exit with its status."""
     level, *numbers = sys.argv[1:]
     timeout_s, memory_gib, output_mib, site_packages = map(float, numbers)
     try:

@@ -1,8 +1,8 @@
-"""Take system calls away from this process for good: what the kernel refuses, no program can talk it into.
+"""Restrict the system calls of this process for good: the kernel refuses all others.
 
-A filter of seccomp (https://docs.kernel.org/userspace-api/seccomp_filter.html). It needs no privileges, holds for all
-threads and for what the process executes, and cannot be removed. It knows what is allowed
-(:mod:`anytron.task.isolation.allowed`); everything else is refused.
+A filter of seccomp (https://docs.kernel.org/userspace-api/seccomp_filter.html). It needs no privileges, applies to all
+threads and to programs that the process executes, and cannot be removed. It lists the allowed calls
+(:mod:`anytron.task.isolation.allowed`); every other call is refused.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Instruction = tuple[int, int, int, int]
 
 
 def allow_calls(rules: Rules) -> None:
-    """Allow this process, all its threads and what it executes only these system calls; the kernel refuses others.
+    """Allow only these system calls to this process, its threads and the programs that it executes.
 
-    Calls of another processor's interface end the process.
+    The kernel refuses other calls; a call of another architecture's interface ends the process.
 
     Raises:
         OSError: This kernel or processor has no such filter.
@@ -51,12 +51,12 @@ def allow_calls(rules: Rules) -> None:
 
 
 def allow_calls_and_ask(rules: Rules) -> int | None:
-    """Do so for this process, which has one thread; have the kernel ask about each call that would get ``EPERM``.
+    """Like :func:`allow_calls`, for a process with one thread; the kernel also reports each call that gets ``EPERM``.
 
     Returns:
-        Where it asks (:func:`anytron.task.isolation.refusals.answer`); once that is closed everywhere, it refuses with
-        ``ENOSYS``. None where it can ask nobody, since a process around this one is asked already: then as
-        :func:`allow_calls`.
+        Descriptor on which the kernel asks (:func:`anytron.task.isolation.refusals.answer`). Once all its copies are
+        closed, the kernel refuses calls with ``ENOSYS``. None if the kernel already asks an outer process about this
+        one: then the effect is that of :func:`allow_calls`.
 
     Raises:
         OSError: This kernel or processor has no such filter.
@@ -81,12 +81,12 @@ def _machine() -> Machine:
 def instructions(
     rules: Rules, calls: dict[str, int], audit: int, refusal: int = _REFUSE | errno.EPERM
 ) -> list[Instruction]:
-    """Translate rules for a processor; calls that it never had are left out.
+    """Translate rules to the filter of an architecture; calls that it lacks are left out.
 
     Args:
         rules: The allowed calls.
-        calls: The processor's numbers.
-        audit: Name of the processor in the kernel.
+        calls: Call numbers of the architecture.
+        audit: The kernel's constant for the architecture.
         refusal: Action for native calls of the processor that are not allowed.
     """
     refused = [

@@ -1,9 +1,9 @@
-"""What every process does that runs a user's code, before and between its calls.
+"""The common code of all processes that run a user's code: start-up, and the loop over calls.
 
-Plain JSON comes first: what to call. Then come lists of pickled calls. All that goes back is JSON: what has run a
-user's code is not trusted with more. Each answer repeats the token of its call, so that what such code writes into the
-channel by itself is no answer, and never moves later ones to another call. Importing this module imports no torch; the
-user's code may.
+The first message is plain JSON and names the function to call. Then follow lists of pickled calls. All answers are
+JSON, because a process that has run a user's code is not trusted. Each answer repeats the token of its call, so that
+text that such code writes into the channel is neither mistaken for an answer nor shifts later answers to other calls.
+Importing this module imports no torch; the user's code may.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GIB = 1 << 30
 
 
 def enter(channel: int, lifeline: int) -> tuple[Connection, dict[str, Any]]:
-    """Set up this process: it ends with the driver, prints its stacks when it hangs, and has a memory limit.
+    """Set up this process: it ends with the driver, prints its stacks if it hangs, and has a memory limit.
 
     Args:
         channel: This process's end of a socket pair.
@@ -62,7 +62,7 @@ def enter(channel: int, lifeline: int) -> tuple[Connection, dict[str, Any]]:
 def calls(connection: Connection, start: dict[str, Any]) -> Iterator[tuple[Any, Answer]]:
     """Report that this process is ready, and yield the driver's calls until it is gone, each with a reply function.
 
-    Arguments are what :func:`enter` gives. Answers are plain values.
+    The arguments are the results of :func:`enter`. Answers are plain values.
     """
     _send(connection, start["token"], {"ready": True})
     while True:
@@ -85,10 +85,10 @@ def _send(connection: Connection, token: str, record: dict[str, Any]) -> None:
 
 
 def end_with_driver(lifeline: int) -> None:
-    """Have the kernel kill this process group when the driver's end of the lifeline closes.
+    """Let the kernel kill this process group when the driver's end of the lifeline closes.
 
-    A thread that waits for that, as engines' processes have, would not do: a function can hold the interpreter's lock
-    for ever (a regular expression that backtracks is the usual one).
+    A thread that waits for that, as in the processes of engines, is not enough: a function can hold the interpreter's
+    lock for ever (usually a regular expression that backtracks).
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""How a reward function is called, and what it answers, as plain numbers and texts."""
+"""Call a reward function, and represent its result as plain numbers and texts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Answer:
     Attributes:
         values: One number for each sample, None for the samples in ``failures``; empty if the call as a
             whole failed, for which there is one failure.
-        failures: In the samples' order.
+        failures: Failures of samples, in the samples' order.
     """
 
     values: list[float | None]

@@ -1,4 +1,4 @@
-"""A reward by a language model behind an address: a judge with OpenAI's interface of chat completions."""
+"""A reward by a language model on a server: a judge with OpenAI's chat completions API."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _T = TypeVar("_T")
 class Judge(Section):
     """Return the score of a judge divided by ``maximum``: from 0 to 1.
 
-    The judge is shown the prompt, the response, and the right answer if ``key`` is set, each between marks that the
-    response cannot know; its verdict is its last line, which must repeat such a mark. A response that tells the judge
-    what to write is therefore not mistaken for its verdict, even if the judge quotes it. Whether the judge obeys it
-    is up to the judge.
+    The judge receives the prompt, the response, and the right answer if ``key`` is set, each between random marks that
+    the response cannot know. Its verdict is its last line, which must repeat such a mark. So a response that contains a
+    verdict is not mistaken for the judge's own, even if the judge quotes it. A judge can still follow instructions in
+    the response.
     """
 
     url: str
@@ -106,7 +106,7 @@ class Judge(Section):
             raise ConfigError("The judge's API key is invalid.", why=why)
 
     def check_prompt(self, data: Mapping[str, Any]) -> None:
-        """Check before the run that a prompt has the right answer, if the judge is shown it.
+        """Check before the run that a prompt has the right answer, if the judge needs it.
 
         Raises:
             DataError: The prompt has no right answer.
@@ -208,7 +208,7 @@ class Chat:
             read: Function that reads the text of the answer; raises ValueError if it is unusable.
 
         Raises:
-            NoAnswer: All attempts failed, or one failed in a way that repeating does not cure.
+            NoAnswer: All attempts failed, or one failed in a way that a repetition cannot solve.
         """
         data = json.dumps(body).encode()
         for attempt in range(1, self._attempts + 1):

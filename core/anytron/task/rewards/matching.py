@@ -1,4 +1,4 @@
-"""Rewards that compare a response with the right answer, or that find an answer by its pattern."""
+"""Rewards that compare a response with the right answer, or search it for a pattern."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ReferenceReward(Section):
 class ExactMatch(ReferenceReward):
     """Score 1 for a response that is the right answer, else 0. White space around both is ignored.
 
-    With an environment, the response is the model's last turn; likewise in all rewards below.
+    With an environment, the response is the model's last turn. This holds for all rewards in this module.
     """
 
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
@@ -114,8 +114,8 @@ class PatternReward(Section):
 class Format(PatternReward):
     """Score 1 for a response that matches the pattern from beginning to end, but for white space around it; else 0.
 
-    Where the chat template opens ``<think>`` in the prompt, the response is matched with it, so that one pattern works
-    for all templates; likewise in all rewards with patterns.
+    If the chat template opens ``<think>`` in the prompt, the tag is added before the response is matched, so that one
+    pattern works for all templates. This holds for all rewards with patterns.
     """
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
@@ -130,9 +130,9 @@ class Format(PatternReward):
 
 
 class Regex(PatternReward, ReferenceReward):
-    """Find the pattern's last match in a response, and give 1 if what it captured is the right answer, else 0.
+    """Score 1 for a response in which the pattern's last match captures the right answer, else 0.
 
-    What is captured is the pattern's first group, or the whole match if it has none.
+    The captured text is that of the pattern's first group, or the whole match if the pattern has no group.
     """
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
@@ -147,7 +147,7 @@ class Regex(PatternReward, ReferenceReward):
 
 
 def last_captured(pattern: Any, text: str) -> str | Exception | None:
-    """Return what a pattern of ``regex`` captures in its last match: its first group, or the match if it has none.
+    """Return the text that a pattern of ``regex`` captures in its last match: its first group, or else the match.
 
     Returns:
         The text; None if there is no match; an error if it takes too long.

@@ -25,12 +25,12 @@ _CHOICE = re.compile(r"^\(([a-zA-Z])\)$")
 class Math(ReferenceReward):
     r"""Score 1 for a response whose last answer equals the right one as mathematics, else 0.
 
-    The answer is read behind the last ``</think>``; a thought that does not end has none. There it is the last
-    ``\boxed{...}``, else the last ``<answer>...</answer>``, else the last formula or number. Money, thousands
-    separators, units, ``x =`` and text around it do not count, but another unit of length, mass, volume, time or money
-    makes another answer. A percentage equals its number and its hundredth. Where the right answer is a set or a list,
-    the response's must have the same elements, in any order; of a pair in brackets the order counts. math-verify
-    compares.
+    The answer is read after the last ``</think>``; a response whose thought does not end has no answer. It is the last
+    ``\boxed{...}``, else the last ``<answer>...</answer>``, else the last formula or number. Currency signs, thousands
+    separators, units, ``x =`` and surrounding text are ignored, but a different unit of length, mass, volume, time or
+    money makes a different answer. A percentage equals both its number and its hundredth. If the right answer is a set
+    or a list, the response must have the same elements in any order; in a pair in brackets the order matters.
+    math-verify makes the comparison.
     """
 
     confined: ClassVar[bool] = True
@@ -42,8 +42,8 @@ class Math(ReferenceReward):
     def examine_answer(self, answer: object) -> str | None:
         """As in the base class, but any finite number is accepted, and the answer itself must score 1 as a response.
 
-        What is none of an answer, such as ``$`` or a thought, scores 0 in every form. Nothing is evaluated, so that all
-        rows of a table can be checked: microseconds each, where math-verify takes milliseconds.
+        Text that contains no answer, such as ``$`` or a thought, scores 0 in every form. Nothing is evaluated, so that
+        all rows of a table can be checked: it takes microseconds for each, while math-verify takes milliseconds.
         """
         if isinstance(answer, float) and isfinite(answer):
             return None

@@ -1,8 +1,8 @@
 r"""Read the answer of a mathematical response, and write it in one form.
 
-Reading takes what stands behind the last ``</think>``; of that the last complete ``\boxed{...}``, else the last
-``<answer>...</answer>``, else the whole where it is short and has no words, else the last formula or number. Numbers
-that ``and`` or ``or`` joins are one answer. Nothing here evaluates anything.
+The answer is read from the text after the last ``</think>``. It is the last complete ``\boxed{...}``, else the last
+``<answer>...</answer>``, else all of the text if that is short and has no words, else the last formula or number.
+Numbers that are joined by ``and`` or ``or`` are one answer. Nothing here evaluates anything.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class Written:
     """An answer in a normal form.
 
     Attributes:
-        elements: Its elements, more than one if it is a set or a list; each LaTeX without text, unit and sign of money.
+        elements: Elements of the answer, more than one for a set or a list; each is LaTeX without text, unit and
+            currency sign.
         percent: Whether a percent sign followed it.
-        unit: The unit, where the same number in another unit is another answer; else empty.
+        unit: The unit, if the same number in another unit would be another answer; else empty.
     """
 
     elements: tuple[str, ...]
@@ -84,7 +85,7 @@ class Written:
 def last_answer(response: str) -> str | None:
     r"""Find the answer in a response; None if there is no answer.
 
-    Of several boxes the last complete one counts, and of a box in a box the outer one.
+    Of several boxes the last complete one is used, and of nested boxes the outer one.
     """
     text = response.rpartition("</think>")[2]
     boxed = _last_box(text)
@@ -121,7 +122,7 @@ def written(answer: str) -> Written:
     r"""Convert an answer to its normal form.
 
     Money (``\$18``, ``18 dollars``), thousands (``1,234``, ``1{,}234``), percent signs, units, ``x =``, spaces, text
-    and the braces of a set are taken off; mixed numbers become sums. A list at the top level has several elements.
+    and the braces of a set are removed; mixed numbers become sums. A list at the top level has several elements.
     """
     text = _plain(answer)
     text = _ASSIGNED.sub("", text).strip()

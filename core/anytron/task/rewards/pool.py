@@ -1,4 +1,4 @@
-"""The processes of one reward function, and what becomes of samples for which it fails."""
+"""The processes of one reward function, and the handling of samples for which it fails."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Scored = tuple[list[float | None], "dict[int, Failure]"]
 
 
 class RewardPool:
-    """Scores samples with one function, in processes of its own. A context manager: leaving ends them.
+    """Scores samples with one function, in separate processes. A context manager: leaving ends them.
 
     Args:
         name: Name of the reward.
-        section: Its section in the configuration.
+        section: Section of the reward in the configuration.
         key: Key of that section.
         logs: An existing directory; each process writes to ``reward-NAME-N.log``.
         start_timeout_s: Seconds until a process must have found the function.
@@ -59,12 +59,12 @@ class RewardPool:
 
     @property
     def connections(self) -> list[Connection]:
-        """One of them is ready to be read when :meth:`score` can go on; or it is the ``deadline``."""
+        """Sockets: :meth:`score` can go on when one of them is readable, or at the ``deadline``."""
         return [self._processes[number].connection for number in self._busy]
 
     @property
     def deadline(self) -> float:
-        """When :meth:`score` can go on in any case, on the clock of :func:`time.monotonic`."""
+        """Time at which :meth:`score` can go on in any case, on the clock of :func:`time.monotonic`."""
         return min(self._processes[number].deadline for number in self._busy)
 
     def score(
@@ -177,7 +177,7 @@ def reward_error(reward: str, failure: Failure, sample: Sample | None, *, every:
         reward: Name of the reward.
         failure: The failure.
         sample: The failing sample; None if unknown.
-        every: Whether it fails for all samples of the step.
+        every: Whether the reward fails for all samples of the step.
     """
     where = f"reward {reward}"
     if sample is not None:
@@ -206,7 +206,7 @@ def _groups(samples: Sequence[Sample]) -> list[list[int]]:
 
 
 class RewardProcess(IsolatedProcess):
-    """Calls a reward function in a process of its own.
+    """Calls a reward function in a separate process.
 
     One call at a time: :meth:`give`, then :meth:`take` until there is an answer.
 

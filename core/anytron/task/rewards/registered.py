@@ -1,4 +1,4 @@
-"""The reward functions that have a name, and how a reward is made of what a configuration says."""
+"""The reward functions with a registered name, and how a reward is made from its section of the configuration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def environment(samples: Sequence[Sample]) -> list[float]:
 def _outcome(sample: Sample) -> Outcome:
     if sample.environment is None:
         raise DataError(
-            "The reward environment needs an environment.", where="rewards", fix="add a section environment"
+            "The reward function 'environment' needs an environment.", where="rewards", fix="add a section environment"
         )
     return sample.environment
 

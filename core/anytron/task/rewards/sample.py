@@ -1,4 +1,4 @@
-"""What a reward function sees."""
+"""The sample that a reward function receives."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class Sample:
 
     Attributes:
         prompt_id: The prompt's name in its source.
-        prompt_text: As given, or decoded if the source gave token ids.
-        response_text: Decoded without special tokens but for marks of thought (``</think>``); with an environment, what
-            it wrote is part of it.
+        prompt_text: The prompt's text; decoded if the source gave token ids.
+        response_text: The response's text, decoded without special tokens, but with tags of thought (``</think>``); the
+            text of an environment is part of it.
         prompt_tokens: Token ids, at least one.
         response_tokens: Token ids, the end token included if there is one; may be empty.
-        log_probs: Log-prob of each response token as the rollout engine saw it, in nats; 0 for one that the
-            environment wrote.
-        finished: True if an end token or a stop string ended it, or the environment did; False if a limit of length
+        log_probs: Log-prob of each response token as the rollout engine computed it, in nats; 0 for a token of the
+            environment.
+        finished: True if an end token, a stop string or the environment ended the response; False if a limit of length
             or of turns did.
         data: The prompt's data from the source, for example the right answer.
         images: The prompt's pictures, as in the source.
-        patches: The pictures as the model reads them; None without images.
+        patches: The pictures in the form that the model reads; None without images.
         response_mask: For each response token, whether the model wrote it; None = it wrote all of them.
         environment: Outcome of the response in the environment; None without an environment.
         routing: The experts of each token except the last
             (:attr:`anytron.workers.engines.rollout_engine.Response.routing`); reward functions get None.
-        opened: The mark of thought behind which the last turn begins, as the chat template has written it into the
-            prompt, with its white space: ``<think>`` and a line end; mostly empty.
+        opened: The opening tag of thought that the chat template wrote at the end of the prompt, with its white space,
+            for example ``<think>`` and a line end. It is empty for most models.
     """
 
     prompt_id: str
@@ -64,7 +64,7 @@ class Sample:
 
     @property
     def last_message(self) -> str:
-        """The last turn, with the opening mark of thought that the chat template wrote into the prompt."""
+        """The last turn, with the opening tag of thought that the chat template wrote into the prompt."""
         return self.opened + self.turns[-1]
 
     @property

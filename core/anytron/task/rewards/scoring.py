@@ -45,9 +45,9 @@ class RewardScores:
 
     Attributes:
         total: float32 ``[N]``, the weighted sum, 0 without functions; NaN for a sample that is dropped.
-        parts: float32 ``[N]`` each, by the function's name, without weight; NaN where it failed and drops its samples,
-            and where the environment failed.
-        failures: By the function's name: the samples that it failed for, by their index, and why.
+        parts: float32 ``[N]`` each, by the function's name, without weight; NaN where the function failed and its
+            samples are dropped, and where the environment failed.
+        failures: By the function's name: the samples for which it failed, by index, with the reason.
     """
 
     total: Tensor
@@ -60,7 +60,7 @@ class RewardSum:
     """All reward functions of a run.
 
     Attributes:
-        sections: Their configuration, by name.
+        sections: Sections of the functions, by name.
     """
 
     sections: Mapping[str, RewardSection]
@@ -168,7 +168,7 @@ class RewardWorkers:
     Args:
         sections: Sections of all rewards, by name.
         pools: Processes of the rewards that are functions.
-        model: The reward model of the others.
+        model: The reward model, for the other rewards.
 
     Attributes:
         pools: The argument.
@@ -246,7 +246,7 @@ def judged(
     """Convert the scores of a reward model to rewards.
 
     Args:
-        sections: Sections of ``rewards`` that use it, by name.
+        sections: Sections of ``rewards`` that use the reward model, by name.
         scores: A score for each sample.
         samples: Samples of a step.
         more: Whether the step has further samples, some of which have a score.

@@ -45,13 +45,13 @@ def main(channel: int, lifeline: int) -> None:
 
 
 class WatchedSamples(list["Sample"]):
-    """A list that reports which of its samples is read: how far a function has come.
+    """A list that reports which of its samples is read, and thereby the progress of a function.
 
-    The time-out counts from the last one, and a function that hangs or dies was scoring it.
+    The time-out counts from the last read, and a function that hangs or dies was scoring the last sample read.
 
     Args:
         samples: The items of the list.
-        took: Function that is called with the position of each sample that is read.
+        took: Function that is called with the position of each sample when it is read.
     """
 
     def __init__(self, samples: Iterable[Sample], took: Callable[[int], object]) -> None:

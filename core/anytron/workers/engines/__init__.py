@@ -1,1 +1,1 @@
-"""What engines are to the loop: their protocols, and how weights travel between them."""
+"""The protocols of engines, which the loop uses, and the transfer of weights between engines."""

@@ -1,4 +1,4 @@
-"""What an engine, of training or of rollout, is constructed with."""
+"""The argument with which training and rollout engines are constructed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineContext:
-    """What every engine is constructed with, in its worker process, after the bootstrap.
+    """The argument of every engine's constructor, which is called in the worker process after the bootstrap.
 
     Attributes:
         config: The run's configuration.
         stack: The device stack of this process: plugins, platform, patches; ``before_import`` has been applied.
         process: Role and rank of this process.
-        init_method: Where the ranks of the group meet, for ``torch.distributed.init_process_group``: the executor's
-            choice. Ranks on one machine meet in a file that is theirs alone; nothing listens.
+        init_method: Rendezvous of the group's ranks, for ``torch.distributed.init_process_group``; the executor chooses
+            it. Ranks on one machine use a private file, so that no port is open.
     """
 
     config: RunConfig

@@ -1,7 +1,7 @@
 """Free the device memory of tensors for a while, and allocate it again.
 
-Tensors stay what they are: only the storage below them is emptied, so that every view of it finds its values again.
-Between the two, nothing may compute with them.
+Tensor objects stay valid: only their storage is emptied, so that every view has its values again afterwards. While the
+storage is empty, the tensors must not be used.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class MemoryUse:
     """Device memory of one process, in bytes.
 
     Attributes:
-        peak: The most that was allocated since it was last asked for, or since the process began.
-        released: What the device has got back.
+        peak: Most bytes that were allocated since the last query, or since the process began.
+        released: Bytes that were returned to the device.
     """
 
     peak: int
@@ -31,15 +31,16 @@ class MemoryUse:
 
 
 class Parked:
-    """Storages that are emptied, until :meth:`take_back`.
+    """Storages that are empty until :meth:`take_back`.
 
     Args:
-        kept: Tensors whose values are needed again: they wait on the host.
-        dropped: Tensors whose values are not: they are zeros afterwards. What shares memory with ``kept`` is kept.
+        kept: Tensors whose values are needed again: they are copied to the host.
+        dropped: Tensors whose values are not needed: they are zeros afterwards. Tensors that share memory with ``kept``
+            keep their values.
         pin: Whether the host's memory can be pinned for the device, so that copies are fast.
 
     Attributes:
-        num_bytes: Bytes that the device has got back.
+        num_bytes: Bytes that were returned to the device.
     """
 
     def __init__(self, kept: Iterable[Tensor], dropped: Iterable[Tensor] = (), *, pin: bool) -> None:
@@ -55,7 +56,7 @@ class Parked:
             self._empty(storage, None)
 
     def take_back(self) -> None:
-        """Allocate the memory again and give it its values. Once is enough: another time does nothing."""
+        """Allocate the memory again and restore the values. A second call has no effect."""
         while self._emptied:
             storage, size, values = self._emptied.pop()
             storage.resize_(size)

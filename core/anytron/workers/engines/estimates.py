@@ -20,14 +20,14 @@ When = Literal["always"] | Phase
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """Something that lies in device memory.
+    """A part of the contents of device memory.
 
     Attributes:
-        name: What it is.
+        name: Name of the part.
         size: Bytes on the rank that has the most.
         how: How ``size`` was computed, with numbers.
-        when: When it is there.
-        exact: It is what will be allocated, but for the allocator's rounding; False = an estimate.
+        when: The phase in which it is there.
+        exact: Whether ``size`` is exact, except for the allocator's rounding; False = an estimate.
     """
 
     name: str
@@ -44,12 +44,12 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class TrainingEstimate:
-    """What a training rank takes.
+    """The memory of a training rank.
 
     Attributes:
-        parts: On the rank that has the most.
+        parts: Parts on the rank that needs the most.
         parameters: Numbers in the whole model, all ranks together.
-        config: The Hugging Face config of the language model in it.
+        config: The Hugging Face config of the language model.
     """
 
     parts: tuple[MemoryPart, ...]
@@ -74,7 +74,7 @@ class DeviceMemory:
 
     Attributes:
         total: Bytes; None = not known.
-        accelerator: It is one; False = the processor, whose memory is the machine's.
+        accelerator: Whether it is an accelerator; False = the CPU, which uses the machine's memory.
     """
 
     total: int | None
@@ -104,9 +104,10 @@ def peak(parts: Sequence[MemoryPart]) -> int:
 
 
 def key_value_elements(config: Mapping[str, Any]) -> int:
-    """Count the numbers that a cache keeps of one token, over all layers with attention: keys and values.
+    """Count the numbers that a cache of keys and values holds for one token, over all layers with attention.
 
-    Latent attention keeps the latent vector and the rotated part of the key, as transformers and vLLM do.
+    For latent attention, the cache holds the latent vector and the rotated part of the key, as in transformers and
+    vLLM.
     """
     layers = config.get("num_hidden_layers", 0)
     if kinds := config.get("layer_types"):
@@ -128,15 +129,16 @@ class AttentionLayers:
     """Layers of one kind of attention.
 
     Attributes:
-        width: Of all of them together, heads times the size of a head, averaged over that of keys and that of values.
-        window: How many tokens a token sees, itself included; None = all before it.
+        width: Number of heads times head size, summed over the layers; the head size is the mean of key and value
+            sizes.
+        window: Number of tokens that a token sees, itself included; None = all tokens before it.
     """
 
     width: float
     window: int | None = None
 
     def pairs(self, length: int) -> float:
-        """Count the pairs of tokens of a sequence of which one sees the other; two halves make a whole (n^2 / 2)."""
+        """Count the attended pairs (query, key) of a sequence: n^2 / 2, as a token's pair with itself counts half."""
         if self.window is None or self.window >= length:
             return length**2 / 2
         return self.window * length - self.window**2 / 2
@@ -144,7 +146,7 @@ class AttentionLayers:
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """What a model computes for a token, and the floating-point operations of its updates.
+    """The size of a model's computation for a token, and the floating-point operations of its updates.
 
     A pass forward and backward through a matrix takes 6 operations for each of its numbers and each token: a
     multiplication and an addition in the forward pass, twice as many in the backward pass, for the gradient of the
@@ -153,11 +155,13 @@ class ModelFlops:
     a causal model has only the pairs of a token with itself and those before it.
 
     Attributes:
-        weights: Numbers of matrices that multiply a token's hidden state: those of the experts that it goes to, not of
-            all; the output layer, not the embedding, which is looked up.
-        attention: Its layers with attention. Linear attention is in none: its state takes little beside its matrices.
-        trained: Its own weights are trained; False = adapters are (LoRA), and no gradient of the matrices is computed:
-            4 operations instead of 6. What the adapters themselves take is left out.
+        weights: Number of elements of all matrices that multiply a token's hidden state. Of experts, only those that
+            process the token count; the output layer counts, and the embedding, which is a lookup, does not.
+        attention: The model's layers with attention. Linear attention is left out, because its state needs few
+            operations compared with its matrices.
+        trained: Whether the model's own weights are trained. False = adapters are trained (LoRA), and no gradients of
+            the matrices are computed: 4 operations instead of 6. The operations of the adapters themselves are left
+                out.
     """
 
     weights: float
@@ -165,10 +169,10 @@ class ModelFlops:
     trained: bool = True
 
     def update(self, lengths: Sequence[int]) -> float:
-        """Count the operations of an update, forward and backward, on sequences each computed once by itself.
+        """Count the operations of an update, forward and backward, if each sequence is computed once and separately.
 
-        What an implementation computes besides - recomputed activations, padding - is not needed and does not count,
-        and neither does it save operations to share a prompt among its samples.
+        Additional work of an implementation, such as recomputed activations or padding, is not counted. Operations that
+        are saved by sharing a prompt among its samples are not subtracted.
 
         Args:
             lengths: Tokens of each sequence, prompt included.

@@ -1,7 +1,7 @@
-"""The protocols of rollout engines, and what goes in and out of them.
+"""The protocols of rollout engines, and their inputs and outputs.
 
-As with :mod:`anytron.workers.engines.training_engine`: :class:`RolloutEngine` is what every engine needs, and what some
-can do besides is a separate protocol and capability.
+As with :mod:`anytron.workers.engines.training_engine`: every engine implements :class:`RolloutEngine`, and each
+optional ability is a separate protocol and capability.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ StopReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class PromptInputs:
-    """What responses are generated for.
+    """The inputs of a prompt for which responses are generated.
 
     Attributes:
-        tokens: Token ids, at least one; as many image tokens as the model makes of the images.
+        tokens: Token ids, at least one; each image token is repeated once for each embedding of its image.
         images: The prompt's images; None without.
     """
 
@@ -53,15 +53,15 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One response that is to be made.
+    """A request for one response.
 
     Attributes:
-        id: The driver's number, unique among those that an engine holds.
+        id: Number that the driver assigns, unique among the requests that an engine holds.
         prompt: The prompt.
         sampling: Sampling parameters.
         seed: Seed of this response alone, in ``[0, 2**63)``: its tokens depend neither on other requests of its
-            batch nor on the engine that makes it, among engines of one kind. (Where rounding differs, as
-            it does between batches of different shapes, a token may, once in about a million.)
+            batch nor, among engines of one kind, on the engine. (Rounding differs between batches of different
+            shapes, which changes about one token in a million.)
     """
 
     id: int
@@ -72,18 +72,18 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Response:
-    """One response: a turn, as engines make it, or several turns with what an environment wrote in between.
+    """One response: a turn, as engines make it, or several turns with the tokens of an environment in between.
 
     Attributes:
         tokens: All ids after the prompt, the end token included if there is one; may be empty.
-        log_probs: Log-prob of each under the model at the sampling temperature, before top-p, top-k and the
-            suppression of end tokens; 0 for those that an environment wrote.
+        log_probs: Log-prob of each token under the model at the sampling temperature, before top-p, top-k and the
+            suppression of end tokens; 0 for tokens of an environment.
         stop_reason: ``stop`` = an end token, a stop string or the environment ended it, ``length`` = a limit of length
             or of turns did, ``abort`` = :meth:`RolloutEngine.abort` did.
-        versions: Version of the weights that made each token that the model wrote.
-        routing: The experts of each token of prompt and response but the last (:class:`RoutingShape`), on
-            the host, up to the last turn: what an environment wrote before it failed has none. None unless
-            ``rollout.replay_routing`` asks for it.
+        versions: Version of the weights that generated each token of the model.
+        routing: The experts of each token of prompt and response except the last (:class:`RoutingShape`), on
+            the host, up to the last turn; tokens that an environment wrote after that have no routing. None unless
+            ``rollout.replay_routing`` is set.
         response_mask: For each token, whether the model wrote it; None = it wrote all of them.
         environment: The environment's outcome; None without one.
     """
@@ -98,26 +98,26 @@ class Response:
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end, and no limit ended it."""
+        """Whether the response is complete, and not cut off by a limit."""
         return self.stop_reason == "stop"
 
 
 class RolloutEngine(Protocol):
     """Generates responses, in a separate process.
 
-    It works while it is polled. So a driver that polls several engines in turn has responses as they finish, and
-    between two polls an engine can be given more requests or new weights, without threads in it.
+    An engine works only while it is polled. A driver that polls several engines in turn gets responses as they finish,
+    and between two polls it can submit more requests or load new weights. So an engine needs no threads.
     """
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests, any number; return at once."""
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:
-        """Generate, until a response has finished or about so much time is over.
+        """Generate until a response has finished or about the given time is over.
 
         Returns:
-            Number and response of each request that has finished since the last poll; each is given once. Nothing at
-            once if there are no requests.
+            Number and response of each request that has finished since the last poll; each is returned once. If there
+            are no requests, the result is empty and returned at once.
 
         Raises:
             EngineError: No weights have been loaded.
@@ -127,19 +127,19 @@ class RolloutEngine(Protocol):
         """Cancel requests.
 
         Args:
-            ids: Which; None = all that the engine holds. It passes over those that it does not hold.
+            ids: Numbers of the requests; None = all that the engine holds. Unknown numbers are ignored.
 
         Returns:
-            What there is of their responses, with the stop reason ``abort``.
+            Their responses so far, with the stop reason ``abort``.
         """
 
     def load_weights(self, origin: WeightOrigin) -> int:
-        """Take new weights, verify them, and return the version now in use.
+        """Load new weights, verify them, and return the version now in use.
 
-        The version before stays in use if nothing begins to arrive. After any later failure the engine has no
-        weights: it refuses to generate until all weights have been given again.
+        If the transfer fails before it begins, the previous version stays in use. After any later failure the engine
+        has no weights: it refuses to generate until all weights have been loaded again.
 
-        What is under way goes on with them.
+        Responses in progress continue with the new weights.
 
         Raises:
             EngineError: A tensor is missing, unknown, or of another shape.
@@ -151,37 +151,37 @@ class RolloutEngine(Protocol):
 
 
 class AdapterRollout(RolloutEngine, Protocol):
-    """A rollout engine that computes with adapters by itself: capability ``adapters``.
+    """A rollout engine that can apply LoRA adapters itself: capability ``adapters``.
 
-    ``rollout.lora: alone`` needs it. The engine has read the weights of the model's directory then, and is given no
-    others: :meth:`load_adapter` is called in the place of ``load_weights``.
+    ``rollout.lora: alone`` needs it. The engine then reads the weights from the model's directory and receives only
+    adapters: :meth:`load_adapter` is called instead of ``load_weights``.
     """
 
     def load_adapter(self, origin: WeightOrigin) -> int:
-        """Take the adapters of ``model.lora``, under PEFT's names, and forget those before; return their version.
+        """Load the adapters of ``model.lora``, under PEFT's names, in place of the previous ones; return their version.
 
-        In all else as ``load_weights``.
+        Otherwise as ``load_weights``.
 
         Raises:
-            EngineError: The engine cannot compute with them.
+            EngineError: The engine cannot apply the adapters.
             TransferError: The weights did not arrive as they were sent.
         """
 
 
 class ComparableRollout(RolloutEngine, Protocol):
-    """A rollout engine that can be asked whether it has the weights that it was given: capability ``comparison``.
+    """A rollout engine that can compare its weights with those that were sent: capability ``comparison``.
 
     ``rollout.check_weights_every`` needs it.
     """
 
     def differing_weights(self, origin: WeightOrigin) -> list[str]:
-        """Compare the weights in use with others, bit for bit, and change nothing.
+        """Compare the weights in use with sent weights, bit for bit, without changing them.
 
         Args:
             origin: The weights to compare with, which are cast as :meth:`load_weights` does.
 
         Returns:
-            Names of those that differ, or that are on one side only.
+            Names of the weights that differ, or exist on one side only.
 
         Raises:
             TransferError: The weights did not arrive as they were sent.
@@ -189,7 +189,7 @@ class ComparableRollout(RolloutEngine, Protocol):
 
 
 class SleepingRollout(RolloutEngine, Protocol):
-    """A rollout engine that can leave its device to training ranks: capability ``sleep``.
+    """A rollout engine that can free its device for training ranks: capability ``sleep``.
 
     ``rollout.sleep`` needs it.
     """
@@ -199,14 +199,14 @@ class SleepingRollout(RolloutEngine, Protocol):
 
 
 class ObservableRollout(RolloutEngine, Protocol):
-    """A rollout engine whose computation can be compared with others: capability ``observation``."""
+    """A rollout engine whose logits can be compared with those of other engines: capability ``observation``."""
 
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
         """Compute whole logits of given sequences, each by itself and without padding.
 
         Returns:
-            float32 ``[L, V]`` host tensors, row t after token t, untouched by any temperature. Each row may have any
-            constant added: an engine may answer with the log-softmax.
+            float32 ``[L, V]`` host tensors, row t after token t, not divided by a temperature. Any constant may be
+            added to a row: an engine may return the log-softmax.
         """
 
 
@@ -214,14 +214,14 @@ class ObservableRollout(RolloutEngine, Protocol):
 class RoutingShape:
     """The experts to which a model sends tokens: a rollout engine reports them, and a training engine repeats them.
 
-    One row for each token of prompt and response *but the last*: no engine computes the token that ends a sequence, and
-    nothing that is learnt depends on where it goes. Legend: T tokens, L mixture-of-experts layers, K experts of a
+    One row for each token of prompt and response *but the last*: no engine computes the last token of a sequence, and
+    no loss depends on its experts. Legend: T tokens, L mixture-of-experts layers, K experts of a
     token.
 
     Attributes:
         layers: L, those with a router, from the first to the last of the model.
-        chosen: K.
-        experts: How many a layer has; a choice is one of their numbers, from 0.
+        chosen: K, experts of a token in each layer.
+        experts: Number of experts of a layer; they are numbered from 0.
     """
 
     layers: int
@@ -230,7 +230,7 @@ class RoutingShape:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The smallest type that holds the numbers."""
+        """The smallest dtype that holds the experts' numbers."""
         return torch.uint8 if self.experts <= 256 else torch.int16
 
     def mistake_in(self, routing: Tensor | None, tokens: int) -> str | None:

@@ -1,8 +1,8 @@
-"""Sample batch by batch: for engines that generate by themselves.
+"""Sampling for engines that generate with their own loop, batch by batch.
 
-They queue requests, draw the next token of each row with random numbers that belong to its response alone, give its
-log-prob, and find stop strings. A random number is a hash of the response's seed and the token's position: no generator
-has a state that batches could share.
+This module queues requests, draws the next token of each row with random numbers of its response alone, returns its
+log-prob, and finds stop strings. A random number is a hash of the response's seed and the token's position, so that
+there is no generator state that batches would share.
 
 Legend: B rows, V vocabulary.
 """
@@ -126,15 +126,15 @@ STRIPPED_TOKENS = 2
 class StopStrings:
     """Decides whether a response ends with a stop string.
 
-    It looks for them in the decoded tail of a response. (transformers' ``StopStringCriteria`` derives a table from the
-    vocabulary instead, and fails on tokenizers that do not know its letters.)
+    It searches the decoded tail of a response. (transformers' ``StopStringCriteria`` derives a table from the
+    vocabulary instead, and fails on tokenizers that lack one of their letters.)
 
     Args:
         strings: The stop strings, at least one.
         tokenizer: A Hugging Face tokenizer.
 
     Attributes:
-        tail: How many tokens from its end to give of a response.
+        tail: Number of last tokens of a response that must be passed.
     """
 
     def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
@@ -161,7 +161,7 @@ class RequestQueue:
         self._requests.sort(key=lambda request: -len(request.prompt.tokens))
 
     def take(self, count: int) -> list[GenerationRequest]:
-        """Take the next batch: ``count`` requests at most that are sampled alike; empty if there are none."""
+        """Take the next batch: ``count`` requests at most with equal sampling parameters; empty if there are none."""
         if not self._requests:
             return []
         sampling = self._requests[0].sampling
@@ -171,7 +171,7 @@ class RequestQueue:
         return batch
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
-        """Cancel requests, None = all; return their responses, which are empty."""
+        """Cancel requests (None = all); return empty responses for them."""
         given_up = [request.id for request in self._requests if ids is None or request.id in ids]
         self._requests = [request for request in self._requests if request.id not in given_up]
         return [(one, Response((), (), "abort", ())) for one in given_up]

@@ -1,8 +1,8 @@
 """The protocols of training engines, and of the reward models that they offer.
 
 Implementations are found by entry point (:class:`anytron.base.components.EngineInfo`) and live in worker processes; the
-loop calls them through an executor. :class:`TrainingEngine` is what every engine needs. What some can do besides is a
-protocol of its own, and a capability that the engine declares: a run that needs one that is not declared is refused
+loop calls them through an executor. Every engine implements :class:`TrainingEngine`. Each optional ability is a
+separate protocol, and a capability that the engine declares: a run that needs an undeclared capability is refused
 before any process starts (:mod:`anytron.run.preflight.capabilities`).
 """
 
@@ -34,19 +34,19 @@ VALUE_HEAD_FILE, VALUE_HEAD = "value_head.safetensors", "value_head.weight"
 
 @dataclass(frozen=True)
 class Topology:
-    """Where a training rank stands.
+    """The position of a training rank in the parallel layout.
 
     Attributes:
         dp_rank: Data-parallel rank: which replica of the model it belongs to. Ranks of one replica get the same
             micro-batches.
         dp_size: Data-parallel replicas.
-        reports: True on the one rank of each replica whose results count (last pipeline stage, first
+        reports: True on the one rank of each replica whose results are used (last pipeline stage, first
             tensor- and context-parallel rank).
         micro_batch_multiple: The engine takes a multiple of this many micro-batches in a pass.
-        replays_scoring: Updates repeat what a pass that scored the policy has recorded (``TokenOutputs.routing``), so
-            that such a pass comes before every update.
-        rollout_routing: What the routing of the rollout must look like, which passes that score the policy and updates
-            repeat (``RaggedBatch.routing``); None = they repeat none.
+        replays_scoring: Whether updates repeat the routing that scoring of the policy has recorded
+            (``TokenOutputs.routing``); the policy must then be scored before every update.
+        rollout_routing: Required shape of the rollout's routing (``RaggedBatch.routing``), which updates and scoring of
+            the policy repeat; None = they do not repeat it.
     """
 
     dp_rank: int
@@ -59,13 +59,13 @@ class Topology:
 
 @dataclass(frozen=True)
 class Conformance:
-    """How far a platform's answers are from the definition.
+    """How far a platform's masks and kernels are from the definition.
 
     Attributes:
-        difference: The largest: of a kernel's values and gradients, each as a part of the largest one, or 1 for each
-            pair of tokens that a mask lets through or hides wrongly.
-        tolerance: What it may be.
-        detail: What was compared.
+        difference: The largest difference: of a kernel's values and gradients, relative to the largest one, or 1 for
+            each pair of tokens that a mask wrongly includes or hides.
+        tolerance: Largest difference allowed.
+        detail: Description of what was compared.
     """
 
     difference: float
@@ -77,7 +77,7 @@ class TrainingEngine(Protocol):
     """One rank of the training engine. All ranks receive the same calls in the same order."""
 
     def topology(self) -> Topology:
-        """Where this rank stands."""
+        """Return the position of this rank in the parallel layout."""
 
     def score(self, micro_batches: Sequence[RaggedBatch], role: ScoringRole = "policy") -> list[TokenOutputs] | None:
         """Compute log-probs and entropies without gradients.
@@ -91,18 +91,18 @@ class TrainingEngine(Protocol):
         """Do one optimizer update.
 
         Args:
-            micro_batches: For this rank; every data-parallel replica gets equally many.
+            micro_batches: Micro-batches of this rank; every data-parallel replica gets equally many.
             loss: Loss function, called with each micro-batch.
 
         Returns:
             On reporting ranks: metrics of this rank's micro-batches (sums over their tokens, to be added
             over replicas), and ``grad_norm``, ``lr``, ``update/skipped`` (the same everywhere). None elsewhere.
-            Where the loss or a gradient is NaN or infinite on any rank, no rank changes anything - weights,
-            optimizer, schedule, routing biases - and ``update/skipped`` is 1; otherwise it is 0.
+            If the loss or a gradient is NaN or infinite on any rank, no rank changes any state (weights,
+            optimizer, schedule, routing biases), and ``update/skipped`` is 1; otherwise it is 0.
         """
 
     def export_weights(self, destination: WeightDestination[Sent]) -> Sent | None:
-        """Send the policy's weights under their Hugging Face names; rank 0 returns what the destination does.
+        """Send the policy's weights under their Hugging Face names; rank 0 returns the destination's result.
 
         A rollout engine may be loading them at the same time (:class:`anytron.workers.weights.stream.WeightStream`).
         """
@@ -113,10 +113,9 @@ class TrainingEngine(Protocol):
     def describe(self) -> Mapping[str, Any]:
         """Facts for the run's records: ``device``, ``patches`` of this process, and ``kernels`` by supplier.
 
-        ``kernels`` is what :meth:`anytron.device.hooks.facade.Hooks.suppliers` returns; ``kernel_descriptions``, where
-        there is one, what the method of that name does. ``peak_flops`` is what
-        :meth:`anytron.device.platform.Platform.peak_flops` says, as a mapping; without it there is no
-        ``throughput/mfu``.
+        ``kernels`` is the result of :meth:`anytron.device.hooks.facade.Hooks.suppliers`, and the optional
+        ``kernel_descriptions`` that of the method with this name. ``peak_flops`` is the result of
+        :meth:`anytron.device.platform.Platform.peak_flops` as a mapping; without it there is no ``throughput/mfu``.
         """
 
     def close(self) -> None:
@@ -124,14 +123,14 @@ class TrainingEngine(Protocol):
 
 
 class CriticEngine(TrainingEngine, Protocol):
-    """A training engine that trains the critic of PPO too: capability ``critic``; called with ``critic`` only."""
+    """A training engine that also trains the critic of PPO: capability ``critic``. Used only in runs with a critic."""
 
     def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
         """Ask the critic for its values, without gradients.
 
         Returns:
             float32 ``[T]`` for each micro-batch on reporting ranks (host tensors), None elsewhere. Entry t is the
-            value of the state before token t, as a log-prob is that of drawing it there; 0 for first tokens.
+            value of the state before token t; it is 0 for the first token of a sequence.
         """
 
     def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
@@ -145,7 +144,7 @@ class CriticEngine(TrainingEngine, Protocol):
 
 
 class AdapterEngine(TrainingEngine, Protocol):
-    """A training engine that trains adapters: capability ``adapters``; called with ``model.lora`` only."""
+    """A training engine that trains adapters: capability ``adapters``. Used only in runs with ``model.lora``."""
 
     def save_adapter(self, path: str) -> None:
         """Write the adapters of ``model.lora``, in PEFT's format."""
@@ -157,21 +156,21 @@ class AdapterEngine(TrainingEngine, Protocol):
 class CheckpointEngine(TrainingEngine, Protocol):
     """A training engine that can be stopped and continued: capability ``checkpoints``.
 
-    A checkpoint holds what the next steps depend on: weights, optimizers, schedules, update counters and random
-    states, of the policy and of the critic. The driver begins no save before the last one is over, unless the directory
-    of that one was lost.
+    A checkpoint holds the state on which the next steps depend: weights, optimizers, schedules, update counters and
+    random states, of the policy and of the critic. The driver begins no save before the previous one is over, unless
+    the directory of that save was lost.
     """
 
     def save_checkpoint(self, path: str, *, asynchronous: bool) -> None:
         """Begin to write the engine's state. A collective.
 
-        If the driver has not asked for the files of the previous save, that save is dropped, also if it has failed; the
-        call may wait until its writing ends.
+        If the driver has not asked for the files of the previous save, that save is discarded, even if it has failed.
+        The call may wait until the writing of that save ends.
 
         Args:
             path: An existing, empty directory that every rank can write to.
-            asynchronous: Return as soon as the state is copied; files are written while training goes on. They hold
-                the state at the time of this call either way.
+            asynchronous: Return as soon as the state is copied, and write files while training goes on. In both cases
+                the files hold the state at the time of this call.
         """
 
     def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
@@ -189,17 +188,17 @@ class CheckpointEngine(TrainingEngine, Protocol):
         """
 
     def load_checkpoint(self, path: str) -> None:
-        """Take back what :meth:`save_checkpoint` has written. A collective.
+        """Restore the state that :meth:`save_checkpoint` has written. A collective.
 
-        Any parallel layout may have written it; in the same layout everything comes back bit for bit.
+        Any parallel layout may have written it; in the same layout the restored state is equal bit for bit.
 
         Raises:
-            EngineError: The checkpoint belongs to another model, is damaged, or holds what would run code.
+            EngineError: The checkpoint belongs to another model, is damaged, or would run code.
         """
 
 
 class OffloadingEngine(TrainingEngine, Protocol):
-    """A training engine that can leave its device to a rollout engine: capability ``offload``.
+    """A training engine that can free its device for a rollout engine: capability ``offload``.
 
     ``engine.offload`` needs it.
     """
@@ -207,33 +206,33 @@ class OffloadingEngine(TrainingEngine, Protocol):
     def offload(self) -> MemoryUse:
         """Move the parts that ``engine.offload`` names from the device to the host. A collective.
 
-        ``export_weights`` works without them. Any other call that needs them brings them back before, bit for bit;
-        gradients, which no update needs from the previous one, come back as zeros.
+        ``export_weights`` works while they are offloaded. Any other call that needs them first brings them back, bit
+        for bit; gradients, which no update needs from the previous one, come back as zeros.
         """
 
 
 class GeneratingEngine(TrainingEngine, Protocol):
     """A training engine that generates with the weights that it trains: a rollout engine is ``part_of`` it.
 
-    Its ranks together are one :class:`~anytron.workers.engines.rollout_engine.RolloutEngine` for the driver, without
-    weights to load. What it generates leaves no trace: training goes on as if nothing had been generated.
+    For the driver, its ranks together are one :class:`~anytron.workers.engines.rollout_engine.RolloutEngine` without
+    weights to load. Generation has no effect on training.
     """
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests, the same on all ranks; data-parallel replicas divide them among themselves."""
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:
-        """Generate, as a rollout engine's ``poll`` does; each reporting rank returns what its replica has made."""
+        """Generate, as a rollout engine's ``poll`` does; each reporting rank returns the responses of its replica."""
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
-        """Cancel requests, as a rollout engine's ``abort`` does; one of the ranks returns what there is."""
+        """Cancel requests, as a rollout engine's ``abort`` does; one of the ranks returns the responses so far."""
 
     def weights_version(self) -> int:
         """Return the version of the weights for the next response: their number of completed optimizer updates."""
 
 
 class ObservableEngine(TrainingEngine, Protocol):
-    """A training engine whose computation can be compared with others: capability ``observation``.
+    """A training engine whose logits can be compared with those of other engines: capability ``observation``.
 
     ``anytron verify`` needs it; training does not.
     """
@@ -248,19 +247,19 @@ class ObservableEngine(TrainingEngine, Protocol):
 
         Returns:
             float32 ``[T, V]`` on reporting ranks (a host tensor), None elsewhere. Row t holds the logits
-            *after* token t, untouched by the temperature; V is the real vocabulary.
+            *after* token t, not divided by the temperature; V is the real vocabulary.
         """
 
     def attention_conformance(self) -> Conformance | None:
         """Compare the platform's masks and attention kernels for this model with their definition, in float64.
 
         Returns:
-            What was found on this rank; None if the engine has nothing to check.
+            The results on this rank; None if the engine has nothing to check.
         """
 
 
 class DifferentiableEngine(TrainingEngine, Protocol):
-    """A training engine whose gradients can be compared with others: capability ``gradients``.
+    """A training engine whose gradients can be compared with those of other engines: capability ``gradients``.
 
     ``anytron verify`` compares them with Hugging Face's; training does not need it.
     """
@@ -273,24 +272,24 @@ class DifferentiableEngine(TrainingEngine, Protocol):
         model: UpdatedModel = "policy",
         additions: Additions = "none",
     ) -> Sent | None:
-        """Do the passes of an update, and send the gradient of each of a model's parameters. Nothing is updated.
+        """Do the passes of an update, and send the gradient of each parameter of a model. Nothing is updated.
 
         Args:
             micro_batches: As in :meth:`TrainingEngine.update`.
-            loss: The whole of the loss, unless additions are asked for.
-            destination: Gets float32 tensors under the names of :meth:`TrainingEngine.export_weights`; with
-                ``model.lora`` the adapters', under those of :meth:`AdapterEngine.export_adapter`. What the run does not
-                train is left out.
-            model: Whose; the critic's has its head's under :data:`VALUE_HEAD`.
-            additions: What the engine adds to the loss.
+            loss: The loss, which is complete unless ``additions`` are requested.
+            destination: Receives float32 tensors under the names of :meth:`TrainingEngine.export_weights`; with
+                ``model.lora`` the adapters' gradients, under the names of :meth:`AdapterEngine.export_adapter`.
+                Parameters that the run does not train are left out.
+            model: The model whose gradients are sent. That of the critic's head is sent under :data:`VALUE_HEAD`.
+            additions: Which of its own losses the engine adds, such as that for the balance of experts.
 
         Returns:
-            What the destination does, from rank 0.
+            The destination's result, from rank 0.
         """
 
 
 class InspectableEngine(TrainingEngine, Protocol):
-    """A training engine that can say where a number stops being finite: capability ``inspection``.
+    """A training engine that can locate the first non-finite number: capability ``inspection``.
 
     ``anytron replay`` needs it; training does not.
     """
@@ -298,7 +297,7 @@ class InspectableEngine(TrainingEngine, Protocol):
     def inspect_update(
         self, micro_batches: Sequence[RaggedBatch], loss: LossFunction, model: UpdatedModel
     ) -> Inspection:
-        """Do the passes of an update, forward and backward, and look at every number. Nothing is updated.
+        """Do the passes of an update, forward and backward, and check every number. Nothing is updated.
 
         For an engine of one rank. Arguments as in :meth:`TrainingEngine.update`.
         """
@@ -306,16 +305,16 @@ class InspectableEngine(TrainingEngine, Protocol):
 
 @dataclass(frozen=True)
 class NonFinite:
-    """A number that is NaN or infinite, and was the first to be so in a pass over a model.
+    """The first number that is NaN or infinite in a pass over a model.
 
     Attributes:
         place: Module or parameter, by its dotted name; or ``loss``.
-        what: Its output, the loss, or a gradient.
+        what: The kind of tensor: an output, the loss, or a gradient.
         value: ``nan``, ``inf`` or ``-inf``.
-        count: Numbers of the same tensor that are not finite.
-        size: Numbers of that tensor.
+        count: How many numbers of the same tensor are not finite.
+        size: How many numbers the tensor has.
         micro_batch: Number of the micro-batch, from 0.
-        sequence: Position of the sequence in it; None if the tensor has no place for each token.
+        sequence: Position of the sequence in the micro-batch; None if the tensor has no entry for each token.
         token: Position of the token in its sequence.
     """
 
@@ -331,11 +330,11 @@ class NonFinite:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What :meth:`InspectableEngine.inspect_update` found.
+    """The result of :meth:`InspectableEngine.inspect_update`.
 
     Attributes:
-        weights: Names of parameters that hold numbers that are not finite, before the pass.
-        first: The first number in the pass that is not finite; None if all are.
+        weights: Names of parameters that have non-finite numbers before the pass.
+        first: The first non-finite number in the pass; None if all are finite.
         metrics: The update's metrics.
     """
 
@@ -347,16 +346,16 @@ class Inspection:
 class RewardModelEngine(Protocol):
     """One rank of a reward model, ``EngineInfo.reward_model``. All ranks receive the same calls in the same order.
 
-    It is built with :attr:`anytron.config.schema.RunConfig.of_reward_model`.
+    It is built from the configuration :attr:`anytron.config.schema.RunConfig.of_reward_model`.
     """
 
     def topology(self) -> Topology:
-        """Where this rank stands among those of the reward model."""
+        """Return the position of this rank in the reward model's parallel layout."""
 
     def score(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
         """Score sequences, as ``AutoModelForSequenceClassification`` of transformers does.
 
-        The number is that of the head at the last token that is not the padding token of the model's config.
+        The score is the head's output at the last token that is not the padding token of the model's config.
 
         Returns:
             For each micro-batch float32 ``[B]`` on reporting ranks (host tensors), None elsewhere.

@@ -1,1 +1,1 @@
-"""Executors: what starts, watches and ends the processes that engines live in."""
+"""Executors, which start, watch and end the processes of engines."""

@@ -1,4 +1,4 @@
-"""Where the ranks of a group meet: the store of ``torch.distributed``."""
+"""Stores of ``torch.distributed``, in which the ranks of a group meet."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ WAITING = 4096
 class Stores:
     """Places where ranks can meet.
 
-    Ranks on one machine have files in memory, without a name. A store that listens on a port lets in whoever reaches
-    it. These are open to processes of this user alone, by way of this process's entry in /proc, and leave nothing
-    behind, however the processes end. Ranks on several machines have a port of one address of rank 0's machine.
+    Ranks on one machine meet in nameless files in memory, because any process that reaches a port could use a store
+    that listens on it. Only processes of this user can open these files, through this process's entry in /proc, and no
+    file remains, however the processes end. Ranks on several machines meet at a port of one address of rank 0's
+    machine.
     """
 
     def __init__(self) -> None:
@@ -33,10 +34,11 @@ class Stores:
     def new(self, address: str | None = None) -> str:
         """Make an empty store; return the ``init_method`` of ``torch.distributed.init_process_group``.
 
-        Earlier ones stay: a process group writes into its store as it ends, through a path that names the descriptor.
+        Earlier stores stay open, because a process group writes into its store as it ends, through a path that names
+        the descriptor.
 
         Args:
-            address: This machine's, at which the others reach it; None = all ranks are on this machine.
+            address: Address at which other machines reach this machine; None = all ranks are on this machine.
 
         Raises:
             WorkerError: This machine does not have the address.
@@ -59,13 +61,13 @@ class Stores:
         return f"{SCHEME}://{f'[{address}]' if ':' in address else address}:{port}"
 
     def close(self) -> None:
-        """Let the stores go. Their ranks have ended."""
+        """Close the stores, when their ranks have ended."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 
 
 def register() -> None:
-    """Teach ``torch.distributed`` of this process to meet where :meth:`Stores.new` says."""
+    """Register the ``init_method`` of :meth:`Stores.new` with ``torch.distributed`` in this process."""
     from torch.distributed.rendezvous import register_rendezvous_handler
 
     register_rendezvous_handler(SCHEME, _meet)

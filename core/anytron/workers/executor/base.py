@@ -1,4 +1,4 @@
-"""What executors whose workers are processes share: the bootstrap and environment of each, and how they end them."""
+"""Common parts of executors whose workers are processes: the bootstrap and environment of a worker, and its end."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class BaseExecutor(abc.ABC):
         """Make a worker's first message.
 
         Args:
-            spec: Its group.
-            rank: Its rank.
+            spec: Group of the worker.
+            rank: Rank of the worker.
             here: The group's ranks on its machine, itself among them.
             init_method: Where the ranks meet.
             processors: Those of its machine.
@@ -173,9 +173,9 @@ def loopback_variables(platform: Platform, interface: str | None) -> dict[str, s
 
 
 def threads_asked_for() -> int | None:
-    """Read how many threads a process is to have from the driver's ``OMP_NUM_THREADS``; None if it is not set.
+    """Read the number of threads of a process from the driver's ``OMP_NUM_THREADS``; None if it is not set.
 
-    It may be a list, whose later numbers are of nested parallel regions (OpenMP 5.2, section 21.2).
+    The variable may be a list, whose later numbers are for nested parallel regions (OpenMP 5.2, section 21.2).
 
     Raises:
         ConfigError: The variable is not a positive number.
@@ -196,9 +196,9 @@ def worker_environment(inherited: Mapping[str, str], bootstrap: Bootstrap, hooks
     """Make the environment of a worker.
 
     Args:
-        inherited: What it has from the driver, or from its machine.
-        bootstrap: Which worker it is.
-        hooks: The driver's plugins, which add to it.
+        inherited: Environment of the driver, or of the worker's machine.
+        bootstrap: Bootstrap message of the worker.
+        hooks: The driver's plugins, which add variables.
     """
     return {
         "GOMP_SPINCOUNT": SPIN_COUNT,
@@ -211,12 +211,12 @@ def worker_environment(inherited: Mapping[str, str], bootstrap: Bootstrap, hooks
 
 
 def with_devices(environment: Mapping[str, str], variable: str, indices: Sequence[int]) -> dict[str, str]:
-    """Let a process see some devices of those that it would see.
+    """Restrict the devices of a process to some of those that it would see.
 
     Args:
-        environment: Its own.
-        variable: Restricts which devices a process sees.
-        indices: Which of them.
+        environment: Environment of the process.
+        variable: Environment variable that restricts the visible devices.
+        indices: Indices of the devices among those that the process would see.
     """
     visible = environment.get(variable)
     ids = visible.split(",") if visible else None
@@ -224,9 +224,9 @@ def with_devices(environment: Mapping[str, str], variable: str, indices: Sequenc
 
 
 def ranks_beside(replica: int, replicas: int, ranks: int) -> range:
-    """Choose the training ranks whose devices a colocated replica works with: neighbours, and others for each replica.
+    """Choose the training ranks whose devices a colocated replica uses: neighbouring ranks, different for each replica.
 
-    Where there are more replicas than ranks, some share a rank's device.
+    If there are more replicas than ranks, some replicas share a device.
     """
     first, end = replica * ranks // replicas, (replica + 1) * ranks // replicas
     return range(first, max(end, first + 1))

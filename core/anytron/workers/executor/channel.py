@@ -1,7 +1,7 @@
 """Messages between the driver and one worker, over a socket pair that no one else can reach.
 
-The first message to a worker, before it imports or unpickles anything of ours, is plain JSON; everything after it, and
-every answer, is a pickle. Importing this module imports neither torch nor an engine: a worker reads its bootstrap
+The first message to a worker, before it imports or unpickles anything else, is plain JSON; all later messages, and
+all answers, are pickles. Importing this module imports neither torch nor an engine: a worker reads its bootstrap
 through it.
 """
 
@@ -48,7 +48,7 @@ class Rebuild:
 
     Attributes:
         config: The configuration as JSON values.
-        init_method: Where the ranks of the group meet from now on.
+        init_method: New rendezvous of the group's ranks.
     """
 
     config: dict[str, Any]
@@ -71,8 +71,8 @@ class Result:
 class Failure:
     """Worker to driver: what was raised, as text, and as an error of the core if it is one.
 
-    ``error`` has its nearest class in :mod:`anytron.base.errors`: the class that an engine derives from
-    it would import the engine into the driver.
+    ``error`` is converted to its nearest base class in :mod:`anytron.base.errors`, because a class that an engine
+    derives from it would import the engine into the driver.
     """
 
     traceback: str
@@ -80,7 +80,7 @@ class Failure:
 
     @classmethod
     def of(cls, raised: BaseException, traceback: str) -> Failure:
-        """Reduce an exception to what may travel."""
+        """Make a message of an exception that does not import anything in the driver."""
         known = raised if isinstance(raised, AnytronError) else exhausted(raised)
         if known is None:
             return cls(traceback, None)
@@ -100,7 +100,7 @@ def receive_json(connection: Connection) -> dict[str, Any]:
 
 
 def encode(message: Call | Rebuild | Stop | Result | Failure) -> Message:
-    """Pickle a message. Host tensors go as raw bytes, by value: views of one storage come out separate."""
+    """Pickle a message. Host tensors are sent as raw bytes, by value: views of one storage become separate tensors."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(message)
     return buffer.getvalue()
@@ -137,13 +137,13 @@ class Bootstrap:
     """The first message to a worker.
 
     Attributes:
-        role: What the process is.
+        role: Role of the process.
         rank: Rank among the ``world_size`` processes of its group.
-        local_rank: Rank among those of the group on this machine.
+        local_rank: Rank among the group's processes on this machine.
         world_size: Processes in the group.
-        local_world_size: Those of them on this machine.
-        replica: Which of the groups of its role that share the work it belongs to.
-        init_method: Where the ranks of the group meet, for ``torch.distributed``.
+        local_world_size: Processes of the group on this machine.
+        replica: Number of its group among the groups of its role that share the work.
+        init_method: Rendezvous of the group's ranks, for ``torch.distributed``.
         num_threads: Processor threads to use.
         platform: Name of the platform that the driver chose; the worker does not choose again.
         config: The run's configuration, resolved, as JSON values.
@@ -151,7 +151,7 @@ class Bootstrap:
         engine_name: Name of the engine in that group.
         sys_path: The driver's ``sys.path``: what the driver can import, its workers can.
         python: Interpreter of a separate environment, whose ``sys.path`` the worker keeps; None = the driver's.
-        model: Whose rank it is.
+        model: The model that the rank belongs to.
         version: The driver's version of Anytron.
     """
 
@@ -174,19 +174,19 @@ class Bootstrap:
 
     @property
     def name(self) -> str:
-        """For people: role, replica if it is not the first, and rank."""
+        """Display name: role, replica if it is not the first, and rank."""
         replica = f" replica {self.replica}" if self.replica else ""
         return f"{self._kind.replace('_', ' ')}{replica} rank {self.rank}"
 
     @property
     def log(self) -> str:
-        """Name of the file that holds what the process writes."""
+        """Name of the log file of the process."""
         replica = f"-{self.replica}" if self.replica else ""
         return f"{self._kind}{replica}-{self.rank}.log"
 
     @property
     def process(self) -> ProcessInfo:
-        """The same, for plugins."""
+        """Description of the process for plugins."""
         return ProcessInfo(self.role, self.rank, self.local_rank, self.world_size)
 
     @property
@@ -194,7 +194,7 @@ class Bootstrap:
         return self.role if self.model == "policy" else self.model
 
     def distributed_env(self) -> dict[str, str]:
-        """The variables by which launchers such as torchrun tell a process its place."""
+        """The variables with which launchers such as torchrun tell a process its rank."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),

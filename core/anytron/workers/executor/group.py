@@ -1,4 +1,4 @@
-"""The processes of one engine: calls to all ranks, and what happens when one fails."""
+"""The processes of one engine: calls to all ranks, and the handling of failures."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     """A :class:`~anytron.workers.executor.protocol.WorkerGroup`, wherever its processes are.
 
     Args:
-        engine: Name of the engine, for people.
-        ranks: In rank order, just started.
+        engine: Name of the engine, for messages.
+        ranks: Ranks in order, just started.
         settings: The time limits of starts, of calls, and of ranks that wait for each other.
     """
 
@@ -55,7 +55,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
 
     @property
     def size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return len(self._ranks)
 
     @property
@@ -89,15 +89,15 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     def rebuild(self, config: RunConfig) -> None:
         """Build engines of another configuration in the same processes; see the protocol.
 
-        They meet in a new store: the previous engines may not have released theirs.
+        The ranks meet in a new store, because the previous engines may not have released the old one.
         """
         message = encode(Rebuild(config.model_dump(mode="json"), self._new_store()))
         self._submit("rebuild", [message] * self.size).result()
 
     def close(self) -> None:
-        """Let every engine close, then end the processes. One that is gone by now has nothing left to do.
+        """Let every engine close, then end the processes. An engine whose process has ended already is skipped.
 
-        Engines that are in a call that nobody has waited for do not close.
+        Engines are not closed during a call whose result has not been awaited.
 
         Raises:
             WorkerError: An engine failed to close.
@@ -133,9 +133,9 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     @staticmethod
     @abc.abstractmethod
     def answered(ranks: Sequence[AnyRank], timeout_s: float) -> Sequence[AnyRank]:
-        """Wait until a rank has an answer, has ended or is silent; return those, none if the time is over.
+        """Wait until a rank has an answer, has ended or is silent; return such ranks, none if the time is over.
 
-        The ranks may be those of several groups of this kind.
+        The ranks may belong to several groups of this kind.
         """
 
     @abc.abstractmethod

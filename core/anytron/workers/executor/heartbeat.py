@@ -1,12 +1,12 @@
-"""A worker's heartbeat and its note of where it stands, in memory shared with the process that started it.
+"""A worker's heartbeat and a note of its current state, in memory that it shares with the process that started it.
 
-No message is sent: a process that is stopped, frozen or stuck in a library simply leaves the memory as it is. The
-clock is CLOCK_MONOTONIC, one for all processes of a machine, which no change of the date moves.
+No messages are needed: a process that is stopped, frozen or stuck in a library just no longer changes the memory. The
+clock is CLOCK_MONOTONIC, which all processes of a machine share and which changes of the date do not affect.
 
-A note says what the main thread does, which collectives the rank has begun, and which of them are not over. torch's
-flight recorders know the collectives: a ring of the last ones for each library (gloo, NCCL), which torch keeps by
-itself. They are read from the thread that beats, only when the driver asks, and only while the main thread stands at
-one place. torch is not imported for it.
+A note describes what the main thread does, which collectives the rank has begun, and which of them are not over. The
+collectives come from torch's flight recorders, a ring buffer of the last ones for each library (gloo, NCCL). The
+heartbeat's thread reads them, only when the driver asks, and only while the main thread does not move. This does not
+import torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DUMP = re.compile(r"_dump_\w+_trace_json")
 
 
 class Heartbeat:
-    """When a worker was last alive. It begins to beat once its engine is built; the start has a limit of its own.
+    """The time at which a worker was last alive. It beats once its engine is built; the start has a separate limit.
 
     Args:
         descriptor: File descriptor of the shared memory; the caller closes it, the memory stays.
@@ -78,7 +78,7 @@ class Heartbeat:
         return self._moment(_ASKED_AT) > self._moment(_NOTE_AT)
 
     def write(self, note: bytes) -> None:
-        """Write a note in the place of the last one. One that is longer than the memory is left out."""
+        """Write a note over the last one. A note that is larger than the memory is not written."""
         if len(note) > _SIZE - _TEXT_AT:
             note = b""
         self._memory[_TEXT_AT : _TEXT_AT + len(note)] = note
@@ -108,9 +108,9 @@ class Collective:
     """A collective that a rank has begun and that is not over.
 
     Attributes:
-        library: That carries it out, as torch names it: ``gloo``, ``nccl``.
+        library: Library that executes it, as torch names it: ``gloo``, ``nccl``.
         group: Name of the process group, the same on all of its ranks.
-        number: Which collective of this group and library it is, from 1 on.
+        number: Its number among the collectives of this group and library, from 1.
         call: ``all_reduce``, ``broadcast``, ...
         shapes: Shapes of its inputs on this rank, for display.
     """
@@ -123,22 +123,23 @@ class Collective:
 
     @property
     def sequence(self) -> str:
-        """The sequence that it is counted in."""
+        """The sequence in which it is counted."""
         return f"{self.library} {self.group}"
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where one rank stands.
+    """The state of one rank.
 
     Attributes:
-        place: A checksum of the main thread's stack; another one = the thread has moved.
+        place: A checksum of the main thread's stack; if it changes, the thread has moved.
         frames: The innermost frames of that stack, the innermost first, for people.
         groups: The ranks of each process group of this rank, by its name; empty if the thread moves.
         descriptions: Descriptions of the groups, by name, for display.
         begun: How many collectives this rank has begun, by :attr:`Collective.sequence`.
-        complete: Whether the recorders hold all since the start, so that a sequence without an entry has none.
-        waits: What is not over, the oldest first; without what threads beside the main one have begun.
+        complete: Whether the recorders hold all collectives since the start, so that a sequence without an entry has
+            had none.
+        waits: Collectives of the main thread that are not over, the oldest first.
     """
 
     place: int
@@ -150,12 +151,12 @@ class Standing:
     waits: list[Collective] = field(default_factory=list)
 
     def encode(self) -> bytes:
-        """Write it as JSON."""
+        """Write the state as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, note: bytes) -> Standing | None:
-        """Read it; None if the note is empty."""
+        """Read a state; None if the note is empty."""
         if not note:
             return None
         told = json.loads(note)
@@ -175,7 +176,7 @@ class StandingReporter:
         self._fails = False
 
     def beat(self) -> None:
-        """Look at the main thread if a note is asked for; write it at the second look."""
+        """Record the main thread if a note is requested; write the note at the second call."""
         if self._fails or not self._heartbeat.asked:
             return
         try:
@@ -191,7 +192,7 @@ class StandingReporter:
 
 
 def main_thread() -> Standing:
-    """Look where the main thread is."""
+    """Record the position of the main thread."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     place = 0
     frames: list[str] = []
@@ -205,7 +206,7 @@ def main_thread() -> Standing:
 
 
 def with_collectives(standing: Standing) -> Standing:
-    """Add what torch knows of this rank's collectives, if torch is imported and its ranks have met."""
+    """Add this rank's collectives as torch has recorded them, if torch is imported and process groups exist."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or not c10d.is_initialized():
         return standing
@@ -222,16 +223,16 @@ def with_collectives(standing: Standing) -> Standing:
 
 
 def summary(recorded: Iterable[Sequence[dict[str, Any]]], beside: set[str]) -> tuple[dict[str, int], list[Collective]]:
-    """Reduce what flight recorders hold.
+    """Summarise the entries of flight recorders.
 
     Sends and receives are left out: they have no common number on both sides.
 
     Args:
         recorded: The entries of each recorder, as torch writes them.
-        beside: Ids of threads whose collectives are left out too: they come in an order of their own.
+        beside: Ids of threads whose collectives are left out too: their order does not depend on the main thread.
 
     Returns:
-        The number of the last collective of each sequence, and those that are not over, the oldest first.
+        The number of the last collective of each sequence, and the collectives that are not over, the oldest first.
     """
     begun: dict[str, int] = {}
     waits = []

@@ -33,9 +33,9 @@ class LocalWorkerGroup(RankGroup[WorkerProcess]):
     """The processes are on this machine.
 
     Args:
-        engine: Name of the engine, for people.
-        ranks: In rank order, just started.
-        stores: Where they meet; closed with the group.
+        engine: Name of the engine, for messages.
+        ranks: Ranks in order, just started.
+        stores: Stores in which the ranks meet; closed with the group.
         settings: The time limits.
     """
 
@@ -64,7 +64,7 @@ class LocalWorkerGroup(RankGroup[WorkerProcess]):
 class LocalExecutor(BaseExecutor):
     """An :class:`~anytron.workers.executor.protocol.Executor` of processes on this machine.
 
-    What a worker writes is appended to ``<trainer.output_dir>/logs/<role>-<rank>.log``
+    The output of a worker is appended to ``<trainer.output_dir>/logs/<role>-<rank>.log``
     (``<role>-<replica>-<rank>.log`` from the second replica on; ``reward_model-<rank>.log``). Nothing listens on an
     address that other machines reach: ranks meet in a :class:`~anytron.workers.executor.address.Stores`, and
     collectives use the loopback interface.

@@ -1,4 +1,4 @@
-"""What a worker process sees of its device: peak memory, traces of where time goes, and why memory ran out."""
+"""Observation of a worker's device: peak memory, traces of where time goes, and explanations of memory errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class RankObserver:
     The methods named in :data:`OBSERVED` are called on groups of workers like the methods of their engine.
 
     Args:
-        runtime: The device; None = the engine of this process may leave it alone, and it is not touched.
+        runtime: The device; None = the engine of this process may not use the device, so that it must not be
+            initialised.
     """
 
     def __init__(self, runtime: DeviceRuntime | None) -> None:
@@ -64,9 +65,9 @@ class RankObserver:
         """Begin to record operations of the host, and kernels of the device where torch's profiler knows them.
 
         Args:
-            wanted: Record this rank.
-            stacks: With the lines of Python that called them.
-            memory: With what each allocates.
+            wanted: Whether to record this rank.
+            stacks: Whether to record the Python lines that called the operations.
+            memory: Whether to record allocations.
         """
         if not wanted:
             return
@@ -84,8 +85,8 @@ class RankObserver:
         """Write what was recorded, as a file for Perfetto or ``chrome://tracing``.
 
         Args:
-            path: The file, ``.json.gz``; what is there is replaced.
-            largest: Bytes that it may have.
+            path: The file, ``.json.gz``; an existing file is replaced.
+            largest: Largest size of the file in bytes.
 
         Returns:
             Why there is no file; None if there is one, or if this rank was not recorded.
@@ -125,10 +126,10 @@ class MemoryExplainer:
     bootstrap: Bootstrap
 
     def explain(self, error: Exception, method: str) -> ResourceError | None:
-        """Explain an error; None if it says something else.
+        """Explain an out-of-memory error; None for any other error.
 
         Args:
-            error: What was raised; or a ``DataError`` of a user's function with that as its cause.
+            error: The exception; or a ``DataError`` of a user's function that was caused by it.
             method: The engine's method that was called, or :data:`BUILDING`.
         """
         try:
@@ -156,7 +157,7 @@ def advice(config: RunConfig, role: Role, method: str) -> Iterator[str]:
 
     Args:
         config: The run.
-        role: What the process does.
+        role: Role of the process.
         method: The engine's method that was called, or :data:`BUILDING`.
     """
     engine, rollout, parallel = config.engine, config.rollout, config.parallel
@@ -190,7 +191,7 @@ def advice_for_scores(config: RunConfig) -> Iterator[str]:
     """Name the settings that lower what a reward model needs, which shares its device with training.
 
     Args:
-        config: As its ranks have it (:attr:`anytron.config.schema.RunConfig.of_reward_model`).
+        config: Configuration of its ranks (:attr:`anytron.config.schema.RunConfig.of_reward_model`).
     """
     section, tensor = config.reward_model, config.parallel.tensor_model_parallel_size
     assert section is not None

@@ -1,4 +1,4 @@
-"""Calls of ranks that are under way, and a rank as its group sees it."""
+"""Calls of ranks in progress, and the interface of a rank for its group."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ class Rank(Protocol):
 
     @property
     def name(self) -> str:
-        """For people: role and rank."""
+        """Display name: role and rank."""
 
     @property
     def where(self) -> str:
-        """For people: the log that holds all that the process writes."""
+        """Display text: the log of the process."""
 
     def send(self, message: Message) -> None:
-        """Send a message; one that is gone gets none.
+        """Send a message, unless the process has ended.
 
         Raises:
             BlockingIOError: The process does not read.
         """
 
     def receive(self) -> Message | None:
-        """Take the answer; None if the process ended without one, or is silent."""
+        """Receive the answer; None if the process ended without one, or is silent."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the process; return whether it came."""
+        """Wait for the end of the process; return whether it has ended."""
 
     def write_stacks(self) -> None:
         """Ask the process, if it still runs, to write the stacks of its threads to its log."""
 
     def standing(self) -> Standing | None:
-        """Return where the process stood at the last request, and request it again; None if it is not known."""
+        """Return the state of the process at the last request, and request it again; None if it is not known."""
 
     def fate(self) -> str:
         """Return how the process ended, or what is wrong if it still runs."""
@@ -59,11 +59,11 @@ AnyRank = TypeVar("AnyRank", bound=Rank)
 
 @dataclass(frozen=True)
 class Awaited(Generic[AnyRank]):
-    """What a call waits for.
+    """The ranks for which a call waits.
 
     Attributes:
-        ranks: Those that have not answered.
-        deadline: When they must have, on the clock of :func:`time.monotonic`.
+        ranks: The ranks that have not answered.
+        deadline: Time by which they must answer, on the clock of :func:`time.monotonic`.
     """
 
     ranks: Sequence[AnyRank]
@@ -71,7 +71,7 @@ class Awaited(Generic[AnyRank]):
 
 
 class CallingGroup(Protocol[AnyRank]):
-    """What a call needs of the group whose ranks it calls."""
+    """The interface of a group for the calls of its ranks."""
 
     @property
     def ended(self) -> bool:
@@ -85,7 +85,7 @@ class CallingGroup(Protocol[AnyRank]):
 
     @staticmethod
     def answered(ranks: Sequence[AnyRank], timeout_s: float) -> Sequence[AnyRank]:
-        """Wait until a rank of one or more groups has an answer, has ended or is silent; return those, or none."""
+        """Wait until a rank of one or more groups has an answer, has ended or is silent; return such ranks, or none."""
 
 
 class PendingCall(Generic[AnyRank]):
@@ -93,13 +93,13 @@ class PendingCall(Generic[AnyRank]):
 
     Args:
         method: Name of the method.
-        steps: Makes the call: it yields what it waits for, is sent the ranks that are ready, perhaps none, and returns
-            the results.
-        group: Whose ranks they are. A call that fails or is interrupted ends it.
+        steps: Generator that makes the call: it yields the ranks for which it waits, receives those that are ready,
+            perhaps none, and returns the results.
+        group: Group of these ranks. A call that fails or is interrupted ends the group.
 
     Attributes:
-        group: As given.
-        awaited: What the call waits for.
+        group: The argument.
+        awaited: The ranks for which the call waits.
     """
 
     awaited: Awaited[AnyRank]
@@ -132,7 +132,7 @@ class PendingCall(Generic[AnyRank]):
         return self._results
 
     def take(self, ready: Sequence[AnyRank]) -> None:
-        """Take the answers of the awaited ranks that are ready; look at the time if there are none."""
+        """Process the answers of the awaited ranks that are ready; if there are none, check the deadline."""
         self._go_on(lambda: self._steps.send(ready))
 
     def _go_on(self, step: Callable[[], Awaited[AnyRank]]) -> None:
@@ -149,11 +149,11 @@ class PendingCall(Generic[AnyRank]):
 
 
 def wait_once(calls: Sequence[PendingCall[AnyRank]], timeout_s: float) -> None:
-    """Wait until something has come for one of several calls that are not done, and give each what is its own.
+    """Wait until there is an answer for one of several calls that are not done, and pass each call its answers.
 
     Args:
-        calls: At least one; of groups of one kind.
-        timeout_s: How long to wait at most; it may be less.
+        calls: At least one call; all of groups of one kind.
+        timeout_s: Longest time to wait.
     """
     now = time.monotonic()
     left_s = min([timeout_s, POLL_S, *(call.awaited.deadline - now for call in calls)])

@@ -1,4 +1,4 @@
-"""One worker process as the driver sees it: start it, end it, and say what became of it."""
+"""The driver's side of one worker process: start it, end it, and describe how it ended."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ START_WORKER = (
 
 
 class WorkerProcess:
-    """A worker process, the leader of a session of its own, with its channel, its heartbeat and its log.
+    """A worker process, which leads its own session, with its channel, its heartbeat and its log.
 
-    A session of its own keeps a Ctrl-C at the terminal from reaching it (the driver ends it), and
-    lets whatever the engine starts be ended with it.
+    In its own session, Ctrl-C at the terminal does not reach the process (the driver ends it), and all processes that
+    the engine starts can be ended with it.
 
     Args:
-        bootstrap: Which worker it is.
-        env: Its environment.
-        log: File to which all that the process writes is appended.
-        heartbeat_timeout_s: Seconds without a sign of life after which it counts as lost.
+        bootstrap: Bootstrap message of the worker.
+        env: Environment of the process.
+        log: File to which the output of the process is appended.
+        heartbeat_timeout_s: Seconds without a heartbeat after which the process counts as lost.
 
     Attributes:
         name: Display name: role, replica and rank.
         connection: The starter's end of the channel.
-        log: As given.
+        log: The argument.
 
     Raises:
         ResourceError: No file descriptors or disk space are left for the process.
@@ -74,7 +74,7 @@ class WorkerProcess:
             with contextlib.ExitStack() as opened:
                 self._start(opened, bootstrap.python or sys.executable, env)
         except OSError as error:
-            fix = "remove the link that lies there: logs are not written through links"
+            fix = "remove the symbolic link at this path: logs are not written through links"
             raise exhausted(error, f"start of {self.name}") or WorkerError(
                 f"{self.name.capitalize()} could not be started.",
                 where=str(log),
@@ -108,18 +108,18 @@ class WorkerProcess:
 
     @property
     def where(self) -> str:
-        """The log, for people."""
+        """The path of the log, for messages."""
         return str(self.log)
 
     @property
     def pid(self) -> int:
-        """Process id, which is its process group's too."""
+        """The process id, which is also the id of its process group."""
         return self._process.pid
 
     def send(self, message: Message) -> None:
         """Send a message.
 
-        A process that is gone gets none; how it ended is found where its answer is awaited.
+        If the process has ended, nothing is sent; the wait for its answer reports how it ended.
 
         Raises:
             BlockingIOError: The process did not read it within ``heartbeat_timeout_s``.
@@ -128,18 +128,18 @@ class WorkerProcess:
             self.connection.send_bytes(message)
 
     def receive(self) -> Message | None:
-        """Take the message that has come; None if the process ended without one."""
+        """Receive the message that has arrived; None if the process ended without one."""
         try:
             return self.connection.recv_bytes() if self.connection.poll() else None
         except (EOFError, ConnectionResetError, BlockingIOError):
             return None
 
     def ended(self) -> bool:
-        """Whether the process is no more."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def silent(self) -> bool:
-        """Whether the process has given no sign of life for too long, and for a while after that was first seen."""
+        """Whether the process has had no heartbeat for too long, and still none some time after this was noticed."""
         if self._heartbeat.silence_s() < self._heartbeat_timeout_s:
             self._suspected_at = None
             return False
@@ -148,7 +148,7 @@ class WorkerProcess:
         return time.monotonic() - self._suspected_at >= SECOND_LOOK_S
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the process; return whether it came."""
+        """Wait for the end of the process; return whether it has ended."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -156,30 +156,31 @@ class WorkerProcess:
         return True
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process and to all that it has started."""
+        """Send a signal to the process and to all processes that it has started."""
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             return  # everything of it is gone, which is what a signal is sent for
 
     def write_stacks(self) -> None:
-        """Ask the process to write the stacks of its threads to its log; one that is stopped goes on for it.
+        """Ask the process to write the stacks of its threads to its log; a stopped process is continued for that.
 
-        It goes on first: signals for a stopped process go to whichever thread wakes first, and a thread that walks the
-        stack of another that runs may crash on it. Linux gives them to the main thread of one that is not stopped.
+        It is continued first, because a signal for a stopped process is delivered to the thread that wakes first, and a
+        thread that reads the stack of another, running thread may crash. In a running process, Linux delivers the
+        signal to the main thread.
         """
         if not self.ended():
             os.kill(self.pid, signal.SIGCONT)
             os.kill(self.pid, STACK_SIGNAL)
 
     def standing(self) -> Standing | None:
-        """Return where the process stood at the last request, and request it again; None if it is not known."""
+        """Return the state of the process at the last request, and request it again; None if it is not known."""
         note = self._heartbeat.read()
         self._heartbeat.ask()
         return Standing.decode(note)
 
     def release(self) -> None:
-        """Kill what is left of the process's group, reap the process, and close the channel."""
+        """Kill the remaining processes of its group, reap the process, and close the channel."""
         self.signal(signal.SIGKILL)
         self._process.wait()
         self.connection.close()
@@ -225,7 +226,7 @@ def tail(log: Path, start: int = 0) -> str:
 
     Args:
         log: The file.
-        start: Where to begin at the earliest, in bytes.
+        start: First byte that may be included.
 
     Raises:
         OSError: The file cannot be read.
@@ -238,16 +239,17 @@ def tail(log: Path, start: int = 0) -> str:
 
 
 def answered(processes: Sequence[WorkerProcess], timeout_s: float) -> list[WorkerProcess]:
-    """Wait until a process has sent something, has ended or is silent; return all of which that holds then.
+    """Wait until a process has sent something, has ended or is silent; return all such processes.
 
-    The latter two are looked for at the end of the wait: a child of an ended process may keep its channel open.
+    Ended and silent processes are checked at the end of the wait: a child of an ended process may keep its channel
+    open.
     """
     ready = wait([process.connection for process in processes], timeout_s)
     return [one for one in processes if one.connection in ready or one.ended() or one.silent()]
 
 
 def end_all(processes: Sequence[WorkerProcess]) -> None:
-    """End processes: SIGHUP, a moment's grace for all together, SIGKILL."""
+    """End processes: send SIGHUP, wait a short time for all of them, send SIGKILL."""
     for process in processes:
         process.signal(signal.SIGHUP)
         # A stopped process cannot act on SIGHUP.

@@ -1,13 +1,13 @@
-"""The protocols between the loop and whatever runs its processes.
+"""The protocols of executors, which run the loop's processes.
 
 Implementations are found by entry point (group ``anytron.executors``; the value is a class that is
-constructed with ``(config, session)``). What every implementation promises:
+constructed with ``(config, session)``). Every implementation promises:
 
-* A worker bootstraps before it unpickles anything of ours: plain data, environment, plugins, the
-  ``before_import`` patches, the engine; only then the arguments of the first call.
+* A worker bootstraps before it unpickles anything: plain data, environment, plugins, the
+  ``before_import`` patches, the engine; only then it reads the arguments of the first call.
 * A rank that raises, exits, is killed, gives no sign of life, waits for ever in a collective or does not answer in
   time ends its whole group promptly. The call that was waiting raises, and so does every later one: a broken group
-  cannot be used again. What happens while no call is waiting is found by the next.
+  cannot be used again. A failure while no call is waiting is reported by the next call.
 * When the driver itself dies, its workers end themselves.
 * SIGTERM, which schedulers send to every process of a job, does not end a worker: the driver does.
 
@@ -46,7 +46,7 @@ class Host:
 
     Attributes:
         id: Identifier of the machine, the same for all of its processes.
-        address: At which the run's other machines reach it.
+        address: Address at which the run's other machines reach it.
     """
 
     id: str
@@ -58,17 +58,17 @@ class GroupSpec:
     """The processes of one engine, one per rank, before they are started.
 
     Attributes:
-        role: What the processes are; plugins give environment and patches by it.
+        role: Role of the processes, on which plugins base environment and patches.
         engine_group: Entry-point group of the engine, for example ``anytron.training_engines``.
         engine_name: Name of the engine in that group.
         world_size: Number of processes.
-        num_threads: Processor threads of each; None = as the driver's ``OMP_NUM_THREADS`` says, or where it does not, a
-            machine's processors shared by its ranks, and by the replicas.
-        replica: Which of several groups of this role and engine it is.
-        replicas: How many of those there are; they work at the same time.
-        model: Whose ranks they are. Ranks of a reward model are training ranks for plugins. They share the devices of
-            the policy's, of which there are at least as many and which are started before.
-        config: What their engine is built with; None = the run's configuration.
+        num_threads: CPU threads of each process; None = the driver's ``OMP_NUM_THREADS``, or if that is not set, an
+            equal share of the machine's CPUs for each rank of each replica.
+        replica: Number of the group among those of this role and engine.
+        replicas: Number of such groups, which work at the same time.
+        model: The model that the ranks belong to. For plugins, ranks of a reward model are training ranks. They share
+            the devices of the policy's ranks, which are started earlier and are at least as many.
+        config: Configuration with which their engine is built; None = the run's configuration.
     """
 
     role: Role
@@ -83,11 +83,11 @@ class GroupSpec:
 
 
 class Pending(Protocol[Answer]):
-    """A call whose answers may still be on their way."""
+    """A call whose answers may not have arrived yet."""
 
     @property
     def done(self) -> bool:
-        """Whether :meth:`result` returns or raises at once. Only waits make it so: :meth:`result`, or an executor's."""
+        """Whether :meth:`result` returns or raises at once. Only :meth:`result` and the executor's ``wait`` do so."""
 
     def result(self) -> Sequence[Answer]:
         """Wait until the call is over; may be called more than once.
@@ -110,7 +110,7 @@ class WorkerGroup(Protocol):
 
     @property
     def size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
 
     @property
     def hosts(self) -> Sequence[Host]:
@@ -121,10 +121,10 @@ class WorkerGroup(Protocol):
         """Whether the processes have ended: a call failed, or the executor was closed."""
 
     def submit(self, method: str, *args: Any, **kwargs: Any) -> Pending:
-        """Call a method of the engine on all ranks, with the same arguments, and don't wait for the answers.
+        """Call a method of the engine on all ranks, with the same arguments, without waiting for the answers.
 
-        The arguments are serialised once. Tensors travel by value, on the host. The engines may still be being built:
-        they are called by a wait after that. A group has one call under way at a time.
+        The arguments are serialised once. Tensors are sent by value, on the host. If the engines are still being built,
+        the call is made once they are ready, while the caller waits. A group can have only one call in progress.
 
         Raises:
             WorkerError: The processes have ended.
@@ -150,11 +150,10 @@ class WorkerGroup(Protocol):
     def rebuild(self, config: RunConfig) -> None:
         """Close the engine of each rank and build one of another configuration in the same processes.
 
-        Environment, plugins, platform and the patches of the processes stay as they are; the number
-        of ranks does too.
+        Environment, plugins, platform, patches and the number of ranks do not change.
 
         Args:
-            config: The new configuration, of as many ranks.
+            config: The new configuration, with the same number of ranks.
 
         Raises:
             ProcessLost, WorkerError: As :meth:`Pending.result` does; an engine that cannot be built ends the group.
@@ -162,7 +161,7 @@ class WorkerGroup(Protocol):
 
 
 class Executor(Protocol):
-    """Starts the processes of engines and ends all of them. A context manager: leaving closes.
+    """Starts the processes of engines and ends all of them. A context manager: leaving closes the executor.
 
     Attributes:
         on_this_machine: Whether ranks use this machine alone, so that a configuration is checked against its devices
@@ -183,7 +182,7 @@ class Executor(Protocol):
         group's first call.
 
         Args:
-            spec: Which processes.
+            spec: Description of the processes.
 
         Raises:
             ConfigError: No such engine is installed.
@@ -198,7 +197,7 @@ class Executor(Protocol):
             timeout_s: How long to wait at most.
 
         Returns:
-            Those that are done, in the given order; none if the time is over.
+            The calls that are done, in the given order; none if the time is over.
         """
 
     def end(self) -> None:
@@ -214,11 +213,11 @@ class Executor(Protocol):
 
 @runtime_checkable
 class ExaminedExecutor(Protocol):
-    """The class of an executor that ``anytron doctor`` asks what it depends on."""
+    """The class of an executor whose dependencies ``anytron doctor`` can examine."""
 
     @classmethod
     def examine(cls, config: RunConfig | None, platform: Platform) -> Iterable[Result]:
-        """Examine it, and start nothing. Called in a separate process, which ends afterwards.
+        """Examine what the executor depends on, and start nothing. Called in a separate process, which ends afterwards.
 
         Args:
             config: The run; None = no run in particular. It may use another executor.

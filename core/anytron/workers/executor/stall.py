@@ -1,13 +1,13 @@
-"""Whether ranks wait in collectives that can never end, and which: certain, or not said.
+"""Find ranks that wait in collectives that can never end. A rank is reported only if this is certain.
 
 A rank is held if it has begun a collective that is not over, and another rank of the collective's group has not begun
-it and never will: because it has answered the call, or because it is held itself, elsewhere. All held ranks together
-are the greatest set of this kind. Where all ranks of a group begin its collectives in one order, a healthy run has
-none: the rank that is furthest behind has begun nothing that others have not, so it is not held, nor are the ranks
-that wait for it. It may compile, write a file or sleep for as long as it likes.
+it and never will, either because it has answered the call or because it is itself held in another collective. The held
+ranks are the largest set with this property. If all ranks of a group begin its collectives in the same order, a healthy
+run has no held ranks: the rank that is furthest behind has begun no collective that others have not begun, so that
+neither it nor the ranks that wait for it are held. It may compile, write a file or sleep for any time.
 
-Notes of several ranks are not of one moment. So only ranks count that have stood at the same place, with the same
-collectives, for the whole of ``executor.stall_timeout_s``.
+The notes of several ranks are not taken at the same time. So only ranks count whose position and collectives have not
+changed for all of ``executor.stall_timeout_s``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Held:
-    """What holds a rank.
+    """The collective that holds a rank.
 
     Attributes:
-        collective: It waits in this one.
+        collective: The collective in which the rank waits.
         missing: Ranks that never join it.
     """
 
@@ -47,7 +47,7 @@ def held_ranks(standings: Sequence[Standing | None], answered: AbstractSet[int])
     """Find the ranks that wait for ever.
 
     Args:
-        standings: Standing of each rank; None = the rank makes progress, or its standing is unknown.
+        standings: State of each rank; None = the rank makes progress, or its state is unknown.
         answered: Ranks that have done the call.
     """
     held: dict[int, Held] = {}
@@ -90,8 +90,8 @@ class StallWatch(Generic[AnyRank]):
     """Watches the ranks of one call.
 
     Args:
-        ranks: All of the group's.
-        timeout_s: For how long ranks stand before they count.
+        ranks: All ranks of the group.
+        timeout_s: Time without progress after which a rank counts.
     """
 
     def __init__(self, ranks: Sequence[AnyRank], timeout_s: float) -> None:
@@ -102,7 +102,7 @@ class StallWatch(Generic[AnyRank]):
         self._since = [0.0] * len(ranks)
 
     def look(self, answered: AbstractSet[int]) -> dict[int, Held]:
-        """Look at the ranks if it is time.
+        """Check the ranks if a check is due.
 
         Args:
             answered: Ranks that have done the call.
@@ -122,11 +122,11 @@ class StallWatch(Generic[AnyRank]):
         return held_ranks([one if stands else None for one, stands in zip(self._seen, settled, strict=True)], answered)
 
     def describe(self, held: Mapping[int, Held], method: str) -> str:
-        """Return for each rank concerned where it waits, or what it does instead.
+        """Describe, for each rank concerned, where it waits or what it does instead.
 
         Args:
-            held: As :meth:`look` has found them.
-            method: The call.
+            held: Held ranks from :meth:`look`.
+            method: Name of the method that was called.
         """
         alike: dict[tuple[Held, int], list[int]] = {}
         for number, holds in sorted(held.items()):
@@ -158,6 +158,6 @@ class StallWatch(Generic[AnyRank]):
 
 
 def names(ranks: Sequence[AnyRank], numbers: Collection[int]) -> str:
-    """Name ranks, for people; not all of very many."""
+    """Name ranks for messages; of many ranks only the first."""
     shown = ", ".join(ranks[number].name for number in sorted(numbers)[:SHOWN])
     return f"{shown} and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else shown

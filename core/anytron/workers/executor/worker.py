@@ -1,8 +1,8 @@
 """A worker process, started by :class:`anytron.workers.executor.process.WorkerProcess`.
 
-The order matters. Plain JSON comes first; from it follow the environment, the plugins, and the
-patches that must be in place before an engine is imported; then the engine; and only then does this
-process unpickle anything, because unpickling imports whatever the message names.
+The order matters. The first message is plain JSON. It determines the environment, the plugins, and the
+patches that must be applied before an engine is imported. Then the engine is imported. Only then does this
+process unpickle anything, because unpickling imports any module that the message names.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ STACK_SIGNAL = signal.SIGUSR1
 
 
 class Parts(NamedTuple):
-    """What a worker has once its engine is imported.
+    """The parts of a worker whose engine is imported.
 
     Attributes:
-        build: Function that builds the engine of a configuration (JSON values), whose ranks meet at an ``init_method``.
+        build: Function that builds the engine of a configuration (JSON values); its ranks meet at an ``init_method``.
         observer: Observer that makes each call a range in profilers, and answers requests to any rank. It touches the
             device on training ranks only: other engines may not use it.
-        memory: Explanation of errors that say that the device has no memory left.
+        memory: Explainer of errors that mean that the device has no memory left.
     """
 
     build: EngineBuilder
@@ -54,7 +54,7 @@ class Parts(NamedTuple):
 
 
 def run() -> NoReturn:
-    """Run as a worker. The command line has two descriptors: of the channel, and of the heartbeat's memory."""
+    """Run a worker. The command line has two descriptors: that of the channel, and that of the heartbeat's memory."""
     status = main(*map(int, sys.argv[1:]))
     with contextlib.suppress(OSError):  # a full disk
         logging.shutdown()

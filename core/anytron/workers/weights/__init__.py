@@ -1,1 +1,1 @@
-"""The way of weights from training ranks to rollout processes."""
+"""The transfer of weights from training ranks to rollout processes."""

@@ -1,6 +1,6 @@
-"""Buckets: pieces of memory through which tensors of any size go, and what a stream needs of whatever carries them.
+"""Buckets, memory of a fixed size through which tensors are sent, and the interface of carriers, which transport them.
 
-Carriers are memory that processes of one machine share, and the network.
+One carrier uses memory that processes of one machine share, the other the network.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ BUCKETS = 2
 
 
 class Bucket:
-    """Memory that another process can map.
+    """Memory that other processes can map.
 
     Args:
         descriptor: File descriptor of the memory; the caller closes it. The memory stays as long as it is mapped.
-        size: Its bytes.
+        size: Number of bytes.
 
     Attributes:
         data: The memory, uint8.
@@ -47,15 +47,15 @@ class Bucket:
         self.data = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
 
     def checksum(self, used: int) -> int:
-        """Compute the XXH3 of the first bytes: four times as fast as crc32, which would take most of the time."""
+        """Compute the XXH3 of the first bytes, four times as fast as crc32, which would take most of the transfer."""
         return xxhash.xxh3_64_intdigest(self.data[:used].numpy().data)
 
 
 @contextlib.contextmanager
 def memory_file(size: int) -> Iterator[int]:
-    """Make memory without a name that others could open.
+    """Make memory that has no name, so that no other process can open it.
 
-    It is gone when no process has its descriptor or a map of it. Yields the descriptor, and closes it.
+    It is freed when no process has its descriptor or maps it. Yields the descriptor, and closes it.
 
     Raises:
         ResourceError: The machine lacks the memory.
@@ -79,14 +79,14 @@ def memory_file(size: int) -> Iterator[int]:
 
 
 class Entry(NamedTuple):
-    """Where a piece lies in a bucket; a list in JSON.
+    """The place of a piece in a bucket; a list in JSON.
 
     Attributes:
         name: The tensor's name.
         dtype: ``bfloat16``, ``float32`` and so on.
         shape: Shape of the whole tensor.
-        start: Place of the piece's first element in the tensor.
-        size: Its elements.
+        start: Index of the piece's first element in the tensor.
+        size: Number of its elements.
         offset: Offset of the piece's first byte in the bucket.
         optional: :attr:`anytron.workers.weights.transfer.Piece.optional`.
     """
@@ -107,16 +107,16 @@ class Entry(NamedTuple):
 
 
 def fill(bucket: Bucket, used: int, tensor: Tensor, start: int) -> tuple[int, int]:
-    """Copy as much of a tensor as a bucket has room for.
+    """Copy as much of a tensor as fits into a bucket.
 
     Args:
-        bucket: Where to.
-        used: Bytes of it that are taken.
-        tensor: 1-D.
-        start: Element to begin with.
+        bucket: The bucket.
+        used: Bytes of the bucket that are in use.
+        tensor: The tensor, 1-D.
+        start: First element to copy.
 
     Returns:
-        Offset of the first byte, and how many elements there was room for.
+        Offset of the first byte in the bucket, and the number of copied elements.
     """
     offset = math.ceil(used / ALIGNMENT) * ALIGNMENT
     room = max(0, len(bucket.data) - offset) // tensor.element_size()
@@ -127,7 +127,7 @@ def fill(bucket: Bucket, used: int, tensor: Tensor, start: int) -> tuple[int, in
 
 
 class TensorOrder:
-    """Checks on the receiver's side that every tensor arrives once and whole."""
+    """Checks on the receiver's side that every tensor arrives completely and only once."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -137,7 +137,7 @@ class TensorOrder:
         """Check that an entry follows the previous entry.
 
         Raises:
-            TransferError: Elements of a tensor are missing, or come again.
+            TransferError: Elements of a tensor are missing, or arrive twice.
         """
         if self._next == self._size and entry.name not in self._seen:
             self._seen.add(entry.name)
@@ -151,7 +151,7 @@ class TensorOrder:
         self._next += entry.size
 
     def check_end(self, tensors: int) -> None:
-        """Check that nothing is missing at the end, of so many tensors."""
+        """Check at the end that all tensors, whose number is given, have arrived."""
         if self._next != self._size or len(self._seen) != tensors:
             raise TransferError(
                 "Weights are missing.",
@@ -164,61 +164,61 @@ class SenderEnd(Protocol):
     """Rank 0's end of a transfer that has begun.
 
     Attributes:
-        buckets: The memory that is filled, in turns.
+        buckets: The buckets, which are filled in turn.
     """
 
     buckets: Sequence[Bucket]
 
     def accept(self, timeout_s: float) -> socket.socket | None:
-        """Wait for a connection for messages; None if no authenticated peer came."""
+        """Wait for a connection for messages; None if no authenticated peer has connected."""
 
     def admit(self, reader: int, connection: socket.socket) -> None:
-        """Send a reader what it needs before the first bucket. Raises OSError if the reader is gone."""
+        """Send a reader what it needs before the first bucket. Raises OSError if the reader has ended."""
 
     def withdrawn(self, reader: int) -> bool:
-        """Whether the driver has said that a reader will not come."""
+        """Whether the driver has reported that a reader will not connect."""
 
     def send(self, connection: socket.socket, bucket: Bucket, used: int) -> None:
-        """Bring the first bytes of a bucket to a reader that has been sent its table. Raises OSError likewise."""
+        """Send the first bytes of a bucket to a reader that has its table. Raises OSError if the reader has ended."""
 
 
 class ReaderEnd(Protocol):
-    """A rollout process's end.
+    """A rollout process's end of a transfer.
 
     Attributes:
-        connection: For messages.
+        connection: Connection for messages.
     """
 
     connection: socket.socket
 
     def admitted(self) -> None:
-        """Take what the sender gives a reader before the first bucket. Raises EOFError or OSError if it is gone."""
+        """Receive what the sender sends before the first bucket. Raises EOFError or OSError if the sender has ended."""
 
     def receive(self, number: int, used: int) -> Bucket:
-        """Take the bucket whose table has come. Raises likewise."""
+        """Receive the bucket whose table has arrived. Raises as :meth:`admitted`."""
 
 
 class SenderCarrier(Protocol):
-    """How rank 0 begins a transfer: plain data."""
+    """The plain data with which rank 0 begins a transfer."""
 
     def listen(self, readers: int, timeout_s: float, bucket_bytes: int) -> AbstractContextManager[SenderEnd]:
-        """Let readers come.
+        """Let readers connect.
 
         Raises:
             ResourceError: There is no memory for the buckets.
-            TransferError: Readers cannot come this way.
+            TransferError: Readers cannot connect in this way.
         """
 
 
 class ReaderCarrier(Protocol):
-    """How a rollout process begins a transfer: plain data."""
+    """The plain data with which a rollout process begins a transfer."""
 
     @property
     def where(self) -> str:
-        """The sender, for people."""
+        """Description of the sender, for messages."""
 
     def connect(self, timeout_s: float, bucket_bytes: int) -> AbstractContextManager[ReaderEnd]:
-        """Come to the sender.
+        """Connect to the sender.
 
         Raises:
             TransferError: The sender cannot be reached, or belongs to another transfer.
@@ -230,13 +230,13 @@ class Meeting(Protocol):
 
     @property
     def sender(self) -> SenderCarrier:
-        """For rank 0."""
+        """The carrier for rank 0."""
 
     def reader(self) -> ReaderCarrier | None:
-        """For the readers; None if a moment has passed and rank 0 does not listen yet."""
+        """The carrier for the readers; None if rank 0 does not listen yet after a short wait."""
 
     def withdraw(self, reader: int, *, lost: bool) -> None:
-        """Tell the sender that a reader will not come if it has not; or that it is gone, whether it had come or not."""
+        """Tell the sender that a reader will not connect, or has ended."""
 
     def __enter__(self) -> Self: ...
 

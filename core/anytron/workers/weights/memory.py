@@ -1,7 +1,7 @@
 """Buckets in memory that a training rank shares with the rollout processes of its machine.
 
-The memory has no name and is handed over through a Unix socket in a directory of this user alone; whatever is killed,
-nothing of it stays. Readers see the sender's own buckets: nothing is copied on the way.
+The memory has no name and is passed through a Unix socket in a private directory of this user. No memory remains,
+whichever process is killed. Readers map the sender's own buckets, so that nothing is copied.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST_LOOK_S, LOOK_S = 0.0002, 0.005
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """The way of one transfer, the same for both ends and the driver.
+    """One transfer through shared memory; the same object serves both ends and the driver.
 
     It is a :class:`~anytron.workers.weights.buckets.SenderCarrier`, the
     :class:`~anytron.workers.weights.buckets.ReaderCarrier` of each reader, and a
@@ -42,16 +42,16 @@ class SharedMemory:
 
     @property
     def where(self) -> str:
-        """The socket."""
+        """The path of the socket, for messages."""
         return self.path
 
     @property
     def sender(self) -> SharedMemory:
-        """The same way."""
+        """This object."""
         return self
 
     def reader(self) -> SharedMemory:
-        """The same way; readers wait for the sender themselves."""
+        """This object; readers themselves wait for the sender."""
         return self
 
     @contextlib.contextmanager
@@ -76,13 +76,13 @@ class SharedMemory:
         """Wait for the sender and connect to it.
 
         Raises:
-            TransferError: None came in time.
+            TransferError: There was no sender in time.
         """
         with contextlib.closing(self._connected(timeout_s)) as connection:
             yield _ReaderEnd(connection, bucket_bytes)
 
     def withdraw(self, reader: int, *, lost: bool) -> None:
-        """Note that a reader will not connect. The sender itself sees the end of a reader that has connected."""
+        """Record that a reader will not connect. The sender itself notices the end of a connected reader."""
         del lost
         self._withdrawn(reader).touch()
 

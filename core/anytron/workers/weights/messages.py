@@ -1,11 +1,11 @@
 """Messages between the two ends of a weight transfer, and how the ends prove that they know its secret.
 
-A message is JSON behind its length, over a socket.
+A message is sent over a socket as its length, followed by JSON.
 
-Each end answers a random challenge of the other with an HMAC of both challenges. The side that was called gets the
-first answer, and says nothing to one that does not know the secret. Proofs have fixed sizes: nothing that a stranger
-sends is parsed. ``multiprocessing.connection`` does the same with MD5 before Python 3.12, and without a limit of time.
-What goes over the connection afterwards is neither encrypted nor signed.
+Each end answers a random challenge of the other with an HMAC of both challenges. The listening side receives the
+first answer, and sends nothing to a side that does not know the secret. Proofs have fixed sizes, so that no data of an
+unauthenticated peer are parsed. ``multiprocessing.connection`` does the same, but with MD5 before Python 3.12, and
+without a time limit. Later data on the connection are neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CALLER_BYTES = _CHALLENGE_BYTES + hashlib.sha256().digest_size
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Send a message. An OSError says that the other end is gone, or does not read."""
+    """Send a message. Raises OSError if the other end has closed the connection, or does not read."""
     text = json.dumps(message).encode()
     connection.sendall(len(text).to_bytes(8, "big") + text)
 
@@ -45,7 +45,7 @@ def receive(connection: socket.socket) -> dict[str, Any]:
 
 
 def receive_bytes(connection: socket.socket, size: int, deadline: float | None = None) -> bytearray:
-    """Wait for so many bytes. Takes and raises what :func:`receive_into` does."""
+    """Wait for a number of bytes. Arguments and exceptions as for :func:`receive_into`."""
     data = bytearray(size)
     receive_into(connection, memoryview(data), deadline)
     return data
@@ -55,9 +55,9 @@ def receive_into(connection: socket.socket, data: memoryview, deadline: float | 
     """Wait until memory is filled. Raises as :func:`receive` does.
 
     Args:
-        connection: With a time-out, which begins anew with whatever comes, or a deadline.
+        connection: Socket with a time-out, which starts again whenever data arrive, unless there is a deadline.
         data: The memory.
-        deadline: When all of it must have come, on the clock of :func:`time.monotonic`.
+        deadline: Time by which all data must have arrived, on the clock of :func:`time.monotonic`.
     """
     while data:
         if deadline is not None:
@@ -77,14 +77,14 @@ def new_secret() -> bytes:
 
 
 class Challenge:
-    """What the side that was called says first, and answers a caller that knows the secret.
+    """The first message of the listening side, and the check of the caller's answer.
 
     Args:
-        secret: What both must know.
-        purpose: What the connection is for: both must mean the same.
+        secret: The secret that both sides must know.
+        purpose: Purpose of the connection, which must be the same on both sides.
 
     Attributes:
-        text: To be sent to the caller. It is random: what proved something once proves nothing again.
+        text: Text to send to the caller. It is random, so that an old proof is not valid again.
     """
 
     def __init__(self, secret: bytes, purpose: str) -> None:
@@ -92,7 +92,7 @@ class Challenge:
         self._secret, self._purpose = secret, purpose
 
     def answer(self, said: bytes) -> bytes:
-        """Check what a caller says, :data:`CALLER_BYTES` long; return the proof for it.
+        """Check the answer of a caller, :data:`CALLER_BYTES` long; return the proof for the caller.
 
         Raises:
             PermissionError: The caller does not know the secret, or connects for another purpose.
@@ -103,16 +103,16 @@ class Challenge:
 
 
 def prove_to_called(connection: socket.socket, secret: bytes, purpose: str, timeout_s: float) -> None:
-    """Authenticate a connection as the side that calls.
+    """Authenticate a connection as the calling side.
 
     Args:
-        connection: Just made; it has no separate time-out afterwards.
+        connection: The new connection; afterwards it has no time-out.
         secret: As for :class:`Challenge`.
         purpose: As for :class:`Challenge`.
-        timeout_s: How long all of it may take.
+        timeout_s: Seconds that the whole authentication may take.
 
     Raises:
-        EOFError: The called side has left.
+        EOFError: The listening side has closed the connection.
         OSError: The listener does not know the secret or takes too long, or the connection is broken.
     """
     deadline = time.monotonic() + timeout_s

@@ -5,8 +5,8 @@
     driver  <--- port ----  rank 0  <-- come --  reader 0, reader 1 ...
             -- withdraw -->         -- buckets ->
 
-Rank 0 listens at a port of its own, for as long as the transfer takes, and tells the driver which; only then readers
-are told. Each connection is authenticated in both directions with a secret that the driver makes for this transfer and
+Rank 0 listens at a free port during the transfer and tells the driver its number; only then are readers told where to
+connect. Each connection is authenticated in both directions with a secret that the driver makes for this transfer and
 that travels with the calls of the executor (:mod:`anytron.workers.weights.messages`).
 """
 
@@ -60,10 +60,10 @@ class NetworkMeeting:
 
     Args:
         driver: Address of this process's machine at which rank 0's machine reaches it.
-        sender: Address of rank 0's machine at which the readers' reach it.
+        sender: Address at which the readers' machines reach rank 0's machine.
 
     Attributes:
-        sender: For rank 0.
+        sender: The carrier for rank 0.
 
     Raises:
         TransferError: This machine does not have the address.
@@ -77,7 +77,7 @@ class NetworkMeeting:
         self._door = self._opened.enter_context(contextlib.closing(_Door(listener, self.sender.secret, _DRIVER)))
 
     def reader(self) -> NetworkReader | None:
-        """Wait a moment for rank 0 to say where it listens."""
+        """Wait a short time for the port of rank 0."""
         control = self._door.accept(MOMENT_S)
         if control is None:
             return None
@@ -90,7 +90,7 @@ class NetworkMeeting:
         return NetworkReader((self.sender.address, port), self.sender.secret)
 
     def withdraw(self, reader: int, *, lost: bool) -> None:
-        """Tell rank 0 that a reader will not come, or that it is gone."""
+        """Tell rank 0 that a reader will not connect, or has ended."""
         if self._control is not None:
             with contextlib.suppress(OSError):  # rank 0 is gone
                 send(self._control, {"reader": reader, "lost": lost})
@@ -107,7 +107,7 @@ class NetworkSender:
     """A :class:`~anytron.workers.weights.buckets.SenderCarrier`.
 
     Attributes:
-        driver: Where the driver waits for rank 0.
+        driver: Address and port at which the driver waits for rank 0.
         address: Address of rank 0's machine, the only one on which it listens.
         secret: Secret of this transfer.
     """
@@ -145,7 +145,7 @@ class NetworkReader:
     """A :class:`~anytron.workers.weights.buckets.ReaderCarrier`.
 
     Attributes:
-        sender: Where rank 0 listens.
+        sender: Address and port at which rank 0 listens.
         secret: Secret of this transfer.
     """
 

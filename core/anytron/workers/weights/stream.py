@@ -1,13 +1,13 @@
-"""Weights on a stream from rank 0 to rollout processes, bucket by bucket: the whole protocol, whatever carries it.
+"""Weights on a stream from rank 0 to rollout processes, bucket by bucket: the protocol for all carriers.
 
-Rank 0 fills one bucket while rollout processes load the other. How they reach each other and how a bucket gets across
-is the carrier's: memory that processes of one machine share (:mod:`anytron.workers.weights.memory`), or connections
+Rank 0 fills one bucket while rollout processes load the other. A carrier connects them and transports
+buckets: memory that processes of one machine share (:mod:`anytron.workers.weights.memory`), or connections
 between machines (:mod:`anytron.workers.weights.network`).
 
-* A reader that ends, or refuses the weights, leaves; the others get theirs.
-* A sender that ends leaves readers without the end of the weights, which is an error there.
-* A reader that does not come must be withdrawn (:class:`~anytron.workers.weights.buckets.Meeting`): the sender would
-  wait for it.
+* If a reader ends or refuses the weights, the others still receive theirs.
+* If the sender ends early, its readers raise an error.
+* A reader that will not connect must be withdrawn (:class:`~anytron.workers.weights.buckets.Meeting`); otherwise the
+  sender would wait for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOOK_S = 0.005
 
 
 def bucket_bytes_for(num_bytes: int) -> int:
-    """Choose the size of buckets for weights of about so many bytes: what is small goes in one bucket.
+    """Choose the size of buckets for weights of about the given number of bytes; small weights use one bucket.
 
     Buckets are new in each transfer, and new memory costs as much as filling it.
     """
@@ -60,8 +60,8 @@ class WeightStream:
     """The sender's end of a transfer: a :class:`~anytron.workers.weights.transfer.WeightDestination`.
 
     Attributes:
-        carrier: How readers come, and buckets get to them.
-        readers: How many rollout processes get the weights; they are numbered from 0.
+        carrier: Carrier, which connects readers and transports buckets.
+        readers: Number of rollout processes that receive the weights; they are numbered from 0.
         timeout_s: How long one end waits for the other at any point.
         bucket_bytes: Size of each of the two buckets, a multiple of 64.
     """
@@ -78,12 +78,12 @@ class WeightStream:
     def send(
         self, weights: Iterable[tuple[str, Tensor]], version: int, is_optional: Callable[[str], bool]
     ) -> StreamedWeights:
-        """Send weights to all readers that come and stay.
+        """Send weights to all readers that connect and stay connected.
 
         Raises:
-            EngineError: A name came twice.
+            EngineError: A name occurred twice.
             ResourceError: There is no memory for the buckets.
-            TransferError: A reader neither came nor was withdrawn, or none can come.
+            TransferError: A reader neither connected nor was withdrawn, or none can connect.
         """
         num_bytes = 0
         with self.carrier.listen(self.readers, self.timeout_s, self.bucket_bytes) as end:
@@ -98,7 +98,7 @@ class WeightStream:
         return StreamedWeights(version, num_bytes)
 
     def origin(self, carrier: ReaderCarrier, reader: int) -> StreamOrigin:
-        """Where the reader of a number gets the weights."""
+        """Return the origin from which the reader of a number receives the weights."""
         return StreamOrigin(carrier, reader, self.timeout_s, self.bucket_bytes)
 
 
@@ -107,10 +107,10 @@ class StreamOrigin:
     """One reader's end of a transfer: a :class:`~anytron.workers.weights.transfer.WeightOrigin`.
 
     Attributes:
-        carrier: How it gets to the sender, and buckets to it.
-        reader: Its number.
-        timeout_s: As for the sender.
-        bucket_bytes: As for the sender.
+        carrier: Carrier, which connects the reader to the sender and transports buckets.
+        reader: Number of the reader.
+        timeout_s: How long one end waits for the other at any point.
+        bucket_bytes: Size of each of the two buckets, a multiple of 64.
     """
 
     carrier: ReaderCarrier
@@ -120,10 +120,10 @@ class StreamOrigin:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[ReceivedWeights]:
-        """Come to the sender, as soon as it is there.
+        """Connect to the sender, as soon as it listens.
 
         Raises:
-            TransferError: No sender came in time, or the sender has ended or belongs to another transfer.
+            TransferError: There was no sender in time, or the sender has ended or belongs to another transfer.
         """
         where = self.carrier.where
         with self.carrier.connect(self.timeout_s, self.bucket_bytes) as end:
@@ -150,7 +150,7 @@ class _Received:
                 raise TransferError(
                     "Weights were damaged in transfer.",
                     where=f"bucket {number}, version {self.version}",
-                    why=f"XXH3 {found:016x}, not {sent:016x}, in what was sent as bucket {table['number']}",
+                    why=f"bucket {table['number']} was sent with XXH3 {sent:016x}, but {found:016x} was received",
                 )
             for fields in table["entries"]:
                 entry = Entry(*fields)

@@ -1,6 +1,6 @@
-"""Weights on their way from the training engine to a rollout engine: what both ends agree on, and the way by file.
+"""The transfer of weights from the training engine to a rollout engine: its common interface, and the transfer by file.
 
-The other way, on a stream, is :mod:`anytron.workers.weights.stream`. An engine knows neither: it sends to a
+The transfer by stream is in :mod:`anytron.workers.weights.stream`. An engine does not depend on either: it sends to a
 :class:`WeightDestination` and loads from a :class:`WeightOrigin`.
 """
 
@@ -30,17 +30,17 @@ WeightPart = Literal["weights", "adapter"]
 
 @dataclass(frozen=True)
 class Piece:
-    """One tensor, or a part of one that is larger than what is held at a time.
+    """One tensor, or a part of a tensor that is too large to be held as a whole.
 
-    The pieces of a tensor come one after another, from its first element to its last.
+    The pieces of a tensor arrive in order, from its first element to its last.
 
     Attributes:
         name: The tensor's Hugging Face name.
         shape: Shape of the whole tensor.
-        start: Place of the piece's first element, row-major.
-        values: Its elements, 1-D, on the host: verified, and valid until the next piece is asked for.
-        optional: A rollout engine leaves the tensor out if its model has none of that name: it belongs to modules
-            for speculative decoding, which not every engine builds.
+        start: Index of the piece's first element, row-major.
+        values: Elements of the piece, 1-D, on the host: verified, and valid until the next piece is requested.
+        optional: Whether a rollout engine may ignore the tensor if its model has none of that name: it belongs to
+            modules for speculative decoding, which not every engine builds.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Piece:
 
 
 class ReceivedWeights(Protocol):
-    """Weights as a rollout engine gets them."""
+    """Weights that a rollout engine receives."""
 
     @property
     def version(self) -> int:
@@ -66,7 +66,7 @@ class ReceivedWeights(Protocol):
 
 
 class WeightOrigin(Protocol):
-    """Where a rollout engine gets weights from; plain data, which travels to its process."""
+    """The place from which a rollout engine receives weights; plain data, which is sent to its process."""
 
     def open(self) -> AbstractContextManager[ReceivedWeights]:
         """Begin to receive.
@@ -77,18 +77,19 @@ class WeightOrigin(Protocol):
 
 
 class WeightDestination(Protocol[Sent]):
-    """Where the training engine's rank 0 sends weights to; plain data, which travels to its process."""
+    """The place to which the training engine's rank 0 sends weights; plain data, which is sent to its process."""
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: int, is_optional: Callable[[str], bool]) -> Sent:
         """Send all weights.
 
         Args:
-            weights: Tensors by their Hugging Face names. A collective: it is exhausted, even if no process receives.
+            weights: Tensors by their Hugging Face names. Iterating is a collective, so that all are read even if no
+                process receives them.
             version: Number of completed optimizer updates.
             is_optional: Whether a rollout engine may leave out the tensor of a name (:attr:`Piece.optional`).
 
         Returns:
-            What the driver needs to know of them.
+            The facts about the weights that the driver needs.
         """
 
 
@@ -132,7 +133,7 @@ class WeightManifest:
             names = set(file.keys())  # type: ignore[no-untyped-call]
             differing = sorted((names ^ self.checksums.keys()) | (self.optional - self.checksums.keys()))
             if differing:
-                why = f"{differing[0]}; {len(differing)} such"
+                why = f"{len(differing)} weights, the first is {differing[0]}"
                 raise TransferError(
                     "A weight is in the file or in the manifest, not in both.", where=self._where, why=why
                 )
@@ -142,7 +143,7 @@ class WeightManifest:
         for name, crc in self.checksums.items():
             tensor = tensor_of(name)
             if (found := checksum(tensor)) != crc:
-                why = f"crc32 {found:08x}, not {crc:08x}"
+                why = f"its crc32 is {found:08x}, but the manifest has {crc:08x}"
                 raise TransferError("A weight was damaged in transfer.", where=f"{name}, {self._where}", why=why)
             yield Piece(name, tuple(tensor.shape), 0, tensor.reshape(-1), name in self.optional)
 
@@ -162,7 +163,7 @@ class _FileContent:
 
 @dataclass(frozen=True)
 class WeightFile:
-    """A :class:`WeightDestination`: rank 0 holds all weights at one time and writes them to one file.
+    """A :class:`WeightDestination`: rank 0 gathers all weights and writes them to one file.
 
     Attributes:
         path: The safetensors file.
@@ -183,6 +184,6 @@ class WeightFile:
 
 
 def checksum(tensor: Tensor) -> int:
-    """Compute the crc32 of a tensor's bytes, row-major, as they lie in a safetensors file."""
+    """Compute the crc32 of a tensor's bytes, row-major, as in a safetensors file."""
     data = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     return zlib.crc32(data.numpy().data)

@@ -1,1 +1,1 @@
-"""What adapts Megatron to the NPU, one file each; the engine or ``platform.options.adaptor`` chooses."""
+"""Adaptors of Megatron to the NPU, one file each; the engine or ``platform.options.adaptor`` chooses."""

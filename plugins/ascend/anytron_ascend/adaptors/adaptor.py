@@ -1,4 +1,4 @@
-"""What the platform asks of an adaptor, and the adaptor ``none``: portable modules whose kernels are torch_npu's."""
+"""The interface of an adaptor, and the adaptor ``none``: portable modules with kernels of torch_npu."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Adaptor:
-    """The platform's answers that depend on what adapts Megatron to the NPU; here, the neutral ones.
+    """The platform's answers that depend on the adaptor of Megatron to the NPU; this base class gives neutral answers.
 
-    Each method answers the platform's hook or method of its name. The defaults fit a library that brings
+    Each method answers the platform's hook or method of its name. The defaults are for a library with
     its own modules, kernels and redirection of ``torch.cuda``.
 
     Attributes:
@@ -33,11 +33,11 @@ class Adaptor:
         return ()
 
     def requirements(self) -> Iterable[Requirement]:
-        """Return packages that are needed besides torch_npu."""
+        """Return the required packages besides torch_npu."""
         return ()
 
     def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
-        """Check that the adaptor can do what the run asks for."""
+        """Check that the adaptor supports the run."""
         del config
         return ()
 
@@ -77,15 +77,15 @@ class Adaptor:
 class PortableAdaptor(Adaptor):
     """The adaptor ``none``: portable modules with torch_npu's kernels.
 
-    Masks are the neutral ones: in thd the kernel has the lengths, in right-padded bshd it is causal, and the
-    compressed mask that belongs to both is the kernel's own.
+    Masks are the neutral ones: in thd the kernel gets the lengths, in right-padded bshd it is causal, and for both
+    the kernel makes its compressed mask itself.
     """
 
     portable_modules = True
     redirects_torch_cuda = True
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
-        """Keep mcore-bridge from taking MindSpeed's side branches."""
+        """Keep mcore-bridge from using its code paths for MindSpeed."""
         del context
         return [_BRIDGE_WITHOUT_MINDSPEED] if phase is _BRIDGE_WITHOUT_MINDSPEED.phase else []
 
@@ -96,14 +96,14 @@ class PortableAdaptor(Adaptor):
         return make_attention(spec)
 
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
-        """Return torch_npu's fused operator, where there is one."""
+        """Return torch_npu's fused operator, if there is one."""
         from anytron_ascend.kernels.fused import fused_kernel
 
         return fused_kernel(name)
 
 
 def deny_torch_npu(_original: Callable[..., bool]) -> Callable[..., bool]:
-    """Replace transformers' probe for torch_npu: the answer is no."""
+    """Replace transformers' probe for torch_npu: return False."""
     return lambda *_, **__: False
 
 

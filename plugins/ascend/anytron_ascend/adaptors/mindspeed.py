@@ -51,7 +51,7 @@ class MindSpeedAdaptor(Adaptor):
         return [Requirement(package, "", remedy) for package in ("einops", "scipy", "protobuf")]
 
     def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
-        """Check that MindSpeed is there and made for this Megatron, and that it can train the run's model."""
+        """Check that MindSpeed is installed and matches this Megatron, and that it can train the run's model."""
         try:
             find_installation()
         except AnytronError as error:
@@ -61,14 +61,14 @@ class MindSpeedAdaptor(Adaptor):
         yield from model_diagnostics(config)
 
     def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
-        """Let MindSpeed patch for this engine, every argument set."""
+        """Let MindSpeed apply its patches for this engine, with all of its arguments set."""
         from anytron_ascend.mindspeed.process_state import default_arguments, engine_arguments, forget_engine, repatch
 
         forget_engine()
         repatch(engine_arguments(default_arguments(), facts.sizes, self._options), ledger)
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
-        """Return MindSpeed itself, then fixes of what it does against the kernels' documentation."""
+        """Return the patch that imports MindSpeed, then fixes of its violations of the kernels' documentation."""
         del context
         return [patch for patch in PATCHES if patch.phase is phase]
 
@@ -85,7 +85,7 @@ class MindSpeedAdaptor(Adaptor):
             raise HookContractError(
                 "MindSpeed's attention cannot compute this model's mask.",
                 where="platform.options.adaptor",
-                why="it is causal over whole sequences, and the model "
+                why="it supports causal masks of whole sequences only, and the model "
                 f"{'has a sliding window' if traits.causal else 'is not causal'}",
                 fix="set platform.options.adaptor=none",
             )

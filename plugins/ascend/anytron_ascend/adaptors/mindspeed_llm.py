@@ -24,7 +24,7 @@ class MindSpeedLlmAdaptor(Adaptor):
     """MindSpeed-LLM and the MindSpeed below it; it imports ``torch_npu.contrib.transfer_to_npu`` itself."""
 
     def requirements(self) -> Iterable[Requirement]:
-        """Return what MindSpeed-LLM and its weights need; :meth:`configure` looks for MindSpeed-LLM itself."""
+        """Return the packages that MindSpeed-LLM and its weights need; :meth:`configure` finds MindSpeed-LLM."""
         pinned = f"pip install --no-deps {PACKAGES}"
         imported = "pip install einops protobuf scipy six: MindSpeed, MindSpeed-LLM and Megatron-LM import them"
         return [
@@ -34,7 +34,7 @@ class MindSpeedLlmAdaptor(Adaptor):
         ]
 
     def configure(self, config: RunConfig) -> Iterable[Diagnostic]:
-        """Check that MindSpeed-LLM is there, and can do what the run asks for."""
+        """Check that MindSpeed-LLM is installed and supports the run."""
         try:
             find_installation()
         except AnytronError as error:
@@ -53,7 +53,7 @@ class MindSpeedLlmAdaptor(Adaptor):
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
-        """Return MindSpeed-LLM itself, and the fix of how it reads packed sequences."""
+        """Return the patch that imports MindSpeed-LLM, and a fix of its reading of packed sequences."""
         del context
         return [patch for patch in PATCHES if patch.phase is phase]
 

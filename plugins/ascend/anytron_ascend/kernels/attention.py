@@ -1,8 +1,8 @@
 """``npu_fusion_attention`` as an attention kernel.
 
-Mask and kernel mode always come together. Sequences are right-aligned (the last query stands at the
-last key), so that causality is ``sparse_mode`` 3 with the compressed mask, a window 4 with the same
-mask, and only an explicit mask is one of full size (mode 1).
+Mask and kernel mode always come together. Sequences are right-aligned (the last query is at the
+last key), so that causality is ``sparse_mode`` 3 with the compressed mask, a window is mode 4 with the
+same mask, and only an explicit mask has full size (mode 1).
 
 Source: torch_npu 2.13, documentation of ``npu_fusion_attention``.
 """
@@ -41,13 +41,13 @@ INVALID_ROWS = 2
 def make_attention(spec: AttentionSpec) -> AttentionKernel:
     """Return the kernel of one layer.
 
-    In float32 with sinks it is the neutral kernel: the operator's gradient refuses that
+    In float32 with sinks it is the neutral kernel, because the operator's backward pass does not support this case
     (``aclnnFlashAttentionScoreGradV3`` and ``...UnpaddingScoreGradV5`` of CANN 8.5.0).
 
     Raises:
-        PlatformError: The operator does not have heads of these sizes, or not so many; and when the kernel is
-            called, a mask that is not bool or does not broadcast to ``[B, H, Sq, Sk]``.
-        HookContractError: When the kernel is called, a mode that is not a neutral one.
+        PlatformError: The operator does not support the sizes or the number of heads. When the kernel is called: the
+            mask is not bool or does not broadcast to ``[B, H, Sq, Sk]``.
+        HookContractError: When the kernel is called: the mode is not neutral.
     """
     if spec.sinks and spec.v_dim != spec.qk_dim:
         raise PlatformError(
@@ -86,7 +86,7 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
 
 @dataclass(frozen=True)
 class Sight:
-    """How far a query sees: keys before and after its own position; ``UNLIMITED`` = all."""
+    """The number of keys that a query sees before and after its own position; ``UNLIMITED`` = all."""
 
     before: int
     after: int
@@ -98,7 +98,7 @@ class Sight:
 
     @property
     def mode(self) -> int:
-        """The ``sparse_mode`` whose compressed mask says this."""
+        """The ``sparse_mode`` that expresses this with the compressed mask."""
         return RIGHT_DOWN_CAUSAL if (self.before, self.after) == (UNLIMITED, 0) else BAND
 
 

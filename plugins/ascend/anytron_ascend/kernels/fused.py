@@ -1,4 +1,4 @@
-"""torch_npu's fused operators behind the signatures of :mod:`anytron.kernels.fused`."""
+"""torch_npu's fused operators with the signatures of :mod:`anytron.kernels.fused`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COUNTS = 1
 
 
 def fused_kernel(name: KernelName) -> Callable[..., Any] | None:
-    """Return torch_npu's kernel for a name; None where it has none."""
+    """Return torch_npu's kernel for a name; None if it has none."""
     return _KERNELS.get(name)
 
 
@@ -48,8 +48,8 @@ def swiglu(x: Tensor) -> Tensor:
 def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
     """As :func:`anytron.kernels.fused.rope`.
 
-    The operator takes four dimensions and cosines that broadcast to them; heads longer than it supports
-    are turned by the neutral kernel.
+    The operator takes four dimensions and cosines that broadcast to them; the neutral kernel rotates heads that are
+    longer than it supports.
     """
     import torch_npu
 
@@ -131,8 +131,8 @@ def adam(
 ) -> None:
     """As :func:`anytron.kernels.fused.adam`.
 
-    The operator is AdamW with bias correction on float32; every other form, and parameters of another
-    type, take the neutral kernel.
+    The operator is AdamW with bias correction on float32; the neutral kernel computes every other form and
+    parameters of other types.
     """
     settings: dict[str, Any] = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     plain = (decoupled or weight_decay == 0.0) and bias_correction

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def read_mindspeed(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
-    """Read a mask as MindSpeed's attention does, which makes the compressed triangle itself where it gets none.
+    """Read a mask as MindSpeed's attention does, which makes the compressed triangle itself if it gets no mask.
 
     ``layouts`` are all shards, in rank order.
 
@@ -40,7 +40,7 @@ def read_mindspeed(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: Mo
 def read_npu_fusion_attention(
     mode: str, forbidden: torch.Tensor | None, layouts: Sequence[SequenceLayout]
 ) -> set[Pair]:
-    """Read a ``sparse_mode`` and the ``atten_mask`` that it is passed with.
+    """Read a ``sparse_mode`` together with its ``atten_mask``.
 
     The mode is written ``sparse_mode=4,pre_tokens=128,next_tokens=0``. 0: the given mask and the
     window of ``pre_tokens`` and ``next_tokens``; 1: the given mask; 2: left-up causal; 3: right-down

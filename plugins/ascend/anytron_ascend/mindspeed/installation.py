@@ -125,6 +125,6 @@ def model_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "error",
                 "parallel.context_parallel_size",
-                f"MindSpeed's ring attention has no multi-latent attention, which {model.key} has",
+                f"MindSpeed's ring attention does not support the multi-latent attention of {model.key}",
                 "set parallel.context_parallel_size=1, or platform.options.adaptor=none",
             )

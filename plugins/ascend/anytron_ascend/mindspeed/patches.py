@@ -149,8 +149,8 @@ def _ends_of_padded_sequences(packed: Any) -> Any:
 def take_arguments(_original: Callable[..., None]) -> Callable[..., None]:
     """Replace ``ModelConfig._augment_mindspeed_defaults``: take the installed arguments.
 
-    What Megatron's config has itself, such as ``variable_seq_lengths``, the engine has set there: MindSpeed's arguments
-    of these names decide about its patches only.
+    The engine has set Megatron's own fields, such as ``variable_seq_lengths``, in its config: MindSpeed's arguments
+    with these names only select its patches.
     """
 
     def _augment_mindspeed_defaults(self: Any) -> None:

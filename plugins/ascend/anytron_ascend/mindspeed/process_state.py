@@ -36,10 +36,10 @@ a global of the same name; both are set and restored, also when a recomputation 
 
 
 def engine_arguments(defaults: Mapping[str, Any], sizes: ParallelSizes, options: MindSpeedOptions) -> dict[str, Any]:
-    """Return every argument of an engine: ``defaults`` (MindSpeed's own), its sizes, and what the options ask for.
+    """Return every argument of an engine: ``defaults`` (MindSpeed's own), its sizes, and those that the options select.
 
-    They are process-wide and persist: an engine inherits what it leaves out from the one before. So each
-    engine gets a whole set, MindSpeed's defaults included.
+    Arguments are process-wide and persist: an engine would inherit missing ones from the previous engine. So each
+    engine gets a complete set, including MindSpeed's defaults.
     """
     return {
         **defaults,
@@ -84,11 +84,11 @@ def default_arguments() -> dict[str, Any]:
 
 
 def repatch(arguments: Mapping[str, Any], ledger: Ledger) -> bool:
-    """Let MindSpeed patch for these arguments (all of them), and for none that an earlier engine left.
+    """Let MindSpeed apply its patches for these arguments (a complete set), without those of an earlier engine.
 
-    MindSpeed starts from the objects that it saw first and so drops what others put on top:
-    mcore-bridge, and the ledger. Where MindSpeed's part is the same as before, what stood on top is put back;
-    elsewhere the ledger applies its patches again. Returns False if the engine before had the same arguments.
+    MindSpeed starts from the objects that it saw first, and so drops later patches of others (mcore-bridge, the
+    ledger). Where MindSpeed's part is the same as before, those patches are restored; elsewhere the ledger applies its
+    patches again. Returns False if the previous engine had the same arguments.
 
     Raises:
         PatchError: A change that is not in the ledger would be lost.
@@ -120,7 +120,7 @@ def repatch(arguments: Mapping[str, Any], ledger: Ledger) -> bool:
 
 
 def forget_engine() -> None:
-    """Drop what MindSpeed keeps of an earlier engine: destroyed process groups, and its mask."""
+    """Delete MindSpeed's state of an earlier engine: destroyed process groups, and its mask."""
     from mindspeed.core.transformer.flash_attention.generate_mask.generate_mask import set_attention_mask
     from mindspeed.te.pytorch.attention.dot_product_attention import utils
     from mindspeed.te.pytorch.module.ops.comm_overlap_ops import COMM_OVERLAP_CONFIG
@@ -177,7 +177,7 @@ def _recipe(patch: Any) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def bare_command_line() -> Iterator[None]:
-    """Hide this process's arguments: MindSpeed reads ``sys.argv`` and takes unknown ones for its own."""
+    """Hide this process's arguments: MindSpeed reads ``sys.argv`` and interprets unknown arguments as its own."""
     arguments = sys.argv
     sys.argv = arguments[:1]
     try:
@@ -187,7 +187,7 @@ def bare_command_line() -> Iterator[None]:
 
 
 def sequence_scope(layout: SequenceLayout) -> ScopeFactory:
-    """Make scopes within which MindSpeed knows the sequences of a finished layout.
+    """Make scopes within which MindSpeed has the sequences of a finished layout.
 
     Lengths are int32 ``[B]``, cumulative, padded, without a leading 0 (the contract of ``npu_fusion_attention`` in
     layout TND); positions int64 ``[T, 1]`` (thd) or ``[S, B]`` (bshd), from 0 in each sequence. Both are of all

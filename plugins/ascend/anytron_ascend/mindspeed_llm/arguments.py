@@ -37,8 +37,8 @@ def translate(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmO
     """Translate the configuration into MindSpeed-LLM's arguments, by name; others keep MindSpeed-LLM's defaults.
 
     Raises:
-        ConfigError: The engine lacks the model's family or something that the run asks for;
-            or ``options.arguments`` sets something that follows from the rest.
+        ConfigError: The engine lacks the model's family or a feature of the run; or ``options.arguments`` sets an
+            argument that follows from other keys.
     """
     arguments = {
         **_model(model),

@@ -42,14 +42,14 @@ class MindSpeedLlmEngine(MegatronEngine):
     """Train one policy, and the critic of PPO, as models of MindSpeed-LLM; score tokens."""
 
     def prepare_platform(self) -> None:
-        """Install the whole run's arguments, which are MindSpeed-LLM's as well, and let it patch for them."""
+        """Install all arguments of the run for MindSpeed-LLM, and let it apply its patches for them."""
         config = self._context.config
         options = MindSpeedLlmOptions.model_validate(config.engine.options)
         model = load_hf_config(config.model)
         install_arguments(translate(config, model, options), self._context.stack.ledger)
 
     def open_source(self, directory: Path, *, policy: bool) -> MindSpeedLlmSource:
-        """Open a model directory; the policy's and the critic's are alike."""
+        """Open a model directory, of the policy or the critic."""
         del policy
         return MindSpeedLlmSource(directory, getattr(torch, self._context.config.model.dtype))
 
@@ -117,7 +117,7 @@ class MindSpeedLlmSource:
                 yield name, tensor.cpu()
 
     def prediction_names(self, names: Iterable[str]) -> frozenset[str]:
-        """Find nothing: the models have no multi-token prediction modules."""
+        """Return nothing: the models have no multi-token prediction modules."""
         del names
         return frozenset()
 
@@ -172,7 +172,7 @@ class HuggingFaceWeights:
     def load(self, chunks: Sequence[nn.Module]) -> None:
         """Read the directory into the models. A collective.
 
-        Every parameter is NaN before, so that one that was not read is found.
+        Every parameter is first filled with NaN, so that one that was not read is found.
 
         Raises:
             EngineError: On all ranks, if a tensor is missing or has a wrong shape on any rank, or a file is damaged.

@@ -1,4 +1,4 @@
-"""Find MindSpeed-LLM, MindSpeed and Megatron-LM, and check that they fit together; imports none of them."""
+"""Find MindSpeed-LLM, MindSpeed and Megatron-LM, and check that their versions match; imports none of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHERE = f"engine.name={ENGINE}"
 
 @dataclass(frozen=True)
 class Installation:
-    """Versions: of the Megatron that would be imported, and as setup.py says (it lags behind a branch's name)."""
+    """Version of the Megatron that would be imported, and the version in setup.py, which may be older."""
 
     mindspeed_llm: str
     mindspeed: str
@@ -36,11 +36,11 @@ class Installation:
 
 
 def find_installation() -> Installation:
-    """Find the three, installed or on ``sys.path``.
+    """Find the three packages, installed or on ``sys.path``.
 
     Raises:
-        PlatformError: One is not installed, is not for Megatron 0.12.1, or the Megatron that would be imported is
-            not the one whose version pip knows: patches are chosen by the latter.
+        PlatformError: A package is not installed or not for Megatron 0.12.1; or the Megatron that would be imported is
+            not the distribution that pip has installed, whose version selects patches.
     """
     folders = {name: _folder(name, module) for name, module in _MODULES.items()}
     found = Installation(

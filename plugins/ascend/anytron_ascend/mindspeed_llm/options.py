@@ -107,7 +107,7 @@ def estimate(run: RunConfig) -> TrainingEstimate:
         raise ConfigError(
             "The memory of this run cannot be estimated.",
             where=", ".join(f"engine.options.recompute.{name}" for name in others),
-            why="activations are counted without recomputation or with each layer recomputed, and these options differ",
+            why="activations can be counted only for no recomputation or full recomputation, not for these options",
             fix="estimate the run without these options, with engine.recompute=full (less memory than with most of "
             "these options) and with engine.recompute=none (more memory than with any)",
         )

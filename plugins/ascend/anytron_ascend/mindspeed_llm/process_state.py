@@ -1,4 +1,4 @@
-"""MindSpeed-LLM's process-wide state: arguments, the patches that follow from them, and what passes leave behind."""
+"""MindSpeed-LLM's process-wide state: arguments, the patches that follow from them, and state that passes leave."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def import_mindspeed_llm(context: PatchContext) -> Installed:
 def install_arguments(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace:
     """Make these the process's arguments, and let MindSpeed-LLM patch for them.
 
-    Nothing of an earlier engine remains: neither its arguments, nor the layer specification that was made of
-    them when its module was imported, nor its mask and sequence lengths.
+    No state of an earlier engine remains: neither its arguments, nor the layer specification that was made
+    from them when its module was imported, nor its mask and sequence lengths.
 
     ``arguments`` are those of :func:`anytron_ascend.mindspeed_llm.arguments.translate`; the ledger's patches are
     applied again on top of new ones of MindSpeed-LLM. Returns all arguments, validated by Megatron and
@@ -82,7 +82,7 @@ def install_arguments(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace
 
 
 def uninstall_arguments() -> None:
-    """Forget the arguments of an engine that is closed; when none is left, the next one may have others."""
+    """Delete the arguments of a closed engine; when no engine is left, the next one may have other arguments."""
     _installed.pop()
 
 
@@ -97,10 +97,10 @@ def layer_specification() -> Any:
 
 
 def scope_of(layout: SequenceLayout) -> ScopeFactory:
-    """Make scopes within which MindSpeed-LLM's attention knows where packed sequences end.
+    """Make scopes within which MindSpeed-LLM's attention has the ends of packed sequences.
 
-    It keeps the ends beside MindSpeed's (:mod:`anytron_ascend.mindspeed.process_state`), as a list, which a
-    recomputation would find as the last forward pass left it.
+    It stores the ends in a list, in addition to MindSpeed's (:mod:`anytron_ascend.mindspeed.process_state`); without a
+    scope, a recomputation would read the ends of the last forward pass.
     """
     ends = layout.cu_seqlens_padded[1:].tolist()
 

@@ -1,8 +1,8 @@
 """A simulated CANN runtime, so that the real torch_npu runs on a machine without an NPU. A test tool.
 
-Device memory is host memory; ``aten`` operators run on the host's processor; ``aclnn`` operators are
-reference kernels that check the documented contract first; HCCL goes through shared memory. ``README.md`` says
-what it models and what it cannot.
+Device memory is host memory; ``aten`` operators run on the host's CPU; ``aclnn`` operators are
+reference kernels that check the documented contract first; HCCL uses shared memory. ``README.md`` describes
+what is modelled and what is not.
 
 Nothing happens when this package is imported. :func:`preload` replaces the CANN libraries (without
 torch), :func:`activate` the device (imports torch_npu); both say on stderr that the simulator is active.

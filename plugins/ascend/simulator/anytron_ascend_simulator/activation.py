@@ -49,13 +49,13 @@ _activated = False
 
 
 def preload() -> None:
-    """Load the simulated CANN libraries, so that everybody who asks for the real ones finds these.
+    """Load the simulated CANN libraries, so that later requests for the real ones find the simulated ones.
 
     Imports nothing; says on stderr that the simulator is active. Does nothing the second time.
 
     Raises:
         SimulatorError: The environment does not ask for the simulator, it is not built, torch_npu is not
-            installed or not of a known version, or torch_npu has been imported before.
+                installed or has an unknown version, or torch_npu has been imported before.
     """
     if _loaded:
         return

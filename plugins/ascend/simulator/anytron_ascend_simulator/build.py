@@ -1,4 +1,4 @@
-"""Where the simulator's libraries lie, and how they are compiled for the installed torch_npu."""
+"""The directory of the simulator's libraries, and their compilation for the installed torch_npu."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def package_directory(name: str) -> Path:
 
 
 def library_directory() -> Path:
-    """Where the libraries for the installed torch_npu and these sources are, or will be.
+    """The directory of the libraries for the installed torch_npu and these sources; it may not exist yet.
 
     ``ANYTRON_ASCEND_SIMULATOR_DIR``, or a directory under the user's cache; its name follows from the
     version and the sources, so that stale libraries are never used.

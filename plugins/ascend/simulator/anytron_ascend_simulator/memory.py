@@ -1,4 +1,4 @@
-"""Look at simulated device memory from the host: the same bytes as a CPU tensor."""
+"""Access simulated device memory from the host: the same bytes as a CPU tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CPU = torch.device("cpu")
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the memory of a simulated NPU tensor; valid as long as that lives."""
+    """A CPU tensor over the memory of a simulated NPU tensor; valid as long as that tensor lives."""
     storage = tensor.untyped_storage()
     return from_pointer(
         storage.data_ptr(), storage.nbytes(), tensor.dtype, int(tensor.storage_offset()), tensor.size(), tensor.stride()

@@ -1,8 +1,8 @@
 """Random operators draw from the device's generator: a seed and an offset, as on the device.
 
-Each of them runs with a generator of the host seeded by both, and moves the offset on. The numbers are
-not those of an NPU; what holds is that a seed repeats them, that a saved state restores them, and that the
-host's own generator is left alone.
+Each operator runs with a host generator that is seeded by both, and advances the offset. The numbers are
+not those of an NPU; but the same seed repeats them, a saved state restores them, and the host's own generator does
+not change.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def is_random(operator: torch._ops.OpOverload) -> bool:
 
 
 def host_seed(seed: int, offset: int) -> int:
-    """A host generator's seed for a device's seed and offset: mixed as hashes mix pairs, so that two differ in it."""
+    """Return a host generator's seed, a hash of a device's seed and offset, different for different pairs."""
     return hash((seed, offset)) % 2**63
 
 
 @contextlib.contextmanager
 def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
-    """Let the host's default generator stand for a device's generator, by default the current device's."""
+    """Replace a device's generator, by default the current device's, by the host's default generator."""
     if generator is None:
         npu: Any = torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
         generator = npu.default_generators[npu.current_device()]

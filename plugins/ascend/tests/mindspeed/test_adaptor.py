@@ -119,7 +119,7 @@ def test_latent_attention_is_not_spread_over_context_parallel_ranks(
     assert [one.key for one in found] == ["parallel.context_parallel_size"] * len(refused)
     for finding, key in zip(found, refused, strict=True):
         assert finding.severity == "error"
-        assert f"no multi-latent attention, which {key} has" in finding.message
+        assert f"does not support the multi-latent attention of {key}" in finding.message
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Attention on NVIDIA GPUs: which kernel a layer takes, and an adapter for each library."""
+"""Attention on NVIDIA GPUs: the choice of a layer's kernel, and an adapter for each library."""

@@ -1,4 +1,4 @@
-"""Choose the attention kernel of a layer, by what the machine offers, the layer and the user's wish, and make it."""
+"""Choose the attention kernel of a layer, by the machine's libraries, the layer and the user's options, and make it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def _none(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One kernel.
+    """One attention kernel that may be chosen.
 
     Attributes:
-        obstacle: Why it cannot compute a layer; None if it can.
-        call_obstacle: Why it cannot compute a call of such a layer; None if it can.
-        make: The kernel of a layer.
+        obstacle: Function that returns why it cannot compute a layer; None if it can.
+        call_obstacle: Function that returns why it cannot compute a call of such a layer; None if it can.
+        make: Function that makes the kernel of a layer.
     """
 
     obstacle: Callable[[Capabilities, AttentionSpec], str | None]
@@ -73,7 +73,7 @@ CANDIDATES: Mapping[Name, Candidate] = MappingProxyType(
 
 
 def obstacles(offered: Capabilities, spec: AttentionSpec) -> dict[Name, str | None]:
-    """Why each kernel cannot compute a layer, None if it can, fastest first. The last one always can."""
+    """Return why each kernel cannot compute a layer, None if it can, fastest first. The last kernel always can."""
     return {name: candidate.obstacle(offered, spec) for name, candidate in CANDIDATES.items()}
 
 
@@ -81,7 +81,7 @@ def choose_attention(offered: Capabilities, spec: AttentionSpec, wanted: Attenti
     """Choose the kernel of a layer.
 
     Raises:
-        PlatformError: A kernel is wanted by name that cannot compute this layer.
+        PlatformError: The user has selected a kernel that cannot compute this layer.
     """
     found = obstacles(offered, spec)
     choice = choose(found.items())
@@ -94,7 +94,7 @@ def choose_attention(offered: Capabilities, spec: AttentionSpec, wanted: Attenti
 
 
 def unable(wanted: str, why: str, instead: str) -> PlatformError:
-    """The error of a kernel that the user wants and that cannot compute."""
+    """Return the error for a kernel that the user has selected and that cannot compute a layer or a call."""
     return PlatformError(
         f"The attention kernel {wanted} cannot compute this layer.",
         where=f"{OPTION}={wanted}",
@@ -104,13 +104,13 @@ def unable(wanted: str, why: str, instead: str) -> PlatformError:
 
 
 def make_attention(spec: AttentionSpec, offered: Capabilities, wanted: Attention = "auto") -> DescribedKernel:
-    """Return the kernel of one layer: the fastest one that can compute it, or the one that is wanted by name.
+    """Return the kernel of one layer: the fastest one that can compute it, or the one that the user has selected.
 
     A call that the layer's kernel cannot compute, for example one with a mask, is computed by the next one that can;
-    the log says that once. So it does where plain operations are all that is left.
+    this is logged once, also if only plain operations remain.
 
     Raises:
-        PlatformError: The kernel that is wanted by name cannot compute this layer, or, when it is called, this call.
+        PlatformError: The selected kernel cannot compute this layer, or, when it is called, this call.
     """
     choice = choose_attention(offered, spec, wanted)
     if choice.kernel == NEUTRAL != wanted:

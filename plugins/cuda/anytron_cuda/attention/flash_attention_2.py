@@ -1,8 +1,8 @@
 """FlashAttention 2, the package ``flash_attn``.
 
-Source: github.com/Dao-AILab/flash-attention at 0251105a (2.8.4): ``flash_attn_varlen_func`` in
-flash_attn/flash_attn_interface.py, what it refuses in ``mha_varlen_fwd`` and ``mha_varlen_bwd`` of
-csrc/flash_attn/flash_api.cpp, GPUs and head sizes in README.md ("NVIDIA CUDA Support").
+Sources, in github.com/Dao-AILab/flash-attention at 0251105a (2.8.4): ``flash_attn_varlen_func`` is in
+flash_attn/flash_attn_interface.py, its checks are in ``mha_varlen_fwd`` and ``mha_varlen_bwd`` of
+csrc/flash_attn/flash_api.cpp, and README.md lists GPUs and head sizes ("NVIDIA CUDA Support").
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONSUMER_GPUS = ((8, 6), (8, 9), (12, 0), (12, 1))
 
 
 def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
-    """Why it cannot compute a layer; None if it can."""
+    """Return why it cannot compute a layer; None if it can."""
     missing = offered.missing(LIBRARY, OLDEST)
     if missing:
         return missing

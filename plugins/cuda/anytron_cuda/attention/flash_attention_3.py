@@ -1,7 +1,7 @@
 """FlashAttention 3 for Hopper GPUs, the module ``flash_attn_interface``.
 
-Source: github.com/Dao-AILab/flash-attention at 0251105a, folder hopper: ``flash_attn_varlen_func`` in
-flash_attn_interface.py, what it refuses in ``mha_fwd`` and ``mha_bwd`` of flash_api.cpp.
+Sources, in github.com/Dao-AILab/flash-attention at 0251105a, folder hopper: ``flash_attn_varlen_func`` is in
+flash_attn_interface.py, its checks are in ``mha_fwd`` and ``mha_bwd`` of flash_api.cpp.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LARGEST_DETERMINISTIC_HEAD = 192
 
 
 def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
-    """Why it cannot compute a layer; None if it can."""
+    """Return why it cannot compute a layer; None if it can."""
     missing = offered.missing(LIBRARY)
     if missing:
         return missing
@@ -45,7 +45,7 @@ def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
 
 
 def call_obstacle(spec: AttentionSpec, call: AttentionCall, dtype: torch.dtype) -> str | None:
-    """Why it cannot compute a call; None if it can."""
+    """Return why it cannot compute a call; None if it can."""
     largest = max(spec.qk_dim, spec.v_dim)
     if largest > LARGEST_DETERMINISTIC_HEAD and torch.are_deterministic_algorithms_enabled():
         return f"its backward pass is not deterministic for heads of more than {LARGEST_DETERMINISTIC_HEAD} elements"

@@ -1,8 +1,8 @@
 """Torch's ``scaled_dot_product_attention`` with two kernels that keep no scores: flash and memory-efficient.
 
-Computes what the functions for sequences of different lengths do not: masks, float32, older GPUs, dropout. Sequences
-of similar length share a call (:mod:`anytron.kernels.packed_sequences`). Two more are never taken here: torch's
-``math`` keeps the scores; cuDNN's plans anew for each shape, which every micro-batch brings, and with masks its
+It supports what the functions for sequences of different lengths do not: masks, float32, older GPUs, dropout. Sequences
+of similar length share a call (:mod:`anytron.kernels.packed_sequences`). Two other kernels are never used: torch's
+``math`` keeps the scores; cuDNN's must plan again for each new shape, hence for every micro-batch, and with masks its
 gradients are NaN for some lengths (pytorch #196678: H100 and H200, torch 2.11 to 2.13, where it would come first).
 
 Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
@@ -29,7 +29,7 @@ LARGEST_FLASH_HEAD = 256
 
 
 def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
-    """Why it cannot compute a layer; None if it can."""
+    """Return why it cannot compute a layer; None if it can."""
     del offered
     return "it does not support attention sinks" if spec.sinks else None
 
@@ -45,7 +45,7 @@ def attend(
     """Attend, ``[B, H, S, D]``, as ``scaled_dot_product_attention`` does.
 
     Raises:
-        PlatformError: Neither kernel takes these operands.
+        PlatformError: Neither kernel accepts these operands.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention

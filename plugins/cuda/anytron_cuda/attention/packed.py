@@ -1,8 +1,8 @@
-"""Layers on functions for sequences of different lengths: ``[T, H, D]`` without padding, and cumulative lengths.
+"""Layers that use functions for sequences of different lengths, ``[T, H, D]`` without padding, with cumulative lengths.
 
-FlashAttention 2 and 3 and torch's ``varlen_attn`` are such functions. They know no padding between sequences: rows
-of padding are left out on the way in, and are zero on the way out. Rows of the padded layout (bshd) are sequences of
-one length.
+FlashAttention 2 and 3 and torch's ``varlen_attn`` are such functions. They do not support padding between sequences:
+rows of padding are removed from the operands, and are zero in the result. Rows of the padded layout (bshd) are
+sequences of one length.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ MULTIPLE = 8
 
 
 class Sequences(NamedTuple):
-    """What a function gets besides its operands.
+    """The arguments of such a function besides its operands.
 
     Attributes:
-        cu_seqlens_q: int32 ``[B + 1]`` on the device: where sequences of queries end, with a leading 0.
-        cu_seqlens_k: The same of keys.
-        max_seqlen_q: Queries of the longest.
-        max_seqlen_k: Keys of the longest.
+        cu_seqlens_q: int32 ``[B + 1]`` on the device: cumulative numbers of queries of the sequences, with a leading 0.
+        cu_seqlens_k: int32 ``[B + 1]`` on the device: the same for keys.
+        max_seqlen_q: Largest number of queries of a sequence.
+        max_seqlen_k: Largest number of keys of a sequence.
         causal: A query sees no later key; the last query stands at the last key.
         window: Keys to the left and right of its position that a query sees, -1 = all; right is 0 if it is causal.
         scale: Factor of the scores.
@@ -55,7 +55,7 @@ class Sequences(NamedTuple):
 
 
 def call_obstacle(spec: AttentionSpec, call: AttentionCall, dtype: torch.dtype) -> str | None:
-    """Why these functions cannot compute a call of a layer that they can compute; None if they can."""
+    """Return why these functions cannot compute a call of a supported layer; None if they can."""
     del spec
     if dtype not in HALF:
         return f"it computes in float16 and bfloat16, and the operands are {str(dtype).removeprefix('torch.')}"
@@ -69,8 +69,8 @@ def make_packed(spec: AttentionSpec, attend: Callable[[Tensor, Tensor, Tensor, S
 
     Args:
         spec: The layer.
-        attend: Queries ``[Tq, H, D]``, keys and values ``[Tk, G, D]`` without padding to ``[Tq, H, Dv]``. There is at
-            least one query, and every sequence has queries and keys.
+        attend: Function from queries ``[Tq, H, D]``, keys and values ``[Tk, G, D]`` without padding to ``[Tq, H, Dv]``.
+            There is at least one query, and every sequence has queries and keys.
     """
     left, right = spec.traits.window or (-1, -1)
 
@@ -103,15 +103,15 @@ def make_packed(spec: AttentionSpec, attend: Callable[[Tensor, Tensor, Tensor, S
 
 
 def padded_heads(query: Tensor, key: Tensor, value: Tensor, *, equal: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """Bring heads to sizes that the functions take, with zeros; the output is to be cut to the values' size.
+    """Pad heads with zeros to sizes that the functions support; the caller must cut the output to the values' size.
 
-    Scores do not change by that (the scale is given), and what is added to values comes out as zeros.
+    This does not change scores (the scale is given), and the padding of values gives zeros in the output.
 
     Args:
         query: ``[..., D]``.
         key: ``[..., D]``.
         value: ``[..., Dv]``.
-        equal: Values get the queries' size, or the other way around; else each its own.
+        equal: Whether queries and values get the same size, the larger one.
     """
     sizes = [-(-operand.shape[-1] // MULTIPLE) * MULTIPLE for operand in (query, value)]
     qk_size, v_size = (max(sizes), max(sizes)) if equal else sizes
@@ -138,7 +138,7 @@ class _Side:
     back: Rows | None = None
 
     def take(self, buffer: Tensor) -> Tensor:
-        """Those rows."""
+        """Return those rows."""
         if self.there is not None:
             return rearrange(buffer, self.there, self.back)
         return buffer if buffer.shape[0] == self.count else buffer[: self.count]

@@ -1,6 +1,6 @@
-"""Torch's own FlashAttention for sequences of different lengths, and the same with sinks.
+"""Torch's own FlashAttention for sequences of different lengths, with or without sinks.
 
-Source: torch 2.13, torch/nn/attention/varlen.py; what the operators refuse in
+Sources, in torch 2.13: torch/nn/attention/varlen.py; the operators' checks are in
 aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, GPUs and head sizes in
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Before 2.12 ``varlen_attn`` has neither grouped queries nor, in
 2.10, windows and a scale (docs.pytorch.org/docs/2.10/nn.attention.varlen.html, and 2.12).
@@ -32,7 +32,7 @@ CONSUMER_GPUS = ((8, 6), (8, 7), (8, 8), (8, 9), (12, 0), (12, 1))
 
 
 def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
-    """Why it cannot compute a layer; None if it can."""
+    """Return why it cannot compute a layer; None if it can."""
     if offered.torch < OLDEST:
         return f"torch {offered.torch} is installed, and it requires torch {OLDEST} or later"
     if not GPUS[0] <= offered.compute_capability <= GPUS[1]:

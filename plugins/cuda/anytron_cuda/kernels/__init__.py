@@ -1,4 +1,4 @@
-"""Fused kernels behind the signatures of :mod:`anytron.kernels.fused`: libraries' where they are installed."""
+"""Fused kernels with the signatures of :mod:`anytron.kernels.fused`, from libraries if these are installed."""
 
 from __future__ import annotations
 

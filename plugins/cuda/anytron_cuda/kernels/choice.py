@@ -1,6 +1,6 @@
-"""Which implementation of a fused kernel is used: a pure function of what there is and what is asked for.
+"""Choose the implementation of a fused kernel: a pure function of the machine's capabilities and the kernel's spec.
 
-Nothing of this was measured on a GPU by us; the order follows what the libraries' authors report.
+The order was not measured on a GPU; it follows the reports of the libraries' authors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def choose_kernel(capabilities: Capabilities, name: KernelName, spec: KernelSpec
     Args:
         capabilities: The GPU and the libraries.
         name: The kernel.
-        spec: Its element type and options.
+        spec: Element type and options of the kernel.
 
     Returns:
         The choice; its ``kernel`` is a key of :data:`anytron_cuda.kernels.IMPLEMENTATIONS` for this name.

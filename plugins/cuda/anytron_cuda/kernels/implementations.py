@@ -27,11 +27,12 @@ _ALIGNMENT = 16
 
 
 def liger_swiglu(x: Tensor) -> Tensor:
-    """As :func:`anytron.kernels.fused.swiglu`; keeps the input alone for the backward pass.
+    """As :func:`anytron.kernels.fused.swiglu`; keeps only the input for the backward pass.
 
     ``LigerFusedGateUpSiLUMulFunction`` (``liger_kernel/ops/swiglu.py``) takes Megatron's order of the halves, in one
-    tensor. Its gradient is a matrix whatever the shape of its input (0.8.5, ``swiglu_fused_gate_up_backward``), so it
-    is given one. ``in_place`` would write the gradient over the input, which recomputation may still need.
+    tensor. Its gradient is a matrix for any shape of the input (0.8.5, ``swiglu_fused_gate_up_backward``), so the
+    input is passed as a matrix. ``in_place`` would write the gradient over the input, which recomputation may still
+    need.
     """
     from liger_kernel.ops import LigerFusedGateUpSiLUMulFunction
 
@@ -118,8 +119,8 @@ def torch_adam(
 ) -> None:
     """As :func:`anytron.kernels.fused.adam`.
 
-    torch's operators correct the bias, and take tensors of one type; what else is asked for takes the reference
-    kernel. They read the number of the step from a tensor for each parameter, which may be one for all.
+    torch's operators always correct the bias and need tensors of one type; other cases use the reference kernel. They
+    read the step number from a tensor for each parameter, and all parameters can share one tensor.
     """
     settings: dict[str, Any] = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     if not bias_correction or any(tensor.dtype != torch.float32 for tensor in (*params, *grads)):

@@ -39,7 +39,7 @@ def choose_log_prob(offered: Capabilities, spec: LogProbSpec) -> Choice:
 
     Args:
         offered: The GPU and the libraries.
-        spec: The element type matters.
+        spec: Spec of the kernel, of which only the element type is used.
     """
     return choose([(TRITON, _obstacle(offered, spec)), (NEUTRAL, None)])
 

@@ -2,12 +2,12 @@
 
 The structure is that of verl (``verl/utils/kernel/kernels.py``, ``_Split_Dlogits_N``) and of Megatron
 (``megatron/core/fusions/linear_cross_entropy``, ``bwd_partial_dlogits``). The forward kernel is a product whose
-blocks are summed up online and dropped. The backward kernel makes each of them again and writes its gradient, in the
-weight's element type, for one tile of the vocabulary at a time; torch multiplies from there on. Apple's Cut
+blocks are summed up online and dropped. The backward kernel computes each block again and writes its gradient, in the
+weight's element type, for one tile of the vocabulary at a time; torch computes the products with it. Apple's Cut
 Cross-Entropy does not write the gradients either, but adds every block of them to both results atomically: results
 vary from run to run, and it is fast because it leaves out blocks that are nearly 0.
 
-Products are summed up in float32, so the logits are not rounded to the weight's element type, as the neutral kernel's.
+Products are accumulated in float32, so that logits are not rounded to the weight's type as in the neutral kernel.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How much of each operand a program holds.
+    """Sizes of the blocks of operands that one Triton program holds.
 
     Attributes:
         tokens: Rows of the hidden states.
         entries: Rows of the weight.
         inner: Tile of the hidden size.
         warps: Groups of 32 threads that share the work.
-        stages: Loads that are under way at the same time.
+        stages: Number of loads in progress at the same time.
     """
 
     tokens: int = 128
@@ -53,11 +53,11 @@ processors. Each takes 16 bytes per token."""
 
 
 class TritonTiles:
-    """As :class:`anytron.kernels.log_prob.TileArithmetic`.
+    """Implements :class:`anytron.kernels.log_prob.TileArithmetic`.
 
     Args:
-        blocks: Sizes for 16-bit operands on Ampere and later, which fit the 100 kB of shared memory that the smallest
-            of them has (compute capability 8.6 and 8.9).
+        blocks: Sizes of blocks. The defaults are for 16-bit operands on Ampere and later GPUs, and fit the smallest
+            shared memory of these, 100 kB (compute capability 8.6 and 8.9).
     """
 
     def __init__(self, blocks: Blocks | None = None) -> None:
@@ -83,7 +83,7 @@ class TritonTiles:
         return statistics
 
     def gradients(self, shard: Shard, upstream: Upstream) -> Iterator[tuple[slice, Tensor]]:
-        """Make one tile's gradient after the other in the same memory."""
+        """Compute the tiles' gradients one after the other in the same memory."""
         blocks = self._blocks
         hidden = shard.hidden.contiguous()
         tokens, hidden_size = hidden.shape

@@ -1,1 +1,1 @@
-"""What starts each command of ms-swift: files, because ms-swift runs files, with ``torchrun`` for several ranks."""
+"""Files that start each command of ms-swift, which runs files, with ``torchrun`` for several ranks."""

@@ -1,4 +1,4 @@
-"""What a training worker has of the rollout: the way by which the server of its replica gets weights."""
+"""The training worker's side of the rollout, which sends weights to the server of its replica."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ServerAdapter(BaseRollout):  # type: ignore[misc]
-    """One for each training worker, whose rank is its replica's."""
+    """The adapter of one training worker; its rank is that of its replica."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
@@ -26,7 +26,7 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         self._server: Any = None
 
     async def resume(self, tags: list[str]) -> None:
-        """Do nothing: the server gives no memory back."""
+        """Do nothing: the server does not release memory."""
 
     async def release(self) -> None:
         """Do nothing, as :meth:`resume`."""
@@ -42,18 +42,18 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         """Send all weights to the server, in buckets of ``checkpoint_engine.update_weights_bucket_megabytes``.
 
         Args:
-            weights: A collective of all training workers: it is exhausted.
+            weights: The weights; iterating is a collective of all training workers, so that all are read.
             global_steps: verl's count of updates.
-            wire_format: verl's, of whole tensors.
-            peft_config: None; adapters are merged.
+            wire_format: verl's format name, which must be that of whole tensors.
+            peft_config: Must be None, because adapters are merged.
 
         Raises:
             EngineError: The weights are not whole tensors of the whole model, or the server could not load them.
         """
         if wire_format != "named_tensors" or peft_config is not None:
             raise EngineError(
-                "The rollout transformers accepts full weights only.",
-                why="these are adapters" if peft_config is not None else f"these are {wire_format}",
+                "verl's rollout 'transformers' accepts full weights only.",
+                why="it received adapters" if peft_config is not None else f"it received {wire_format}",
                 fix="set actor_rollout_ref.model.lora.merge=True and "
                 "actor_rollout_ref.rollout.checkpoint_engine.backend=naive",
             )

@@ -33,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class NamedWeights:
-    """A model's weights as verl's engines name and give them; what :func:`load_verified` takes.
+    """A model's weights as verl's engines export them, in the form for :func:`load_verified`.
 
     Attributes:
         version: verl's global step.
@@ -58,8 +58,8 @@ class Generation:
         device: Device of the model.
 
     Raises:
-        ConfigError: A setting of the rollout asks for what this one cannot do.
-        EngineError: So does the model, or the dtype.
+        ConfigError: This rollout does not support a setting.
+        EngineError: This rollout does not support the model or the dtype.
     """
 
     def __init__(self, rollout: Any, model: Any, device: torch.device) -> None:
@@ -76,7 +76,7 @@ class Generation:
         self._version: int | None = None
 
     def load_weights(self, weights: NamedWeights) -> None:
-        """Take new weights.
+        """Load new weights.
 
         Raises:
             EngineError: A tensor is missing, unknown, or of a wrong shape. The rollout has no weights afterwards.
@@ -89,10 +89,10 @@ class Generation:
         """Read a request of verl, which uses vLLM's parameter names.
 
         Args:
-            number: Unique among those that are given to one :meth:`generate`.
+            number: Number of the request, unique among those of one call of :meth:`generate`.
             prompt: Token ids.
             params: verl's ``sampling_params``.
-            seed: Seed in ``[0, 2**63)``; a seed in ``params`` wins.
+            seed: Seed in ``[0, 2**63)``; a seed in ``params`` takes precedence.
 
         Raises:
             EngineError: The request needs a feature that this rollout lacks, or leaves no room for a token.
@@ -123,7 +123,8 @@ class Generation:
         """Generate responses to requests with the same sampling settings.
 
         Log-probs refer to the distribution that tokens are drawn from, after temperature, top-k and top-p: vLLM's
-        ``processed_logprobs``, verl's default. Of greedy tokens they are the model's own, at temperature 1, as vLLM's.
+        ``processed_logprobs``, verl's default. For greedy tokens they are the model's own, at temperature 1, as in
+        vLLM.
 
         Args:
             requests: At least one.
@@ -133,7 +134,7 @@ class Generation:
             EngineError: No weights have been loaded.
         """
         if self._version is None:
-            raise EngineError("The rollout has no weights.", where="transformers", why="it has not received any yet")
+            raise EngineError("The rollout has received no weights yet.", where="rollout transformers")
         sampling = requests[0].sampling
         # What has gone through the warpers is drawn from as it is; the likeliest token is the first one of top-k.
         drawn = replace(sampling, temperature=1.0, top_p=1.0, top_k=int(sampling.temperature == 0))
@@ -214,7 +215,7 @@ def _refuse_settings(rollout: Any, model: Any) -> None:
     for key, (value, needed) in wrong.items():
         if value != needed:
             raise ConfigError(
-                "The rollout transformers does not support this setting.",
+                "verl's rollout 'transformers' does not support this setting.",
                 where=f"actor_rollout_ref.rollout.{key}",
                 why=f"it is {value!r}, but a replica of this rollout is one process with the training workers' weights",
                 fix=f"set actor_rollout_ref.rollout.{key}={'null' if needed is None else needed}",
@@ -232,4 +233,4 @@ def _refuse_settings(rollout: Any, model: Any) -> None:
 
 def _cannot(what: str, where: str, fix: str = "") -> EngineError:
     fix = fix or "set actor_rollout_ref.rollout.name=vllm or sglang, if installed"
-    return EngineError(f"The rollout transformers does not support {what}.", where=where, fix=fix)
+    return EngineError(f"verl's rollout 'transformers' does not support {what}.", where=where, fix=fix)

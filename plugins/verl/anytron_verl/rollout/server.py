@@ -41,7 +41,7 @@ class TransformersServer:
     Args:
         config: verl's ``RolloutConfig``.
         model_config: ``actor_rollout_ref.model``.
-        replica_rank: Of this replica.
+        replica_rank: Rank of this replica.
 
     Raises:
         AnytronError: The settings need a feature that this rollout lacks.
@@ -73,7 +73,7 @@ class TransformersServer:
         Args:
             prompt_ids: Token ids.
             sampling_params: Sampling parameters under vLLM's names (:meth:`Generation.request`).
-            request_id: verl's; not needed.
+            request_id: verl's id of the request; ignored.
             further: Images, videos, sound: must be None.
 
         Raises:
@@ -81,7 +81,7 @@ class TransformersServer:
         """
         del request_id
         if given := sorted(name for name, value in further.items() if value is not None):
-            raise EngineError("The rollout transformers reads text only.", where=", ".join(given))
+            raise EngineError("verl's rollout 'transformers' reads text only.", where=", ".join(given))
         while not self._open.is_set():
             if self._rejects:
                 return self._output((), None, "aborted")
@@ -99,11 +99,11 @@ class TransformersServer:
         return self._output(response.tokens, log_probs, "aborted" if response.stop_reason == "abort" else "completed")
 
     async def load_weights(self, bucket: Sequence[tuple[str, Tensor]], *, last: bool, global_steps: int | None) -> None:
-        """Take a bucket of the new weights; with the last one the model has them.
+        """Receive a bucket of the new weights; the model uses them after the last bucket.
 
         Args:
             bucket: Whole tensors on the host by their Hugging Face names.
-            last: Whether all have come with this one.
+            last: Whether this is the last bucket.
             global_steps: verl's number of updates, which responses are marked with; None keeps the previous number.
 
         Raises:
@@ -118,10 +118,11 @@ class TransformersServer:
             await asyncio.to_thread(self._generation.load_weights, NamedWeights(self._global_steps or 0, tensors))
 
     async def abort_all_requests(self, *, reject_request: bool = False) -> dict[str, Any]:
-        """End all requests as they are, and admit none before :meth:`resume_generation`.
+        """End all requests with their tokens so far, and accept no others before :meth:`resume_generation`.
 
         Args:
-            reject_request: Answer those that come meanwhile with nothing, else let them wait.
+            reject_request: Whether to answer requests that arrive meanwhile with an empty response; otherwise they
+                wait.
         """
         self._rejects = reject_request
         self._open.clear()
@@ -135,7 +136,7 @@ class TransformersServer:
         return {"aborted_count": aborted}
 
     async def resume_generation(self) -> None:
-        """Admit requests again."""
+        """Accept requests again."""
         self._rejects = False
         self._open.set()
 
@@ -143,7 +144,7 @@ class TransformersServer:
         """Do nothing: see :meth:`sleep`."""
 
     async def sleep(self) -> None:
-        """Wait for what is under way, and give nothing back: a processor's memory holds both models."""
+        """Wait for requests in progress, and release no memory: the memory of a CPU holds both models."""
         async with self._model_in_use:
             pass
 
@@ -195,7 +196,7 @@ class TransformersReplica(RolloutReplica):  # type: ignore[misc]
         """
         if self.rollout_mode is not RolloutMode.HYBRID or self.is_reward_model or self.is_teacher_model:
             raise ConfigError(
-                "The rollout transformers works only beside training workers.",
+                "verl's rollout 'transformers' works only beside training workers.",
                 where="actor_rollout_ref.rollout.name",
                 why="it receives weights from training workers only, and cannot serve reward models and teachers",
                 fix="set trainer.v1.trainer_mode=sync, actor_rollout_ref.hybrid_engine=True; use vllm for other models",

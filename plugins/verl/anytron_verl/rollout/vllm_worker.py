@@ -1,7 +1,7 @@
-"""verl's own extension of vLLM's workers, on processors (``engine_kwargs.vllm.worker_extension_cls``).
+"""verl's extension of vLLM's workers, for CPUs (``engine_kwargs.vllm.worker_extension_cls``).
 
-vLLM packs linear layers for the processor's kernels when it starts, and empties their parameters; verl loads into the
-parameters. Here vLLM makes them anew for each update, by its own calls for that.
+When vLLM starts, it packs linear layers for CPU kernels and empties their parameters, but verl loads weights into the
+parameters. Here vLLM restores the parameters for each update, with its own calls for that.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class WorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]  # vLLM is not installed where types are checked
-    """verl's, for vLLM with ``weight_transfer_config={backend: anytron}``."""
+    """verl's extension, for vLLM with ``weight_transfer_config={backend: anytron}``."""
 
     def update_weights_from_ipc(self, *arguments: Any, **named: Any) -> None:
-        """Update all weights, in verl's way.
+        """Update all weights with verl's protocol.
 
         Raises:
-            EngineError: A part of the model has got none; it must not be used any more.
+            EngineError: A part of the model received no weights; the model must not be used any more.
         """
         self.start_weight_update()
         super().update_weights_from_ipc(*arguments, **named)

@@ -95,7 +95,7 @@ def test_deepseek_v3_with_another_choice_of_experts_is_refused():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}, "rates a group of experts by its best"),
+        ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}, "scores a group of experts by its best"),
         ({"num_experts_per_tok": 1}, "add up to 1"),
         ({"norm_topk_prob": False}, "add up to 1"),
     ],

@@ -68,4 +68,4 @@ def test_the_same_settings_mean_something_with_rewards():
 def test_the_constant_of_lengths_must_be_said():
     ((_, key, message),) = found(algorithm={"aggregation": "length-constant"})
     assert key == "algorithm.length_constant"
-    assert "no rollout.max_new_tokens" in message
+    assert "it has no default" in message

@@ -128,7 +128,7 @@ def test_a_replica_that_answers_wrongly_is_replaced(change, message):
         honest.begin(PROMPTS, SAMPLING, 4, seed=0)
     )
     (error,) = losses.errors
-    assert error.what == "Rollout replica 1 gave a wrong answer."
+    assert error.what == "Rollout replica 1 returned an invalid result."
     assert message in error.why
     assert executor.groups[1].ended
 
@@ -226,7 +226,7 @@ def test_training_ranks_may_be_the_only_replica_and_their_loss_is_the_run_s(expe
     assert pool.describe() == [{"version": 2}]
 
     ranks.engine.poll = lambda seconds: [(12345, Response((), (), "stop", ()))]
-    with pytest.raises(ProcessLost, match="gave a wrong answer"):
+    with pytest.raises(ProcessLost, match="returned an invalid result"):
         pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=3))
     assert ranks.ended
 

@@ -55,7 +55,7 @@ def summed(tokens, algorithm):
     return TokenLosses((tokens.advantages * tokens.log_probs).sum())
 """
     with pytest.raises(
-        DataError, match=r"(?s)loss returned something unusable.*algorithm\.loss.*per_token of shape \[\]"
+        DataError, match=r"(?s)loss returned an invalid value.*algorithm\.loss.*per_token of shape \[\]"
     ):
         new_run(code, algorithm={"loss": "task.py:summed"}).train()
 

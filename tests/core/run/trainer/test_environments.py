@@ -145,7 +145,7 @@ def test_one_step_ahead_observations_have_no_age_and_are_not_corrected(new_calcu
     ("sections", "message"),
     [
         ({"environment": {"path": "nowhere.py:Calculator"}}, "nowhere.py"),
-        ({"environment": {"options": {"digits": 3}}}, "takes other arguments than it is given"),
+        ({"environment": {"options": {"digits": 3}}}, "does not accept the arguments that it is called with"),
     ],
 )
 def test_what_cannot_be_an_environment_is_found_before_anything_starts(new_calculator, sections, message):

@@ -244,17 +244,17 @@ SMALL = {"samples_per_prompt": 4}
         (
             "def exits(samples):\n    exit()\n",
             {"rewards": [{"function": "task.py:exits"}]},
-            "wanted to end its process",
+            "tried to end its process",
         ),
         (
             "def exits():\n    exit()\n",
             {"data": {"source": "task.py:exits", "options": {}}},
-            "source of prompts wanted to end its process",
+            "source of prompts tried to end its process",
         ),
         (
             "def exits():\n    exit()\n",
             {"model": {"tokenizer": "task.py:exits"}},
-            "function wanted to end its process",
+            "function tried to end its process",
         ),
     ],
     ids=["reward", "source", "tokenizer"],

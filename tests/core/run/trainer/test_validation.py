@@ -314,7 +314,7 @@ def test_rewards_of_a_set_are_its_own_and_what_is_wrong_with_them_is_told_of_the
     assert comparable(path)[0]["reward/mean"] != 0.5
     trainer = {"total_steps": 1, "overwrite": True}
     wrong = [{"function": "task.py:half", "options": {"x": 1}}]
-    with pytest.raises(ConfigError, match=r"(?s)takes other arguments.*validation set digits: rewards\[0\]"):
+    with pytest.raises(ConfigError, match=r"(?s)does not accept the arguments.*validation set digits: rewards\[0\]"):
         new_run(code, trainer=trainer, validation=section(rewards=wrong)).train()
     with pytest.raises(DataError, match=r"(?s)validation set digits: reward broken.*why"):
         new_run(code, trainer=trainer, validation=section(rewards=[{"function": "task.py:broken"}])).train()

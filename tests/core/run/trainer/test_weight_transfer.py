@@ -107,7 +107,7 @@ def test_an_engine_that_answers_without_having_come_holds_up_nobody_and_is_repla
     (tmp_path / "rollout-fails-before").touch()
     assert started.give() == 1
     assert started.pool.describe() == [(1, [1.0])] * 2
-    assert [error.what.partition(" gave ")[2] for error in started.losses] == ["a wrong answer."]
+    assert [error.what.partition(" returned ")[2] for error in started.losses] == ["an invalid result."]
 
 
 def test_a_process_that_is_lost_later_gets_the_same_weights_again(started):

@@ -83,7 +83,7 @@ def test_a_tokenizer_that_is_none(tmp_path):
     (tmp_path / "t.py").write_text("def none():\n    return 5\n")
     (tmp_path / "empty").mkdir()
     for reference, message in (
-        ("t.py:none", "(?s)tokenizer's function returned something unusable.*int"),
+        ("t.py:none", "(?s)tokenizer's function returned an invalid value.*int"),
         ("nowhere", "cannot be loaded"),
         ("empty", "cannot be loaded"),
     ):

@@ -212,7 +212,7 @@ def test_a_processor_that_is_none(model, tmp_path):
     (tmp_path / "p.py").write_text("def number():\n    return 5\n")
     (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "NoSuchProcessor"}')
     for reference, message in (
-        (f"{tmp_path}/p.py:number", r"(?s)processor's function returned something unusable.*model\.processor.*int"),
+        (f"{tmp_path}/p.py:number", r"(?s)processor's function returned an invalid value.*model\.processor.*int"),
         (str(tmp_path / "nowhere"), "image processor cannot be loaded"),
         (str(tmp_path), "image processor cannot be loaded"),
     ):

@@ -77,12 +77,12 @@ def test_each_conversation_has_an_environment_of_its_own(start, processes):
 
 FAULTS = {
     "raises": ("An environment's method step raised.", "LookupError: no opinion"),
-    "exits": ("An environment's method step wanted to end its process.", "SystemExit: 3"),
+    "exits": ("An environment's method step tried to end its process.", "SystemExit: 3"),
     "dies": ("An environment process died.", "status 7"),
     "hangs": ("An environment took too long.", "in hangs"),
     "eats": ("An environment's method step ran out of memory.", "MemoryError"),
     "returns_a_text": (
-        "An environment's method step returned something unusable.",
+        "An environment's method step returned an invalid value.",
         "it returned str, not an Observation",
     ),
     "says_nothing": ("An environment's method step raised.", "this one has none"),

@@ -56,7 +56,7 @@ def wait_until_gone(pid: int) -> None:
 
 FAULTS = {
     "raises": ("A reward function raised.", "LookupError: no opinion"),
-    "exits": ("A reward function wanted to end its process.", "SystemExit: 3"),
+    "exits": ("A reward function tried to end its process.", "SystemExit: 3"),
     "dies": ("A reward process died.", "status 7"),
     "kills_itself": ("A reward process died.", "SIGKILL"),
     "crashes": ("A reward process died.", "in crashes"),  # the stack, from faulthandler

@@ -207,5 +207,5 @@ def test_no_log_is_written_through_a_link(start, tmp_path):
     with pytest.raises(WorkerError, match=r"Trainer rank 0 could not be started") as caught:
         start()
 
-    assert "remove the link" in caught.value.fix
+    assert "remove the symbolic link" in caught.value.fix
     assert precious.read_text() == "mine"

@@ -1,10 +1,9 @@
 """Attention over a sequence that is split between ranks, by gathering keys and values.
 
-Megatron cuts each sequence into ``2 * size`` chunks and gives rank r the chunks r and
-``2 * size - 1 - r``, so that causal work is balanced. Keys and values of all ranks are gathered and
-put in order; then each of the rank's two query chunks sees a prefix of the keys, which is causal
-attention whose last query stands at the last key: an ordinary call of the attention kernel.
-(Llama 3 does the same, arXiv:2407.21783, section 3.3.2.)
+Megatron cuts each sequence into ``2 * size`` chunks and gives rank r the chunks r and ``2 * size - 1 - r``, so that
+causal work is balanced. Keys and values of all ranks are gathered and put in order. Then each of the rank's two query
+chunks sees a prefix of the keys. This is causal attention whose last query is at the last key: an ordinary call of the
+attention kernel. (Llama 3 does the same, arXiv:2407.21783, section 3.3.2.)
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ def attend_sharded(
     """Attend with this rank's queries to the keys of all ranks.
 
     Query, key and value are this rank's, ``[T, H, D]`` (thd) or ``[B, S, H, D]`` (bshd); the lengths in ``call`` are
-    those of whole sequences, and it has no explicit mask. ``causal`` says whether a query sees no later keys, whatever
-    word the platform has for it; ``windowed`` that the kernel has a sliding window.
+    those of whole sequences, and it has no explicit mask. ``causal`` = a query sees no later keys, with any kernel mode
+    of the platform; ``windowed`` = the kernel has a sliding window.
     """
     if call.mask is not None:
         refuse("DotProductAttention", "explicit mask with context parallelism", "use packed sequences")

@@ -1,10 +1,10 @@
 """The attention module: Transformer Engine's formats and mask types in front of the platform's kernel.
 
 The platform's kernel is called with the platform's mask: within a micro-batch's scope
-(:func:`anytron.sequences.masks.current_mask`), what the platform answered to ``build_attn_mask`` takes the place of the
-mask type that Megatron passes. That concerns the language model's self-attention, which Megatron asks for as causal
-self-attention without a mask tensor. Cross-attention, the bidirectional layers of vision towers, and layers with a mask
-of their own are computed as Megatron asks.
+(:func:`anytron.sequences.masks.current_mask`), the platform's answer to ``build_attn_mask`` replaces the
+mask type that Megatron passes. This concerns the language model's self-attention, which Megatron calls as causal
+self-attention without a mask tensor. Cross-attention, the bidirectional layers of vision towers, and layers with their
+own mask use Megatron's mask type.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class DotProductAttention(torch.nn.Module):
         num_attention_heads: Query heads over all tensor-parallel ranks.
         kv_channels: Head size, or (query and key, value).
         num_gqa_groups: Key and value heads over all ranks; None = as many as query heads.
-        attention_dropout: While training.
-        qkv_format: ``sbhd``, ``bshd`` or ``thd``; a call may say otherwise.
-        attn_mask_type: One of :data:`MASK_TYPES`; a call may say otherwise.
+        attention_dropout: Dropout of attention weights while training.
+        qkv_format: ``sbhd``, ``bshd`` or ``thd``; the default of calls.
+        attn_mask_type: One of :data:`MASK_TYPES`; the default of calls.
         window_size: Neighbours (left, right) that a query sees; -1 = all.
         get_rng_state_tracker: Function that returns the tracker whose state dropout uses.
         attention_type: ``self`` or ``cross``.

@@ -1,4 +1,4 @@
-"""What all layers with weights share: parameters, their tensor-parallel attributes, empty FP8 state."""
+"""The base of all layers with weights: parameters, their tensor-parallel attributes, empty FP8 state."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class TransformerEngineBaseModule(torch.nn.Module):
 
     Accepted without effect, because they change no result: ``fuse_wgrad_accumulation`` (Megatron's
     gradient buffers add ``param.grad`` themselves if the layer did not) and ``ub_name`` (names a
-    buffer of the overlap that is refused). Every other setting that asks for something is refused.
+    buffer of the overlap that is refused). Every other setting that requests a feature is refused.
 
     Args:
         sequence_parallel: Inputs (column) or outputs (row) are split along their first dimension.
         tp_group: Tensor-parallel group; may be set later.
         get_rng_state_tracker: Function that returns the tracker whose state initialises weights.
-        rng_tracker_name: Which of its states; None = the tracker's default.
+        rng_tracker_name: Name of the tracker's state; None = the default one.
         return_bias: Return the bias instead of adding it.
         parallel_mode: ``column`` splits the outputs, ``row`` the inputs, None nothing.
 
@@ -102,7 +102,7 @@ class TransformerEngineBaseModule(torch.nn.Module):
     # Checkpoints have an entry ``_extra_state`` per layer: FP8 scales, empty without FP8.
 
     def get_extra_state(self) -> Tensor:
-        """uint8 ``[0]``."""
+        """Return an empty state, uint8 ``[0]``."""
         return torch.empty(0, dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor | None) -> None:
@@ -146,7 +146,7 @@ class TransformerEngineBaseModule(torch.nn.Module):
 
 
 def rng_state(get_tracker: Callable[[], Any] | None, name: str | None = None) -> AbstractContextManager[None]:
-    """Draw in the state ``name`` of Megatron's tracker; without a tracker in the process's own."""
+    """Draw with the state ``name`` of Megatron's tracker; without a tracker, with that of the process."""
     if get_tracker is None:
         return nullcontext()
     fork: Callable[..., AbstractContextManager[None]] = get_tracker().fork

@@ -66,8 +66,8 @@ class LayerNormLinear(Linear):
         """Normalise and multiply this rank's part, ``[S, ..., in_features]``.
 
         Returns:
-            The output, then the bias if ``return_bias``, then the norm's output if
-            ``return_layernorm_output``; alone if it is one thing.
+            The output; followed, as a tuple, by the bias if ``return_bias`` and the norm's output if
+            ``return_layernorm_output``.
         """
         del is_first_microbatch
         normalized = self._norm(x, self.layer_norm_weight, self.layer_norm_bias)
@@ -81,7 +81,7 @@ class LayerNormLinear(Linear):
 
 
 class LayerNormMLP(TransformerEngineBaseModule):
-    """A class to compare with; it cannot be made."""
+    """A class for ``isinstance`` checks; it cannot be instantiated."""
 
     def __init__(self, *_args: object, **_settings: object) -> None:
         refuse("LayerNormMLP", "LayerNormMLP", "build the MLP from LayerNormLinear and Linear, as Megatron does")

@@ -65,7 +65,7 @@ class Linear(TransformerEngineBaseModule):
     def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
         """Multiply this rank's ``[S, ..., in_features]``: ``[S', ..., out_features]``, and the bias if ``return_bias``.
 
-        ``is_first_microbatch`` is when Transformer Engine converts weights to FP8; there is nothing to do here.
+        ``is_first_microbatch``, at which Transformer Engine converts weights to FP8, has no effect.
         """
         del is_first_microbatch
         output = self._multiply(x)

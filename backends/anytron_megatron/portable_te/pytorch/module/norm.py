@@ -100,12 +100,12 @@ class _Norm(torch.nn.Module):
 
 
 class LayerNorm(_Norm):
-    """Mean and standard deviation."""
+    """Layer normalization: by mean and standard deviation."""
 
     normalization = "LayerNorm"
 
 
 class RMSNorm(_Norm):
-    """Root mean square."""
+    """Root mean square normalization."""
 
     normalization = "RMSNorm"

@@ -2,4 +2,4 @@
 
 
 class QuantizedTensor:
-    """What Megatron tests parameters against; none is ever made."""
+    """A class for Megatron's ``isinstance`` checks; it is never instantiated."""

@@ -31,13 +31,13 @@ TND_ONLY_MODES = frozenset({7, 8})
 
 @dataclass(frozen=True)
 class Sparsity:
-    """An ``atten_mask`` with a ``sparse_mode``: what it means, and what the documentation demands of it.
+    """An ``atten_mask`` with a ``sparse_mode``: its meaning, and the documented requirements.
 
     Attributes:
         mode: ``sparse_mode``.
-        mask: bool or uint8, 1 = masked; None = everything is seen, whatever mode and windows say.
+        mask: bool or uint8, 1 = masked; None = everything is seen, with any mode and windows.
         before: ``pre_tockens``: keys that a query sees before its own position.
-        after: ``next_tockens``: keys that it sees after it.
+        after: ``next_tockens``: keys that a query sees after its own position.
         packed: Layout TND.
     """
 
@@ -48,7 +48,7 @@ class Sparsity:
     packed: bool
 
     def check(self, batch: int, heads: int) -> None:
-        """Check mode, dtype and shape; ``batch`` and ``heads`` are the queries'."""
+        """Check mode, dtype and shape; ``batch`` and ``heads`` are those of the queries."""
         if self.mask is None:
             return
         require(self.mode in (0, 1, *COMPRESSED_MODES), f"sparse_mode {self.mode} is not modelled (0-4, 7, 8 are)")
@@ -121,7 +121,7 @@ negative number to all scores of such a row, and its softmax is uniform over all
 
 @dataclass(frozen=True)
 class Attributes:
-    """The plain arguments, in their order."""
+    """The arguments that are not tensors, in their order."""
 
     scale: float
     keep_prob: float
@@ -142,9 +142,9 @@ class Piece:
         key: float32 ``[..., Nkv, Skv, D]``.
         value: float32 ``[..., Nkv, Skv, Dv]``.
         masked: bool, broadcastable to ``[..., N, Sq, Skv]``; None = nothing is.
-        kept: bool ``[..., N, Sq, Skv]``, what dropout leaves; None = no dropout.
-        rows: Where the queries lie in dimension 0 (TND).
-        columns: Where the keys lie.
+        kept: bool ``[..., N, Sq, Skv]``, True = dropout keeps the pair; None = no dropout.
+        rows: Rows of the queries in dimension 0 (TND).
+        columns: Rows of the keys in dimension 0 (TND).
     """
 
     query: Tensor
@@ -160,12 +160,12 @@ class Attention:
     """One call: arguments checked, and cut into pieces.
 
     Args:
-        query: Queries, in the layout of ``attributes``, as are keys and values.
-        key: Likewise.
-        value: Likewise.
+        query: Queries, in the layout of ``attributes``.
+        key: Keys, in the same layout.
+        value: Values, in the same layout.
         mask: ``atten_mask``.
-        lengths: Ends of the sequences, of queries and of keys; none but in layout TND.
-        attributes: The plain arguments.
+        lengths: Ends of the sequences, of queries and of keys, in layout TND only.
+        attributes: The arguments that are not tensors.
         drop: uint8, the bits that dropout keeps; None = no dropout.
         sinks: float32 ``[N]``, a logit per head that joins the denominator; None = there are none.
     """
@@ -197,7 +197,7 @@ class Attention:
             self._check_heads(piece)
 
     def heads_first(self, tensor: Tensor, heads: int) -> Tensor:
-        """A layout's tensor as float32 ``[B, N, S, D]``; TND as ``[N, T, D]``."""
+        """Convert a tensor in the layout to float32 ``[B, N, S, D]``; in TND to ``[N, T, D]``."""
         wide, layout = tensor.float(), self.attributes.layout
         if layout in ("BSH", "SBH"):
             wide = wide.unflatten(2, (heads, -1))

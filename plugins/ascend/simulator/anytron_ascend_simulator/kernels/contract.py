@@ -1,4 +1,4 @@
-"""How kernels refuse, and the gradients of their reference formulas by autograd."""
+"""Errors of kernels, and gradients of their reference formulas by autograd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ContractError(ValueError):
-    """The arguments of an operator are not what its documentation asks for."""
+    """The arguments of an operator do not meet its documented requirements."""
 
 
 def require(holds: bool, text: str) -> None:
@@ -25,7 +25,7 @@ def require(holds: bool, text: str) -> None:
 def gradients(formula: Callable[..., Tensor], inputs: Sequence[Tensor], cotangent: Tensor) -> tuple[Tensor, ...]:
     """Vector-Jacobian products of ``formula`` at ``inputs``, in float32.
 
-    Kernels run below autograd; its dispatch keys are put back for as long as this takes.
+    Kernels run below autograd, so its dispatch keys are restored while this function runs.
     """
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradOther", "AutogradCPU", "AutogradPrivateUse1", "AutogradMeta", "ADInplaceOrView"):

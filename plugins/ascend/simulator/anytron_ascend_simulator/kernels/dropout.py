@@ -1,8 +1,8 @@
 """Masks of dropout: drawn as bits, and read by attention.
 
 Source: documentation of ``aclnnDropoutGenMaskV2`` (CANN 8.5.0), whose bits attention takes as ``drop_mask``: 1 = kept,
-one for each entry of ``[B, N, Sq, Skv]``; in layout TND sequence after sequence, ``[N, Sq, Skv]`` each. In which order
-a byte holds its bits the documentation does not say: drawing and reading agree here.
+one for each entry of ``[B, N, Sq, Skv]``; in layout TND sequence after sequence, ``[N, Sq, Skv]`` each. The
+documentation does not define the order of bits in a byte; here drawing and reading use the same order.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _BITS = torch.arange(8, dtype=torch.uint8)
 
 
 class DropMask:
-    """What dropout keeps in one call of attention, taken piece by piece.
+    """The dropout mask of one call of attention, read piece by piece.
 
     Args:
         bits: uint8; None = nothing is dropped.
-        keep_prob: The share that is kept.
+        keep_prob: Probability that an entry is kept.
     """
 
     def __init__(self, bits: Tensor | None, keep_prob: float) -> None:
@@ -41,7 +41,7 @@ class DropMask:
         self._taken = 0
 
     def take(self, *shape: int) -> Tensor | None:
-        """The next entries: bool of this shape, True = kept; None without dropout."""
+        """Return the next entries: bool of this shape, True = kept; None without dropout."""
         if self._kept is None:
             return None
         start, self._taken = self._taken, self._taken + torch.Size(shape).numel()

@@ -142,7 +142,7 @@ def _check_unpermute(
 
 
 def check_permutation(sorted_indices: Tensor) -> None:
-    """Demand int32, and every position once."""
+    """Check that indices are int32 and contain every position once."""
     require(sorted_indices.dtype == torch.int32, f"sorted_indices are {sorted_indices.dtype}: int32")
     places = torch.arange(sorted_indices.numel(), dtype=torch.int32)
     require(

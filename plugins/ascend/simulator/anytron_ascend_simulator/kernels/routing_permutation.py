@@ -1,7 +1,8 @@
 """``npu_moe_token_permute_with_routing_map``, its inverse, and their gradients: what MindSpeed 0.16 calls.
 
 Legend as in :mod:`anytron_ascend_simulator.kernels.permutation`, and E experts. The routing map is ``[N, E]``, bool or
-int8, with K ones in every row; rows of the permuted buffer are its ones, expert by expert, in each by token.
+int8, with K ones in every row; the rows of the permuted buffer correspond to these ones, ordered by expert and then by
+token.
 
 Source: torch_npu 2.13, documentation of both operators (``torch_npu/_op_plugin_docs.py``), and CANN's of
 ``aclnnMoeToken{Permute,Unpermute}WithRoutingMap``. Computed in float32. Not modelled: ``drop_and_pad``, and
