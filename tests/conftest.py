@@ -39,16 +39,20 @@ SKIPPED = {
 
 
 WARM = (
-    "tests/conformance/test_kit.py",
+    "tests/conformance/",
     "tests/core/proof/",
     "tests/core/cli/test_doctor_command.py",
     "tests/core/cli/test_patches_command.py",
+    "tests/core/cli/test_plan_command.py",
     "tests/backends/megatron/",
     "tests/benchmarks/",
-    "tests/conformance/test_engine_levels.py",
-    "tests/conformance/test_verified.py",
     "tests/core/workers/engines/",
+    "tests/core/workers/executor/test_failures.py",
+    "tests/core/workers/executor/test_pending.py",
+    "tests/core/workers/executor/test_stall.py",
+    "tests/core/workers/weights/",
     "tests/core/kernels/test_log_prob.py",
+    "tests/core/run/preflight/",
     "tests/core/run/rollout/test_processes.py",
     "tests/core/sequences/",
     "tests/core/run/trainer/",

@@ -40,7 +40,13 @@ PRELOADED = (
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
     "datasets",
-    "pydantic",
+    "einops",
+    "pydantic.fields",
+    "pydantic.functional_validators",
+    "pydantic.main",
+    "pydantic.types",
+    "setuptools",
+    "torch.utils.tensorboard",
 )
 READ_BY_THE_INTERPRETER = ("PYTHONHASHSEED", "PYTHONHOME", "PYTHONOPTIMIZE", "PYTHONSAFEPATH")
 """Variables that mean something only when an interpreter starts: a fork must want them as its server has them."""

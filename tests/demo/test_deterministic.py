@@ -8,7 +8,7 @@ from tests.deterministic import assert_equal_runs
 from tests.third_party_platform import USABLE, install_into
 
 
-@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize("split", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_deterministic_runs_on_the_processor_are_equal(tmp_path, split):
     assert_equal_runs(tmp_path, {"ANYTRON_PLATFORM": "cpu"}, f"parallel.tensor_model_parallel_size={split}")
 

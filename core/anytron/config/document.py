@@ -5,8 +5,11 @@ Run ``python -m anytron.config.document docs/reference/config.md`` after a chang
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
 import types
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
@@ -49,7 +52,7 @@ def render() -> str:
 def _sections() -> Iterator[str]:
     single = {name: field for name, field in RunConfig.model_fields.items() if section_model(field.annotation) is None}
     yield "## Keys outside of sections\n"
-    yield from _table(single)
+    yield from _table(single, RunConfig)
     for name, field in RunConfig.model_fields.items():
         model = section_model(field.annotation)
         if model is None:
@@ -76,20 +79,43 @@ def _section(name: str, model: type[BaseModel], remark: str, owner: str = "") ->
     """The table of a section's keys, and after it those of the sections inside."""
     yield f"## {name}{owner}\n"
     yield f"{_text(model.__doc__)} {remark}".rstrip() + "\n"
-    yield from _table(model.model_fields)
+    yield from _table(model.model_fields, model)
     for key, inner in model.model_fields.items():
         inside = section_model(inner.annotation)
         if inside is not None:
             yield from _section(f"{name}.{key}", inside, _remark(inner), owner)
 
 
-def _table(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+def _table(fields: Mapping[str, FieldInfo], model: type[BaseModel]) -> Iterator[str]:
+    said = meanings(model)
     yield "| key | type | default | |"
     yield "|---|---|---|---|"
     for name, field in fields.items():
-        cells = (f"`{field.alias or name}`", _type(field), _default(field), _text(field.description))
+        cells = (f"`{field.alias or name}`", _type(field), _default(field), _text(said.get(name)))
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""
+
+
+def meanings(model: type[BaseModel]) -> dict[str, str]:
+    """Return what is said of the fields of a model: their descriptions, or the docstrings that follow them.
+
+    pydantic can make descriptions of the docstrings. It reads every class's source for that whenever the class is
+    made, and every process makes those of the configuration.
+    """
+    said: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        if kind is not BaseModel and issubclass(kind, BaseModel):
+            (definition,) = ast.parse(inspect.getsource(kind)).body
+            said |= dict(_documented(definition.body)) if isinstance(definition, ast.ClassDef) else {}
+    return said | {name: field.description for name, field in model.model_fields.items() if field.description}
+
+
+def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    """Yield annotated names that a string follows, with that string."""
+    for node, after in pairwise(body):
+        name, value = getattr(node, "target", None), getattr(getattr(after, "value", None), "value", None)
+        if isinstance(node, ast.AnnAssign) and isinstance(name, ast.Name) and isinstance(value, str):
+            yield name.id, value
 
 
 def _text(docstring: str | None) -> str:

@@ -15,7 +15,6 @@ class Section(BaseModel):
         frozen=True,
         allow_inf_nan=False,
         protected_namespaces=(),
-        use_attribute_docstrings=True,
         validate_by_name=True,  # `async` cannot be the name of an attribute
         serialize_by_alias=True,
     )

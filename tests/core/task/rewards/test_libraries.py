@@ -51,14 +51,14 @@ BOMBS = ["$9^{9^{9^{9}}}$", "\\boxed{(((10!)!)!)!}", "$" + "{" * 5000 + "}" * 50
 
 def test_mathematics_and_its_bombs(score):
     cases = [*RIGHT, *WRONG, *((bomb, "3") for bomb in BOMBS)]
-    found = score("math", [sample(text, answer=answer) for text, answer in cases], step_timeout_s=3)
+    found = score("math", [sample(text, answer=answer) for text, answer in cases], step_timeout_s=2)
     expected = [1.0] * len(RIGHT) + [0.0] * len(WRONG)
     assert found.total.tolist()[: len(expected)] == expected
     bombs = found.total[len(expected) :].tolist()
     assert all(
         math.isnan(one) or one == 0 for one in bombs
     )  # too long, or given up: never right, and the rest is scored
-    assert any("took more than 3 s" in failure.why for failure in found.failures["math"].values())
+    assert any("took more than 2 s" in failure.why for failure in found.failures["math"].values())
 
 
 DOUBLE = [{"input": "2\n", "output": "4"}, {"input": "5\n", "output": "10\n"}]
@@ -81,7 +81,7 @@ def test_programs_are_run_on_their_tests(score):
         ("import os\nwhile True: os.fork()", DOUBLE, 0.0),
     ]
     samples = [sample(text, tests=tests) for text, tests, _ in cases]
-    found = score("code", samples, test_timeout_s=15.0)
+    found = score("code", samples, test_timeout_s=6.0)
     assert found.total.tolist() == [reward for *_, reward in cases]
     assert found.failures["code"] == {}
 

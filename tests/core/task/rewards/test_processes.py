@@ -64,7 +64,7 @@ FAULTS = {
     "gives_nothing": ("A reward is not a number.", "None"),
     "hangs": ("A reward function took too long.", "in hangs"),
     "hangs_with_the_lock": ("A reward function took too long.", "in hangs_with_the_lock"),
-    "stops": ("A reward function took too long.", "more than 2 s"),
+    "stops": ("A reward function took too long.", "more than 1 s"),
     "eats": ("A reward function ran out of memory.", "MemoryError"),
 }
 
@@ -72,7 +72,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_costs_its_sample_and_no_other(start, fault):
     slow = fault == "eats"
-    score = start(timeout_s=20 if slow else 2.0, memory_gib=0.4 if slow else None)
+    score = start(timeout_s=20 if slow else 1.0, memory_gib=0.4 if slow else None)
     scores = score([sample("abc"), sample(fault), sample("ab", 1), sample("a", 1)])
     assert scores.total[[0, 2, 3]].tolist() == [3, 2, 1]
     assert math.isnan(scores.total[1])
@@ -91,7 +91,7 @@ def test_zero_counts_as_a_reward_and_stop_names_the_sample(start):
     with pytest.raises(DataError, match=r"(?s)raised.*reward faulty, prompt p7, response 'raises'.*no opinion"):
         start(on_error="stop")(samples)
     with pytest.raises(DataError, match=r"(?s)took too long.*prompt p7.*raise rewards\[0\]\.timeout_s"):
-        start(on_error="stop", timeout_s=2)([sample("abc"), sample("hangs", 7), sample("ab", 8)])
+        start(on_error="stop", timeout_s=1)([sample("abc"), sample("hangs", 7), sample("ab", 8)])
 
 
 def test_what_a_process_notes_before_the_driver_goes_on_is_kept(start, monkeypatch):

@@ -108,7 +108,7 @@ def test_a_rank_killed_between_calls_is_noticed_by_the_next_and_its_log_outlives
 
 
 def test_a_stopped_rank_is_found_by_its_heartbeat_with_its_stack(start):
-    group = start(ranks=2, heartbeat_timeout_s=2.0)
+    group = start(ranks=2, heartbeat_timeout_s=1.0)
     pids = pids_of(group)
     os.kill(pids[1], signal.SIGSTOP)
     began = time.monotonic()
@@ -123,7 +123,7 @@ def test_a_stopped_rank_is_found_by_its_heartbeat_with_its_stack(start):
 
 
 def test_a_stopped_rank_that_does_not_read_blocks_nobody(start):
-    group = start(heartbeat_timeout_s=2.0)
+    group = start(heartbeat_timeout_s=1.0)
     (pid,) = pids_of(group)
     os.kill(pid, signal.SIGSTOP)
 
