@@ -251,6 +251,50 @@ def replay(
         raise typer.Exit(1)
 
 
+@app.command(short_help="Let a model answer prompts.")
+def chat(
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="Directory of a run or of a Hugging Face model, or a checkpoint."),
+    ],
+    overrides: Overrides = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Show beside it the answers of the model that the run began with.")
+    ] = False,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Longest answer, in tokens. Default: the run's; 256 without a run."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.0,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system's message.", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each prompt.")] = False,
+) -> None:
+    """Let a model answer the prompts on the standard input, one a line. At a terminal it answers as you type.
+
+    Each prompt is answered by itself, in the chat template of the model if it has one. Of a run the model is the one
+    after its last step, hf/, or that of its newest checkpoint; checkpoints/best stands for the best one.
+
+    Example: echo "What is 3 + 4? Reply with the number only." | anytron chat runs/grpo_smollm2 --compare
+    """
+    from anytron.cli.chat import run_chat
+
+    _handle_signals()
+    try:
+        run_chat(
+            path,
+            overrides or [],
+            compare=compare,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            system=system,
+            seed=seed,
+            as_json=as_json,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
 def _handle_signals() -> None:
     """Unwind at signals that would end the process, so that neither processes nor exchanged weights are left.
 

@@ -87,7 +87,7 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
         )
     checkpoint = locate(path)
     checkpoint.verify()
-    config = _config(checkpoint)
+    config = checkpoint_config(checkpoint)
     _refuse_code(config, overrides)
     notes = error_console()
     with ScratchDirectory("export", notes) as scratch:
@@ -110,7 +110,7 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
     notes.print(f"the model after step {checkpoint.step}: {out}")
 
 
-def _config(checkpoint: Checkpoint) -> RunConfig:
+def checkpoint_config(checkpoint: Checkpoint) -> RunConfig:
     """The configuration of the run that wrote a checkpoint."""
     try:
         return RunConfig.model_validate(checkpoint.state().config)
