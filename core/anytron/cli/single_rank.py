@@ -65,7 +65,7 @@ def override(key: str, value: object) -> str:
     return f"{key}={json.dumps(str(value))}"
 
 
-POLICY_ALONE = ("algorithm={}", "critic=null", "teacher=null")
+_POLICY_ALONE = ("algorithm={}", "critic=null", "teacher=null")
 """Neither a critic nor a reference model nor a teacher is loaded."""
 
 
@@ -87,13 +87,29 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
         )
     checkpoint = locate(path)
     checkpoint.verify()
+    write_model(checkpoint, out, overrides, "anytron checkpoint export PATH OUT")
+    error_console().print(f"the model after step {checkpoint.step}: {out}")
+
+
+def write_model(checkpoint: Checkpoint, out: Path, overrides: Sequence[str], command: str) -> None:
+    """Write the model of a checkpoint that was verified.
+
+    Args:
+        checkpoint: The checkpoint.
+        out: The output directory; it must not exist.
+        overrides: As for :func:`export_model`.
+        command: The command line that an error tells the user to repeat with further overrides.
+
+    Raises:
+        AnytronError: The checkpoint would run code, or the run cannot be set up here.
+    """
     config = checkpoint_config(checkpoint)
-    _refuse_code(config, overrides)
+    _refuse_code(config, overrides, command)
     notes = error_console()
     with ScratchDirectory("export", notes) as scratch:
         yaml = scratch.path / "run.yaml"
         yaml.write_text(to_yaml(config), encoding="utf-8")
-        own = [*alone(config), *POLICY_ALONE, override("trainer.output_dir", scratch.path)]
+        own = [*alone(config), *_POLICY_ALONE, override("trainer.output_dir", scratch.path)]
         if config.model.lora is not None:
             own.append("model.lora.path=null")  # what the run's adapters began as
         run = open_run(yaml, [*own, *overrides], relative_to=Path.cwd())
@@ -107,7 +123,6 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
         with executor_class(run.config, run.session) as executor:
             beginning = checkpoint.state().beginning
             export_checkpoint(run.config, executor, checkpoint.training, out.absolute(), beginning)
-    notes.print(f"the model after step {checkpoint.step}: {out}")
 
 
 def checkpoint_config(checkpoint: Checkpoint) -> RunConfig:
@@ -123,7 +138,7 @@ def checkpoint_config(checkpoint: Checkpoint) -> RunConfig:
         ) from error
 
 
-def _refuse_code(config: RunConfig, overrides: Sequence[str]) -> None:
+def _refuse_code(config: RunConfig, overrides: Sequence[str], command: str) -> None:
     """A checkpoint is data, whoever wrote it: a function in its configuration runs only if the user names it too."""
     for key, reference in (("model.tokenizer", config.model.tokenizer), ("model.processor", config.model.processor)):
         named = any(one.startswith(f"{key}=") for one in overrides)
@@ -131,7 +146,7 @@ def _refuse_code(config: RunConfig, overrides: Sequence[str]) -> None:
             raise ConfigError(
                 "The checkpoint's configuration names a function, and code named by a checkpoint is not run.",
                 where=f"{key} = {reference}",
-                fix=f"if you trust the function, set it yourself: anytron checkpoint export PATH OUT {key}={reference}",
+                fix=f"if you trust the function, set it yourself: {command} {key}={reference}",
             )
 
 

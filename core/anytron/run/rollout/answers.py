@@ -8,31 +8,34 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import TransferError
-from anytron.run.rollout.pool import RolloutPool
+from anytron.base.errors import ConfigError, DataError, TransferError
+from anytron.run.rollout.pool import Generation, RolloutPool, response_seed
 from anytron.run.rollout.replica import WeightAnswers
 from anytron.task.data.examination import examined
 from anytron.task.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
 from anytron.task.data.prompts import Prompt, tokenize
 from anytron.task.data.thoughts import decode_responses
 from anytron.workers.engines.rollout_engine import PromptInputs, RolloutEngine, SamplingParams
-from anytron.workers.remote import submit
+from anytron.workers.executor.protocol import submit
 from anytron.workers.weights.transfer import Piece, ReceivedWeights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from anytron.config.schema import RunConfig
     from anytron.workers.executor.protocol import Executor, WorkerGroup
 
 
 @dataclass(frozen=True)
-class ModelDirectory:
+class DirectoryWeights:
     """The weights in the safetensors files of a Hugging Face directory: a :class:`WeightOrigin`.
+
+    Tensors that the model does not have are left out, as transformers does: directories may hold modules for
+    speculative decoding, and buffers.
 
     Attributes:
         path: The directory, readable by the rollout process.
-        version: As which weights they count.
+        version: Version that the rollout engine reports for these weights.
     """
 
     path: str
@@ -40,16 +43,8 @@ class ModelDirectory:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[ReceivedWeights]:
-        """Open the directory.
-
-        Raises:
-            TransferError: It has no safetensors file, or one that cannot be read.
-        """
-        files = sorted(Path(self.path).glob("*.safetensors"))
-        if not files:
-            fix = "save the model in this format: save_pretrained of transformers does"
-            raise TransferError("A model directory has no safetensors file.", where=self.path, fix=fix)
-        yield _Tensors(self.version, files)
+        """Open the directory."""
+        yield _Tensors(self.version, sorted(Path(self.path).glob("*.safetensors")))
 
 
 @dataclass(frozen=True)
@@ -60,35 +55,63 @@ class _Tensors:
     def __iter__(self) -> Iterator[Piece]:
         from safetensors import SafetensorError, safe_open
 
-        path = None
-        try:
-            for path in self.files:
+        for path in self.files:
+            try:
                 with safe_open(path, "pt") as file:
                     for name in file.keys():  # noqa: SIM118 - not a mapping
                         tensor = file.get_tensor(name)
-                        yield Piece(name, tuple(tensor.shape), 0, tensor.reshape(-1), optional=False)
-        except (OSError, SafetensorError) as error:
-            raise TransferError("A file of weights cannot be read.", where=str(path), why=str(error)) from error
+                        yield Piece(name, tuple(tensor.shape), 0, tensor.reshape(-1), optional=True)
+            except (OSError, SafetensorError) as error:  # noqa: PERF203 - the error names the file
+                raise TransferError("A file of weights cannot be read.", where=str(path), why=str(error)) from error
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model answered.
+
+    Attributes:
+        text: The answer, without special tokens.
+        finished: Whether the model ended it; False = it was cut at ``rollout.max_new_tokens``.
+    """
+
+    text: str
+    finished: bool
 
 
 class Answers:
-    """Gives the answers of a model.
+    """Lets the model of a directory answer prompts.
+
+    The constructor starts the rollout process and does not wait for it, so that several models start at the same time;
+    :meth:`load` waits.
 
     Args:
-        config: With ``model.path`` and section ``rollout``.
-        executor: Starts the rollout process; the constructor waits until it has the weights.
+        config: Configuration with ``model.path`` and section ``rollout``.
+        executor: Starts the rollout process.
+        system: Text of the system message before each prompt; None = what the chat template writes without one.
+        plain: Whether prompts are given to the model as they are, without its chat template.
+        seed: Seed of the sampling.
 
     Raises:
-        AnytronError: The model cannot be read, or the process does not start.
+        AnytronError: The config or the tokenizer cannot be loaded, or there is a system message and no chat template.
     """
 
-    def __init__(self, config: RunConfig, executor: Executor) -> None:
+    def __init__(self, config: RunConfig, executor: Executor, *, system: str | None, plain: bool, seed: int) -> None:
         assert config.model.path is not None
         with examined(config.model):
-            vocab_size = load_hf_config(config.model).get_text_config().vocab_size
+            text_config = load_hf_config(config.model).get_text_config()
             self._tokenizer: Any = load_tokenizer(config.model)
-        self._vocab_size = vocab_size
-        ends = end_token_ids(config.model, self._tokenizer, vocab_size)
+        self._templated = bool(self._tokenizer.chat_template) and not plain
+        if system is not None and not self._templated:
+            raise ConfigError(
+                "A system message needs a chat template.",
+                where=config.model.tokenizer or config.model.path,
+                why="--plain leaves out the chat template" if plain else "the tokenizer has no chat template",
+                fix="remove --system, and write the text at the beginning of each prompt",
+            )
+        self._system, self._seed, self._settings = system, seed, config
+        self._vocab_size: int = text_config.vocab_size
+        self._context: int | None = getattr(text_config, "max_position_embeddings", None)
+        ends = end_token_ids(config.model, self._tokenizer, self._vocab_size)
         self._sampling = SamplingParams(
             max_new_tokens=config.rollout.max_new_tokens,
             temperature=config.rollout.temperature,
@@ -96,35 +119,62 @@ class Answers:
             top_k=config.rollout.top_k,
             stop=tuple(config.rollout.stop),
             end_token_ids=ends,
-            pad_token_id=padding_token_id(config.model, self._tokenizer, ends, vocab_size),
+            pad_token_id=padding_token_id(config.model, self._tokenizer, ends, self._vocab_size),
         )
         self._pool = RolloutPool(executor, config.rollout, lost=None)
-        self._pool.load_weights(partial(_give, ModelDirectory(config.model.path)))
 
-    def __call__(self, texts: Sequence[str], *, system: str | None, seed: int) -> list[str]:
-        """Answer each text by itself.
+    def load(self) -> None:
+        """Load the weights, and wait until the model can answer.
+
+        Raises:
+            AnytronError: The process did not start, or the weights cannot be loaded.
+        """
+        assert self._settings.model.path is not None
+        self._pool.load_weights(partial(_give, DirectoryWeights(self._settings.model.path)))
+
+    def __call__(self, prompts: Mapping[int, str]) -> list[Answer]:
+        """Answer each prompt by itself.
 
         Args:
-            texts: What a user writes; the chat template makes prompts of them. A tokenizer without one reads the text
-                as it stands.
-            system: The system's message before each of them; None = what the template writes without one.
-            seed: Of the sampling.
+            prompts: Prompts by their numbers, which name them in errors and from which their seeds follow.
+
+        Returns:
+            The answers, in the order of the prompts.
+
+        Raises:
+            DataError: A prompt is empty, is too long for the model, or is refused by the chat template.
         """
-        if self._tokenizer.chat_template:
-            before = [] if system is None else [{"role": "system", "content": system}]
-            asked = [Prompt(f"{place}", messages=[*before, user(text)]) for place, text in enumerate(texts)]
-        else:
-            asked = [Prompt(f"{place}", text=text) for place, text in enumerate(texts)]
-        prompts = [PromptInputs(one.tokens) for one in tokenize(asked, self._tokenizer, vocab_size=self._vocab_size)]
-        responses = self._pool.finish(self._pool.begin(prompts, self._sampling, 1, seed))
-        return decode_responses(self._tokenizer, [one.tokens for (one,) in responses])
+        asked = [self._prompt(str(number), text) for number, text in prompts.items()]
+        arguments = self._settings.data.chat_template_kwargs
+        questions = []
+        for number, one in zip(
+            prompts,
+            tokenize(asked, self._tokenizer, vocab_size=self._vocab_size, chat_template_kwargs=arguments),
+            strict=True,
+        ):
+            self._check_length(number, len(one.tokens))
+            questions.append((PromptInputs(one.tokens), self._sampling, response_seed(self._seed, number)))
+        responses = [one for (one,) in self._pool.finish(Generation(tuple(self._pool.ask(questions)), 1))]
+        texts = decode_responses(self._tokenizer, [one.tokens for one in responses])
+        return [Answer(text, one.finished) for text, one in zip(texts, responses, strict=True)]
+
+    def _prompt(self, number: str, text: str) -> Prompt:
+        if not self._templated:
+            return Prompt(number, text=text)
+        before = [] if self._system is None else [{"role": "system", "content": self._system}]
+        return Prompt(number, messages=[*before, {"role": "user", "content": text}])
+
+    def _check_length(self, number: int, tokens: int) -> None:
+        answer, context = self._sampling.max_new_tokens, self._context
+        if context is not None and tokens + answer > context:
+            raise DataError(
+                "A prompt is too long for the model.",
+                where=f"prompt {number}",
+                why=f"it has {tokens} tokens, and an answer may have {answer}, but the model's context has {context}",
+                fix="shorten the prompt, or lower --max-new-tokens",
+            )
 
 
-def user(text: str) -> dict[str, str]:
-    """Make a user's message."""
-    return {"role": "user", "content": text}
-
-
-def _give(origin: ModelDirectory, replicas: Sequence[WorkerGroup]) -> WeightAnswers:
+def _give(origin: DirectoryWeights, replicas: Sequence[WorkerGroup]) -> WeightAnswers:
     calls = [submit(replica, RolloutEngine.load_weights, origin) for replica in replicas]
     return WeightAnswers(origin.version, [call.result()[0] for call in calls])

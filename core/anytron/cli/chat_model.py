@@ -1,0 +1,251 @@
+"""The model that a path of ``anytron chat`` stands for, and the model that its run began with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from anytron.base.errors import CheckpointError, ConfigError
+from anytron.cli.single_rank import checkpoint_config, override, write_model
+from anytron.config.diagnostics import refuse
+from anytron.config.load import load_config
+from anytron.record.checkpoint.directory import BEST, CHECKPOINTS, CheckpointDirectory, locate
+from anytron.record.checkpoint.manifest import MANIFEST
+from anytron.task.data.model_files import CONFIG_FILE, read_config
+from anytron.task.data.pretrained import directory_diagnostics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.config.schema import RunConfig
+    from anytron.record.checkpoint.directory import Checkpoint
+
+CONFIG, EXPORTED, INITIAL = "config.yaml", "hf", "initial_model"
+"""Names, in a run's directory, of its configuration, its trained model and the model that it made at its start."""
+LONGEST_HEADER = 100_000_000
+"""Bytes of the header of a safetensors file; the format allows no more."""
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model directory, or a checkpoint from which one can be written.
+
+    Attributes:
+        place: The model directory or the checkpoint.
+        checkpoint: The checkpoint; None for a model directory.
+        config: Configuration of the run that made the model; None if no run is known.
+        run: Directory of that run; None if it is not known.
+    """
+
+    place: Path
+    checkpoint: Checkpoint | None = None
+    config: RunConfig | None = None
+    run: Path | None = None
+
+    def check(self) -> None:
+        """Check the files, as far as that takes no engine.
+
+        Raises:
+            AnytronError: Files are missing, malformed or cut short.
+        """
+        if self.checkpoint is None:
+            check_directory(self.place)
+        else:
+            self.checkpoint.verify()
+
+    def directory(self, new: Path, overrides: Sequence[str], command: str) -> Path:
+        """Return the model directory; of a checkpoint it is written first.
+
+        Args:
+            new: Directory to write; it must not exist.
+            overrides: Changes of the run's configuration.
+            command: The command line that an error tells the user to repeat.
+
+        Raises:
+            AnytronError: The run cannot be set up here.
+        """
+        if self.checkpoint is None:
+            return self.place
+        write_model(self.checkpoint, new, [*self._trusted(), *overrides], command)
+        return new
+
+    def _trusted(self) -> list[str]:
+        """Functions that the run's own config.yaml names: unlike a checkpoint, that file is trusted (SECURITY.md)."""
+        if self.run is None or self.config is None:
+            return []
+        named = {"model.tokenizer": self.config.model.tokenizer, "model.processor": self.config.model.processor}
+        return [override(key, value) for key, value in named.items() if value is not None and ":" in value]
+
+
+def find_model(path: Path) -> FoundModel:
+    """Find the model that a path stands for. Nothing is loaded.
+
+    Args:
+        path: A model directory; a run, whose ``hf`` is taken, or its newest checkpoint; a directory of checkpoints; a
+            checkpoint; or the file ``best``.
+
+    Raises:
+        AnytronError: The path is none of these, or the run has saved no model.
+    """
+    if (path / CONFIG_FILE).is_file():
+        return FoundModel(path.absolute())
+    if (path / CONFIG).is_file():
+        return _model_of_run(path.absolute())
+    if path.name == BEST or any((place / MANIFEST).is_file() for place in (path, *path.glob("step-*"))):
+        checkpoint = locate(path)
+        return FoundModel(checkpoint.path, checkpoint, checkpoint_config(checkpoint))
+    raise _nothing(path)
+
+
+def find_beginning(found: FoundModel, path: Path, overrides: Sequence[str]) -> FoundModel:
+    """Find the model that a run began with.
+
+    Args:
+        found: The trained model.
+        path: The path that the user gave, for errors.
+        overrides: Of the user; ``model.path`` names a directory that was moved.
+
+    Raises:
+        AnytronError: No run is known, or its beginning no longer exists.
+    """
+    config = found.config
+    if config is None:
+        inside = found.place.name == EXPORTED and (found.place.parent / CONFIG).is_file()
+        raise ConfigError(
+            "The model that the run began with is not known.",
+            where=str(path),
+            why="this is a model directory, which does not say what run made it",
+            fix=f"anytron chat {found.place.parent} --compare" if inside else "give the directory of a run",
+        )
+    moved = [value for key, _, value in (one.partition("=") for one in overrides) if key == "model.path"]
+    if not moved and config.resume not in ("never", "auto"):
+        checkpoint = locate(Path(config.resume))
+        return FoundModel(checkpoint.path, checkpoint, checkpoint_config(checkpoint))
+    start = Path(str(yaml.safe_load(moved[-1]))) if moved else _beginning(config, found)
+    if not start.is_dir():
+        raise ConfigError(
+            "The model that the run began with no longer exists.",
+            where=str(start),
+            why="no such directory",
+            fix="restore the directory; if it was moved, add model.path=DIRECTORY",
+        )
+    return FoundModel(start.absolute())
+
+
+def _beginning(config: RunConfig, found: FoundModel) -> Path:
+    """Find where the run's model started from, also if the run's directory was moved."""
+    if config.model.path is not None:
+        return Path(config.model.path)
+    run = found.run
+    if run is None and found.checkpoint is not None and found.place.parent.name == CHECKPOINTS:
+        run = found.place.parent.parent
+    if run is not None and (run / INITIAL).is_dir():
+        return run / INITIAL
+    return Path(config.trainer.output_dir) / INITIAL
+
+
+def _model_of_run(run: Path) -> FoundModel:
+    config = load_config(run / CONFIG)
+    if (run / EXPORTED / CONFIG_FILE).is_file():
+        return FoundModel(run / EXPORTED, None, config, run)
+    places = [CheckpointDirectory(run / CHECKPOINTS), CheckpointDirectory.of(config)]
+    for directory in places:
+        if complete := directory.complete():
+            newest = complete[-1]
+            return FoundModel(newest.path, newest, checkpoint_config(newest), run)
+    raise CheckpointError(
+        "The run has not saved a model yet.",
+        where=str(run),
+        why=f"there is neither {EXPORTED}/, which is written after the last step, nor a complete checkpoint",
+        fix="wait for its first checkpoint (checkpoint.every); if the run has ended, start it again with "
+        "checkpoint.keep=1",
+    )
+
+
+def _nothing(path: Path) -> ConfigError:
+    what = "The path leads to no model."
+    if not path.exists():
+        fix = "give the directory of a run or of a Hugging Face model, for example one made by 'hf download'"
+        return ConfigError(what, where=str(path), why="no such file or directory", fix=fix)
+    if not path.is_dir():
+        fix = "give the directory of a run, of a Hugging Face model or of a checkpoint"
+        return ConfigError(what, where=str(path), why="it is a file, and only the file best selects a model", fix=fix)
+    if (path / "adapter_config.json").is_file():
+        fix = f"anytron chat {path.parent}" if (path.parent / CONFIG).is_file() else "give the directory of the run"
+        return ConfigError(what, where=str(path), why="it holds adapters without the model below them", fix=fix)
+    runs = sorted(path.glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime)
+    if runs:
+        why = f"it holds {len(runs)} runs: {', '.join(sorted(file.parent.name for file in runs))}"
+        return ConfigError(what, where=str(path), why=why, fix=f"choose one: anytron chat {runs[-1].parent}")
+    why = f"it has neither {CONFIG_FILE} (a model) nor {CONFIG} (a run) nor {MANIFEST} (a checkpoint)"
+    fix = "give the directory of a run, of a Hugging Face model or of a checkpoint"
+    return ConfigError(what, where=str(path), why=why, fix=fix)
+
+
+def check_directory(directory: Path) -> None:
+    """Check that a model directory has sound JSON files, and safetensors files that are whole.
+
+    Raises:
+        ConfigError: A file is missing, malformed or cut short.
+    """
+    refuse(directory_diagnostics("PATH", directory, "complete the download"))
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        names = ", ".join(sorted(file.name for file in directory.glob("pytorch_model*")))
+        raise ConfigError(
+            "The model directory has no safetensors file.",
+            where=str(directory),
+            why=f"weights are read from this format only, and it has {names}",
+            fix="load the model with transformers, and write it to another directory with save_pretrained",
+        )
+    for file in files:
+        if mistake := _mistake_in(file):
+            fix = "copy or download the file again"
+            raise ConfigError("A file of weights cannot be read.", where=str(file), why=mistake, fix=fix)
+
+
+def _mistake_in(file: Path) -> str:
+    """Compare a safetensors file's header with its size; empty if they agree."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length)) if length <= min(size - 8, LONGEST_HEADER) else None
+        if header is None:
+            return f"it has {size} bytes, and its header says {length} bytes: it is cut short, or of another format"
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        whole = 8 + length + max(ends, default=0)
+    except OSError as error:
+        return str(error)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return "its header is not that of a safetensors file"
+    return "" if size == whole else f"it has {size} bytes, and its header describes {whole}"
+
+
+def context_length(directory: Path) -> int | None:
+    """Read how many tokens a model can see, from its ``config.json``; None if the file does not say."""
+    fields = _fields(directory)
+    length = fields.get("max_position_embeddings", fields.get("n_positions"))
+    return length if isinstance(length, int) else None
+
+
+def stored_dtype(directory: Path) -> str:
+    """Read in which dtype to compute a model of which no run is known: bfloat16 if its weights have 16 bits."""
+    fields = _fields(directory)
+    dtype = fields.get("dtype", fields.get("torch_dtype"))
+    return "bfloat16" if dtype in ("bfloat16", "float16") else "float32"
+
+
+def takes_images(directory: Path) -> bool:
+    """Whether the model of a directory has a vision tower."""
+    return "vision_config" in read_config(directory)
+
+
+def _fields(directory: Path) -> dict[str, Any]:
+    """The fields of the language model, before those of the whole."""
+    whole = read_config(directory)
+    return {**whole, **(whole.get("text_config") or {})}
