@@ -9,12 +9,14 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from anytron.base.components import EXECUTORS, load_component
 from anytron.base.errors import ConfigError, DataError
 from anytron.cli.chat_model import (
     FoundModel,
+    check_tokenizer,
     context_length,
     find_beginning,
     find_model,
@@ -30,7 +32,7 @@ from anytron.config.schema import RunConfig
 from anytron.run.preflight.open_run import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.console import Console
 
@@ -87,11 +89,16 @@ def run_chat(
         models = {"before": find_beginning(found, path, overrides), "after": found}
     for model in models.values():
         model.check()
+    if found.checkpoint is None:
+        check_tokenizer(found.place, overrides)
     typed = sys.stdin is not None and sys.stdin.isatty()
     batches = iter(()) if typed else _given()
+    tell = _once(notes.print)
     with ScratchDirectory("chat", notes) as scratch, contextlib.ExitStack() as stack:
         exported = {
-            name: model.directory(scratch.path / name, _chosen(overrides, OF_EXPORT), f"anytron chat {path}")
+            name: model.directory(
+                scratch.path / name, _chosen(overrides, OF_EXPORT), f"anytron chat {quote(str(path))}", tell
+            )
             for name, model in models.items()
         }
         trained = exported["after" if compare else "answer"]
@@ -106,7 +113,7 @@ def run_chat(
                 own.append(override("model.tokenizer", trained))  # the model at the start may have none
             opened[name] = _opened(file, [*own, *_chosen(overrides, OF_ANSWERS)])
         for line in _remarks(found.config, trained, next(iter(opened.values()))):
-            notes.print(line)
+            tell(line)
 
         from anytron.run.rollout.answers import Answers
 
@@ -125,6 +132,18 @@ def run_chat(
             _talk(answers, printer, notes)
         for prompts in batches:
             printer.show(prompts, {name: model(prompts) for name, model in answers.items()}, echo=not as_json)
+
+
+def _once(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that passes on each line the first time: several configurations are opened."""
+    said: set[str] = set()
+
+    def tell_once(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            tell(line)
+
+    return tell_once
 
 
 def _check_keys(overrides: Sequence[str]) -> None:

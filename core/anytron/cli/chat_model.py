@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from anytron.base.errors import CheckpointError, ConfigError
 from anytron.cli.single_rank import checkpoint_config, override, write_model
-from anytron.config.diagnostics import refuse
 from anytron.config.load import load_config
 from anytron.record.checkpoint.directory import BEST, CHECKPOINTS, CheckpointDirectory, locate
 from anytron.record.checkpoint.manifest import MANIFEST
@@ -19,7 +19,7 @@ from anytron.task.data.model_files import CONFIG_FILE, read_config
 from anytron.task.data.pretrained import directory_diagnostics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from anytron.config.schema import RunConfig
     from anytron.record.checkpoint.directory import Checkpoint
@@ -57,20 +57,22 @@ class FoundModel:
         else:
             self.checkpoint.verify()
 
-    def directory(self, new: Path, overrides: Sequence[str], command: str) -> Path:
+    def directory(self, new: Path, overrides: Sequence[str], command: str, tell: Callable[[str], None]) -> Path:
         """Return the model directory; of a checkpoint it is written first.
 
         Args:
             new: Directory to write; it must not exist.
             overrides: Changes of the run's configuration.
             command: The command line that an error tells the user to repeat.
+            tell: Receives a line about each thing that is done.
 
         Raises:
             AnytronError: The run cannot be set up here.
         """
         if self.checkpoint is None:
             return self.place
-        write_model(self.checkpoint, new, [*self._trusted(), *overrides], command)
+        tell(f"writing the model of the checkpoint {self.place}")
+        write_model(self.checkpoint, new, [*self._trusted(), *overrides], command, tell)
         return new
 
     def _trusted(self) -> list[str]:
@@ -119,7 +121,7 @@ def find_beginning(found: FoundModel, path: Path, overrides: Sequence[str]) -> F
             "The model that the run began with is not known.",
             where=str(path),
             why="this is a model directory, which does not say what run made it",
-            fix=f"anytron chat {found.place.parent} --compare" if inside else "give the directory of a run",
+            fix=f"anytron chat {quote(str(found.place.parent))} --compare" if inside else "give the directory of a run",
         )
     moved = [value for key, _, value in (one.partition("=") for one in overrides) if key == "model.path"]
     if not moved and config.resume not in ("never", "auto"):
@@ -175,12 +177,18 @@ def _nothing(path: Path) -> ConfigError:
         fix = "give the directory of a run, of a Hugging Face model or of a checkpoint"
         return ConfigError(what, where=str(path), why="it is a file, and only the file best selects a model", fix=fix)
     if (path / "adapter_config.json").is_file():
-        fix = f"anytron chat {path.parent}" if (path.parent / CONFIG).is_file() else "give the directory of the run"
+        fix = (
+            f"anytron chat {quote(str(path.parent))}"
+            if (path.parent / CONFIG).is_file()
+            else "give the directory of the run"
+        )
         return ConfigError(what, where=str(path), why="it holds adapters without the model below them", fix=fix)
     runs = sorted(path.glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime)
     if runs:
-        why = f"it holds {len(runs)} runs: {', '.join(sorted(file.parent.name for file in runs))}"
-        return ConfigError(what, where=str(path), why=why, fix=f"choose one: anytron chat {runs[-1].parent}")
+        why = f"it is not a run, and holds these: {', '.join(sorted(file.parent.name for file in runs))}"
+        return ConfigError(
+            what, where=str(path), why=why, fix=f"choose a run: anytron chat {quote(str(runs[-1].parent))}"
+        )
     why = f"it has neither {CONFIG_FILE} (a model) nor {CONFIG} (a run) nor {MANIFEST} (a checkpoint)"
     fix = "give the directory of a run, of a Hugging Face model or of a checkpoint"
     return ConfigError(what, where=str(path), why=why, fix=fix)
@@ -192,7 +200,13 @@ def check_directory(directory: Path) -> None:
     Raises:
         ConfigError: A file is missing, malformed or cut short.
     """
-    refuse(directory_diagnostics("PATH", directory, "complete the download"))
+    if mistakes := list(directory_diagnostics("", directory, "complete the download")):
+        raise ConfigError(
+            "The model directory cannot be used.",
+            where=str(directory),
+            why="; ".join(one.message for one in mistakes),
+            fix="; ".join(dict.fromkeys(one.fix for one in mistakes)),
+        )
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         names = ", ".join(sorted(file.name for file in directory.glob("pytorch_model*")))
@@ -206,6 +220,21 @@ def check_directory(directory: Path) -> None:
         if mistake := _mistake_in(file):
             fix = "copy or download the file again"
             raise ConfigError("A file of weights cannot be read.", where=str(file), why=mistake, fix=fix)
+
+
+def check_tokenizer(directory: Path, overrides: Sequence[str]) -> None:
+    """Check that a model directory has a tokenizer, or that the user has set one.
+
+    Raises:
+        ConfigError: There is none; transformers would make an empty tokenizer.
+    """
+    if not any(directory.glob("tokenizer*")) and not any(one.startswith("model.tokenizer=") for one in overrides):
+        raise ConfigError(
+            "The model directory has no tokenizer.",
+            where=str(directory),
+            why="no file of it is named tokenizer*",
+            fix=f"anytron chat {quote(str(directory))} model.tokenizer=DIRECTORY",
+        )
 
 
 def _mistake_in(file: Path) -> str:

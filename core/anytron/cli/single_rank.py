@@ -21,7 +21,7 @@ from anytron.run.preflight.capabilities import replay_diagnostics
 from anytron.run.preflight.open_run import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from anytron.record.checkpoint.directory import Checkpoint
     from anytron.run.trainer.non_finite import BadUpdate, Finding
@@ -87,11 +87,14 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
         )
     checkpoint = locate(path)
     checkpoint.verify()
-    write_model(checkpoint, out, overrides, "anytron checkpoint export PATH OUT")
-    error_console().print(f"the model after step {checkpoint.step}: {out}")
+    notes = error_console()
+    write_model(checkpoint, out, overrides, "anytron checkpoint export PATH OUT", notes.print)
+    notes.print(f"the model after step {checkpoint.step}: {out}")
 
 
-def write_model(checkpoint: Checkpoint, out: Path, overrides: Sequence[str], command: str) -> None:
+def write_model(
+    checkpoint: Checkpoint, out: Path, overrides: Sequence[str], command: str, tell: Callable[[str], None]
+) -> None:
     """Write the model of a checkpoint that was verified.
 
     Args:
@@ -99,14 +102,14 @@ def write_model(checkpoint: Checkpoint, out: Path, overrides: Sequence[str], com
         out: The output directory; it must not exist.
         overrides: As for :func:`export_model`.
         command: The command line that an error tells the user to repeat with further overrides.
+        tell: Receives the lines of the opened run.
 
     Raises:
         AnytronError: The checkpoint would run code, or the run cannot be set up here.
     """
     config = checkpoint_config(checkpoint)
     _refuse_code(config, overrides, command)
-    notes = error_console()
-    with ScratchDirectory("export", notes) as scratch:
+    with ScratchDirectory("export", error_console()) as scratch:
         yaml = scratch.path / "run.yaml"
         yaml.write_text(to_yaml(config), encoding="utf-8")
         own = [*alone(config), *_POLICY_ALONE, override("trainer.output_dir", scratch.path)]
@@ -114,7 +117,7 @@ def write_model(checkpoint: Checkpoint, out: Path, overrides: Sequence[str], com
             own.append("model.lora.path=null")  # what the run's adapters began as
         run = open_run(yaml, [*own, *overrides], relative_to=Path.cwd())
         for line in run.lines:
-            notes.print(line)
+            tell(line)
         refuse(run.diagnostics)
         executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
 
