@@ -29,6 +29,7 @@ from anytron.config.diagnostics import refuse
 from anytron.config.dump import to_yaml
 from anytron.config.generation import RolloutSection
 from anytron.config.schema import RunConfig
+from anytron.run.preflight.capabilities import generates_in_training
 from anytron.run.preflight.open_run import open_run
 
 if TYPE_CHECKING:
@@ -216,6 +217,13 @@ def _opened(file: Path, overrides: Sequence[str]) -> OpenRun:
     run = open_run(file, overrides, relative_to=Path.cwd())
     run = replace(run, diagnostics=[one for one in run.diagnostics if one.key.startswith(CONCERNED)])
     refuse(run.diagnostics)
+    if generates_in_training(run.config):
+        raise ConfigError(
+            "This rollout engine cannot answer alone.",
+            where=f"rollout.engine = {run.config.rollout.engine}",
+            why="training ranks generate with it, and anytron chat starts none",
+            fix=f"set rollout.engine={ENGINE}, or remove rollout.engine",
+        )
     return run
 
 

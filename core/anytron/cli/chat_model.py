@@ -97,7 +97,7 @@ def find_model(path: Path) -> FoundModel:
         return FoundModel(path.absolute())
     if (path / CONFIG).is_file():
         return _model_of_run(path.absolute())
-    if path.name == BEST or any((place / MANIFEST).is_file() for place in (path, *path.glob("step-*"))):
+    if path.name == BEST or (path / MANIFEST).is_file() or any(path.glob("step-*")):
         checkpoint = locate(path)
         return FoundModel(checkpoint.path, checkpoint, checkpoint_config(checkpoint))
     raise _nothing(path)
@@ -154,11 +154,10 @@ def _model_of_run(run: Path) -> FoundModel:
     config = load_config(run / CONFIG)
     if (run / EXPORTED / CONFIG_FILE).is_file():
         return FoundModel(run / EXPORTED, None, config, run)
-    places = [CheckpointDirectory(run / CHECKPOINTS), CheckpointDirectory.of(config)]
-    for directory in places:
-        if complete := directory.complete():
-            newest = complete[-1]
-            return FoundModel(newest.path, newest, checkpoint_config(newest), run)
+    elsewhere = config.checkpoint.path  # not that of trainer.output_dir: the run's directory may be a copy
+    if complete := CheckpointDirectory(run / CHECKPOINTS if elsewhere is None else Path(elsewhere)).complete():
+        newest = complete[-1]
+        return FoundModel(newest.path, newest, checkpoint_config(newest), run)
     raise CheckpointError(
         "The run has not saved a model yet.",
         where=str(run),
