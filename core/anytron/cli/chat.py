@@ -126,6 +126,7 @@ def run_chat(
             executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
             executor = stack.enter_context(executor_class(run.config, run.session))
             answers[name] = Answers(run.config, executor, system=system, plain=plain, seed=seed)
+            stack.callback(answers[name].close)
         for one in answers.values():
             one.load()
         printer = _Printer(notes, as_json=as_json)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from anytron.base.errors import CheckpointError, ConfigError
 from anytron.cli.single_rank import checkpoint_config, override, write_model
@@ -17,6 +14,7 @@ from anytron.record.checkpoint.directory import BEST, CHECKPOINTS, CheckpointDir
 from anytron.record.checkpoint.manifest import MANIFEST
 from anytron.task.data.model_files import CONFIG_FILE, read_config
 from anytron.task.data.pretrained import directory_diagnostics
+from anytron.task.data.weight_headers import DamagedFileError, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 
 CONFIG, EXPORTED, INITIAL = "config.yaml", "hf", "initial_model"
 """Names, in a run's directory, of its configuration, its trained model and the model that it made at its start."""
-LONGEST_HEADER = 100_000_000
-"""Bytes of the header of a safetensors file; the format allows no more."""
 
 
 @dataclass(frozen=True)
@@ -116,18 +112,21 @@ def find_beginning(found: FoundModel, path: Path, overrides: Sequence[str]) -> F
     """
     config = found.config
     if config is None:
+        command = f"anytron chat {quote(str(found.place.parent))}"
         inside = found.place.name == EXPORTED and (found.place.parent / CONFIG).is_file()
         raise ConfigError(
             "The model that the run began with is not known.",
             where=str(path),
             why="this is a model directory, which does not say what run made it",
-            fix=f"anytron chat {quote(str(found.place.parent))} --compare" if inside else "give the directory of a run",
+            fix=f"name the run: anytron chat {quote(str(found.place.parent))} --compare"
+            if inside
+            else "name the directory of a run",
         )
     moved = [value for key, _, value in (one.partition("=") for one in overrides) if key == "model.path"]
     if not moved and config.resume not in ("never", "auto"):
         checkpoint = locate(Path(config.resume))
         return FoundModel(checkpoint.path, checkpoint, checkpoint_config(checkpoint))
-    start = Path(str(yaml.safe_load(moved[-1]))) if moved else _beginning(config, found)
+    start = Path(moved[-1].strip("\"'")) if moved else _beginning(config, found)
     if not start.is_dir():
         raise ConfigError(
             "The model that the run began with no longer exists.",
@@ -177,9 +176,9 @@ def _nothing(path: Path) -> ConfigError:
         return ConfigError(what, where=str(path), why="it is a file, and only the file best selects a model", fix=fix)
     if (path / "adapter_config.json").is_file():
         fix = (
-            f"anytron chat {quote(str(path.parent))}"
+            f"name the run: anytron chat {quote(str(path.parent))}"
             if (path.parent / CONFIG).is_file()
-            else "give the directory of the run"
+            else "name the directory of the run"
         )
         return ConfigError(what, where=str(path), why="it holds adapters without the model below them", fix=fix)
     runs = sorted(path.glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime)
@@ -216,9 +215,11 @@ def check_directory(directory: Path) -> None:
             fix="load the model with transformers, and write it to another directory with save_pretrained",
         )
     for file in files:
-        if mistake := _mistake_in(file):
+        try:
+            read_header(file)
+        except DamagedFileError as error:  # noqa: PERF203 - the error names the file
             fix = "copy or download the file again"
-            raise ConfigError("A file of weights cannot be read.", where=str(file), why=mistake, fix=fix)
+            raise ConfigError("A file of weights cannot be read.", where=str(file), why=str(error), fix=fix) from error
 
 
 def check_tokenizer(directory: Path, overrides: Sequence[str]) -> None:
@@ -232,26 +233,8 @@ def check_tokenizer(directory: Path, overrides: Sequence[str]) -> None:
             "The model directory has no tokenizer.",
             where=str(directory),
             why="no file of it is named tokenizer*",
-            fix=f"anytron chat {quote(str(directory))} model.tokenizer=DIRECTORY",
+            fix=f"set a tokenizer: anytron chat {quote(str(directory))} model.tokenizer=DIRECTORY",
         )
-
-
-def _mistake_in(file: Path) -> str:
-    """Compare a safetensors file's header with its size; empty if they agree."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(length)) if length <= min(size - 8, LONGEST_HEADER) else None
-        if header is None:
-            return f"it has {size} bytes, and its header says {length} bytes: it is cut short, or of another format"
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        whole = 8 + length + max(ends, default=0)
-    except OSError as error:
-        return str(error)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        return "its header is not that of a safetensors file"
-    return "" if size == whole else f"it has {size} bytes, and its header describes {whole}"
 
 
 def context_length(directory: Path) -> int | None:

@@ -17,8 +17,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from anytron.base.errors import AnytronError
-from anytron.cli.chat import run_chat
+from anytron.cli.chat import _batches, run_chat
 from anytron.cli.chat_model import find_beginning, find_model
+from anytron.config.load import load_config
 from anytron.record.checkpoint.directory import Best, CheckpointDirectory
 from anytron.record.checkpoint.manifest import DriverState, FileRecord, SourceState
 from anytron.workers.executor.local import LocalExecutor
@@ -39,7 +40,7 @@ RUN = """
 model: {path: start, tokenizer: hf}
 data: {source: jsonl, options: {path: gone, chat: true, system: be kind}, chat_template_kwargs: {shout: hey}}
 rewards: [{function: exact_match}]
-rollout: {engine: megatron, max_new_tokens: 5, stop: [q]}
+rollout: {engine: megatron, max_new_tokens: 5, stop: [STOP]}
 """
 
 
@@ -71,7 +72,8 @@ def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("run")
     write_model(path / "hf", 1)
     write_model(path / "start", 2)
-    (path / "config.yaml").write_text(RUN)
+    stop = answered(path / "hf", "system:be kind\nuser:hello\na:hey", 5)[1]
+    (path / "config.yaml").write_text(RUN.replace("STOP", json.dumps(stop)))
     return path
 
 
@@ -103,16 +105,32 @@ def test_a_run_answers_as_it_was_trained_and_as_it_began(run):
     done = ask(run, "--compare", prompts="hello\nmy cat")
 
     assert done.returncode == 0, done.stderr
+    (stop,) = load_config(run / "config.yaml").rollout.stop
     expected = []
     for prompt in ("hello", "my cat"):
         for name, directory in (("before:", "start"), ("after: ", "hf")):
             said = answered(run / directory, f"system:be kind\nuser:{prompt}\na:hey", 5)
-            before_stop, stop, _ = said.partition("q")
-            expected.append(f"{name} {before_stop}{stop}".replace("\n", "\n" + " " * 8))
+            said = said[: said.find(stop) + 1] if stop in said else said
+            expected.append(f"{name} {said}".replace("\n", "\n" + " " * 8))
     assert done.stdout == "\n".join(expected) + "\n"
     assert len(set(expected)) == 4
     assert "> my cat\n" in done.stderr
     assert "answers come from the rollout engine transformers; the run uses megatron\n" in done.stderr
+
+
+def test_lines_are_read_as_they_come(monkeypatch):
+    ours, theirs = os.pipe()
+    with os.fdopen(ours) as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        batches = _batches()
+        os.write(theirs, "a\n\r\n\xe4".encode()[:-1])
+        assert next(batches) == {1: "a"}
+        os.write(theirs, "\xe4\r\n".encode()[1:] + b"x\n" * 70 + b"end")
+        os.close(theirs)
+        second, third, last = batches
+    assert second == {3: "\xe4"} | dict.fromkeys(range(4, 67), "x")
+    assert third == dict.fromkeys(range(67, 74), "x")
+    assert last == {74: "end"}
 
 
 def test_samples_follow_from_the_seed_and_the_line(run):
@@ -200,7 +218,7 @@ def test_a_path_without_a_model_says_what_is_missing(copy, refused, tmp_path):
     assert refused(tmp_path).fix == f"choose a run: anytron chat {copy}"
     (copy / "adapter").mkdir()
     (copy / "adapter" / "adapter_config.json").touch()
-    assert refused(copy / "adapter").fix == f"anytron chat {copy}"
+    assert refused(copy / "adapter").fix == f"name the run: anytron chat {copy}"
     shutil.rmtree(copy / "hf")
     assert refused(copy).what == "The run has not saved a model yet."
     (copy / "checkpoints" / "step-000003").mkdir(parents=True)
@@ -211,11 +229,12 @@ def test_a_comparison_needs_the_model_at_the_start(copy, refused):
     bare = refused(copy / "start", compare=True)
     assert (bare.what, bare.fix) == (
         "The model that the run began with is not known.",
-        "give the directory of a run",
+        "name the directory of a run",
     )
-    assert refused(copy / "hf", compare=True).fix == f"anytron chat {copy} --compare"
+    assert refused(copy / "hf", compare=True).fix == f"name the run: anytron chat {copy} --compare"
     gone = copy.with_name("gone")
-    (copy / "config.yaml").write_text(RUN.replace("path: start", f"path: {gone}"))
+    config = copy / "config.yaml"
+    config.write_text(config.read_text().replace("path: start", f"path: {gone}"))
     error = refused(copy, compare=True)
     assert (error.where, error.fix) == (
         str(gone),
@@ -228,7 +247,11 @@ def test_a_comparison_needs_the_model_at_the_start(copy, refused):
 @pytest.mark.parametrize(
     ("damage", "what", "why"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-8]), "A file of weights cannot be read.", "describes"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-8]),
+            "A file of weights cannot be read.",
+            "its header requires",
+        ),
         (lambda path: path.write_bytes(b"\xff" * 99), "A file of weights cannot be read.", "cut short"),
         (lambda path: path.write_bytes(b"\x04" + bytes(7) + b"true"), "A file of weights cannot be read.", "header"),
         (Path.unlink, "The model directory cannot be used.", "has no weights"),
@@ -250,7 +273,7 @@ def test_weights_that_cannot_be_read_are_found_first(copy, refused, place, damag
 def test_a_directory_without_tokenizer_is_not_given_an_empty_one(copy, refused):
     for file in (copy / "hf").glob("tokenizer*"):
         file.unlink()
-    assert refused(copy / "hf").fix == f"anytron chat {copy / 'hf'} model.tokenizer=DIRECTORY"
+    assert refused(copy / "hf").fix == f"set a tokenizer: anytron chat {copy / 'hf'} model.tokenizer=DIRECTORY"
 
 
 @pytest.mark.parametrize(

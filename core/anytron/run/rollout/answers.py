@@ -14,6 +14,7 @@ from anytron.run.rollout.replica import WeightAnswers
 from anytron.task.data.examination import examined
 from anytron.task.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
 from anytron.task.data.prompts import Prompt, tokenize
+from anytron.task.data.reading import PromptReader
 from anytron.task.data.thoughts import decode_responses
 from anytron.workers.engines.rollout_engine import PromptInputs, RolloutEngine, SamplingParams
 from anytron.workers.executor.protocol import submit
@@ -82,7 +83,7 @@ class Answers:
     """Lets the model of a directory answer prompts.
 
     The constructor starts the rollout process and does not wait for it, so that several models start at the same time;
-    :meth:`load` waits.
+    :meth:`load` waits. Prompts are tokenised in a confined process, which :meth:`close` ends.
 
     Args:
         config: Configuration with ``model.path`` and section ``rollout``.
@@ -109,9 +110,9 @@ class Answers:
                 fix="remove --system, and write the text at the beginning of each prompt",
             )
         self._system, self._seed, self._settings = system, seed, config
-        self._vocab_size: int = text_config.vocab_size
+        vocab_size: int = text_config.vocab_size
         self._context: int | None = getattr(text_config, "max_position_embeddings", None)
-        ends = end_token_ids(config.model, self._tokenizer, self._vocab_size)
+        ends = end_token_ids(config.model, self._tokenizer, vocab_size)
         self._sampling = SamplingParams(
             max_new_tokens=config.rollout.max_new_tokens,
             temperature=config.rollout.temperature,
@@ -119,7 +120,11 @@ class Answers:
             top_k=config.rollout.top_k,
             stop=tuple(config.rollout.stop),
             end_token_ids=ends,
-            pad_token_id=padding_token_id(config.model, self._tokenizer, ends, self._vocab_size),
+            pad_token_id=padding_token_id(config.model, self._tokenizer, ends, vocab_size),
+        )
+        template = config.data.chat_template_kwargs
+        self._reader = PromptReader(
+            partial(tokenize, vocab_size=vocab_size, chat_template_kwargs=template), self._tokenizer
         )
         self._pool = RolloutPool(executor, config.rollout, lost=None)
 
@@ -144,19 +149,18 @@ class Answers:
         Raises:
             DataError: A prompt is empty, is too long for the model, or is refused by the chat template.
         """
-        asked = [self._prompt(str(number), text) for number, text in prompts.items()]
-        arguments = self._settings.data.chat_template_kwargs
+        read = self._reader.read([self._prompt(str(number), text) for number, text in prompts.items()])
         questions = []
-        for number, one in zip(
-            prompts,
-            tokenize(asked, self._tokenizer, vocab_size=self._vocab_size, chat_template_kwargs=arguments),
-            strict=True,
-        ):
+        for number, one in zip(prompts, read, strict=True):
             self._check_length(number, len(one.tokens))
             questions.append((PromptInputs(one.tokens), self._sampling, response_seed(self._seed, number)))
         responses = [one for (one,) in self._pool.finish(Generation(tuple(self._pool.ask(questions)), 1))]
         texts = decode_responses(self._tokenizer, [one.tokens for one in responses])
         return [Answer(text, one.finished) for text, one in zip(texts, responses, strict=True)]
+
+    def close(self) -> None:
+        """End the process that reads the prompts; the executor ends the rollout process."""
+        self._reader.close()
 
     def _prompt(self, number: str, text: str) -> Prompt:
         if not self._templated:
