@@ -118,9 +118,7 @@ def find_beginning(found: FoundModel, path: Path, overrides: Sequence[str]) -> F
             "The model that the run began with is not known.",
             where=str(path),
             why="this is a model directory, which does not say what run made it",
-            fix=f"name the run: anytron chat {quote(str(found.place.parent))} --compare"
-            if inside
-            else "name the directory of a run",
+            fix=f"name the run: {command} --compare" if inside else "name the directory of a run",
         )
     moved = [value for key, _, value in (one.partition("=") for one in overrides) if key == "model.path"]
     if not moved and config.resume not in ("never", "auto"):

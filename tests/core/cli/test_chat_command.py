@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import shutil
 import signal
 import subprocess
@@ -165,6 +166,7 @@ def test_at_a_terminal_a_line_is_edited_and_the_end_is_clean(run, ending, status
     def shown_until(text):
         found = ""
         while not found.endswith(text):
+            assert select.select([ours], [], [], 100)[0], found
             found += os.read(ours, 1).decode()
         return found
 

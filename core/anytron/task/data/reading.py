@@ -115,7 +115,7 @@ class PromptReader:
             ConfigError: ``tokenize`` raises one.
             DataError: A prompt is not usable; or reading it takes too long, too much memory, or ends the process.
         """
-        answers = self._reader.ask(list(prompts), self._errand)
+        answers = self._reader.ask([_bare(prompt) for prompt in prompts], self._errand)
         read = itertools.chain.from_iterable(_prompts(records, self._errand) for records in answers)
         return list(_rejoined(prompts, read, self._errand))
 
