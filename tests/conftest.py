@@ -41,6 +41,7 @@ SKIPPED = {
 WARM = (
     "tests/conformance/",
     "tests/core/proof/",
+    "tests/core/cli/test_chat_command.py",
     "tests/core/cli/test_doctor_command.py",
     "tests/core/cli/test_patches_command.py",
     "tests/core/cli/test_plan_command.py",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CORE = ROOT / "core" / "anytron"
-COMMAND = CORE / "cli" / "main.py"
+COMMAND = CORE / "cli" / "check_commands.py"
 """``anytron conformance`` imports the kit as it runs."""
 TEMPLATE = CORE / "cli" / "scaffold" / "template"
 """Of the packages of new platforms: to the core it is data."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from anytron.base.errors import ConfigError, did_you_mean
 from anytron.config.diagnostics import Diagnostic
 from anytron.task.data.model_files import faults, flag, number, read_object, whole
+from anytron.task.data.weight_headers import DamagedFileError, read_header
 from anytron_megatron.lora.names import ALL_LINEAR, CONFIG_FILE, LAYERS, WEIGHTS_FILE
-from anytron_megatron.models.weight_files import INDEX, DamagedFileError, read_header
+from anytron_megatron.models.weight_files import INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from anytron.base.errors import ConfigError
+from anytron.task.data.weight_headers import DamagedFileError, read_header
 from anytron_megatron.lora.names import ALL_LINEAR, LAYERS
 from anytron_megatron.models.families import FAMILIES
-from anytron_megatron.models.weight_files import DamagedFileError, read_header
 from anytron_megatron.models.weight_names import (
     LM_HEAD,
     SCORE_HEAD,

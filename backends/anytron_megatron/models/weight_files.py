@@ -1,8 +1,4 @@
-"""Check the files of a model's weights by their headers, in milliseconds. Imports no Megatron.
-
-The format is read here and not through the safetensors library: it is a length of eight bytes, a JSON
-header and the data (https://github.com/huggingface/safetensors#format), and the driver needs no torch for it.
-"""
+"""Check the files of a model's weights by their headers, in milliseconds. Imports no Megatron."""
 
 from __future__ import annotations
 
@@ -11,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError
-from anytron.base.files import exhausted
 from anytron.config.diagnostics import Diagnostic
-from anytron.config.json_files import parse_object
 from anytron.task.data.model_files import read_object
+from anytron.task.data.weight_headers import DamagedFileError, read_header
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.weight_names import (
     LM_HEAD,
@@ -31,9 +26,6 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """What mcore-bridge looks for (mcore_bridge/utils/safetensors.py); the index wins."""
-_LENGTH_BYTES = 8
-_LONGEST_HEADER = 100_000_000
-"""The format's own limit, in bytes."""
 _DOWNLOAD = "complete the download"
 
 
@@ -107,49 +99,6 @@ def _faults(directory: Path, config: Mapping[str, Any], *, scores: bool) -> Iter
             f"({first} has {shapes[first]}, the config says {expected[first]})"
         )
         yield message, own
-
-
-class DamagedFileError(Exception):
-    """A file is not in the format of safetensors."""
-
-
-def read_header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read names and shapes, and check that the data are complete.
-
-    Raises:
-        DamagedFileError: The file is not a safetensors file, or its size does not match its header.
-        ResourceError: The process has run out of file descriptors, or the disk fails.
-    """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if not 0 < length <= min(_LONGEST_HEADER, size - _LENGTH_BYTES):
-                raise DamagedFileError(
-                    f"the file has {size} bytes, its header {length}: cut short, or not a safetensors file"
-                )
-            header = parse_object(file.read(length))
-        header.pop("__metadata__", None)
-        end = max((_sizes(entry["data_offsets"])[1] for entry in header.values()), default=0)
-        shapes = {name: _sizes(entry["shape"]) for name, entry in header.items()}
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        if (known := exhausted(error, str(path))) is not None:
-            raise known from error
-        raise DamagedFileError(f"its header cannot be read: {type(error).__name__}: {error}") from error
-    if (whole := _LENGTH_BYTES + length + end) != size:
-        raise DamagedFileError(f"the file has {size} bytes, but its header requires {whole}")
-    return shapes
-
-
-def _sizes(value: Any) -> tuple[int, ...]:
-    """A list of whole numbers, none below zero.
-
-    Raises:
-        TypeError: The value is anything else.
-    """
-    if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
-        raise TypeError(f"{value!r:.60} is not a list of sizes")
-    return tuple(value)
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:

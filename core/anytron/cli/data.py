@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from anytron.cli.arguments import ConfigPath  # noqa: TC001 - typer reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from anytron.task.data.prompts import TokenizedPrompt
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at the prompts of a run.")
-
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; paths in it are relative to it.")]
 
 RUN_OF_TOKENS = 4
 """Runs of at least this many equal tokens, as an image has, are shown as one token and a count."""

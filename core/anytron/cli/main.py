@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from anytron.base.errors import AnytronError, ConfigError, WorkerError
+from anytron.base.errors import AnytronError, WorkerError
 from anytron.base.files import exhausted
 from anytron.base.terminal import make_output_visible
 from anytron.base.version import __version__
+from anytron.cli import check_commands, run_commands
 from anytron.cli.checkpoint import app as checkpoint_app
+from anytron.cli.config import app as config_app
 from anytron.cli.data import app as data_app
 from anytron.cli.plugins import patches_app, plugins_app
 from anytron.device.loading import disable_device_autoload
 from anytron.device.loading.report import not_installed
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
-RESULTS = "versions, results: [{name, status, detail, fix, ...}], counts, interrupted"
-"""In the JSON object of every command that makes checks."""
 
 app = typer.Typer(
     name="anytron",
@@ -39,22 +32,6 @@ app = typer.Typer(
     The platform is `platform.name` of the configuration, else the variable ANYTRON_PLATFORM, else the
     one whose device is found; the first line of a run says which and why.""",
 )
-config_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at configurations.")
-app.add_typer(config_app, name="config")
-app.add_typer(data_app, name="data", help="Look at the prompts of a run.")
-app.add_typer(checkpoint_app, name="checkpoint", help="Look at checkpoints, and export models from them.")
-app.add_typer(plugins_app, name="plugins", help="Look at the installed plugins.")
-app.add_typer(patches_app, name="patches", help="Look at the patches of third-party code.")
-
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; paths in it are relative to it.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE",
-        help="Keys to set, for example trainer.total_steps=10. Values are YAML.",
-        show_default=False,
-    ),
-]
 
 
 def _version(asked: bool) -> None:
@@ -72,286 +49,22 @@ def _options(
     del version
 
 
-@app.command()
-def train(config: ConfigPath, overrides: Overrides = None) -> None:
-    """Train a model as CONFIG says.
-
-    The configuration, the data and the machine are checked before a process starts. The run writes into
-    trainer.output_dir: metrics.jsonl, samples.jsonl, config.yaml, patches.json, plots/, checkpoints/, hf/ (the trained
-    model), logs/ (what each process wrote). If the configuration has stages, each stage has its own directory.
-
-    resume=auto continues the run in trainer.output_dir from its newest checkpoint, and starts a new run if there is
-    none. SIGTERM, SIGHUP or SIGUSR1 save a checkpoint and end the run with status 0 (checkpoint.on_signal); a
-    second one ends it at once. Ctrl-C ends all processes and keeps the checkpoints that are there.
-
-    Example: anytron train examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
-    """
-    from anytron.cli.train import CONTINUE, run_training
-
-    _handle_signals()
-    try:
-        run_training(config, overrides or [])
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted: all processes have ended; {CONTINUE}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-
-
-@app.command(short_help="Check that a model is computed correctly on this machine.")
-def verify(
-    config: ConfigPath,
-    overrides: Overrides = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help=f"Print one object: {{kernels, {RESULTS}}}."),
-    ] = False,
-    of_verl: Annotated[
-        bool,
-        typer.Option(
-            "--verl", help="Read CONFIG and overrides as verl does, and check verl's engine (needs anytron-verl)."
-        ),
-    ] = False,
-) -> None:
-    """Check that this model, in this layout, is computed correctly on this machine, before a run.
-
-    The run's own model, prompts and parallel sizes are used. Compared are: logits with Hugging Face's, packed with
-    padded sequences, the parallel layout with one rank, exported weights with the checkpoint bit
-    for bit, log-probs of the rollout with training's, and the platform's masks and attention with
-    their definition. The output also says which plugin supplied which kernel. The exit status is 1 if a check
-    fails; a check that cannot be made here is skipped, with the reason.
-
-    Example: anytron verify examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
-    """
-    from anytron.cli.checks import run_verification, run_verification_of
-
-    _handle_signals()
-    if of_verl:
-        passed = run_verification_of("verl", config, overrides or [], as_json=as_json)
-    else:
-        passed = run_verification(config, overrides or [], as_json=as_json)
-    if not passed:
-        raise typer.Exit(1)
-
-
-@app.command(short_help="Check a platform against the contract.")
-def conformance(
-    platform: Annotated[str, typer.Argument(metavar="NAME", help="A platform, as in platform.name.")],
-    options: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Keys of platform.options to set.", show_default=False),
-    ] = None,
-    levels: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--level",
-            metavar="LEVEL",
-            help="device, sequences, kernels, model or training; may be repeated. Default: all.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help=f"Print one object: {{platform, {RESULTS}}}.")] = False,
-) -> None:
-    """Check a platform against the contract, rule by rule, on its device.
-
-    No configuration is needed. A failure names the rule, shows the smallest case that fails and how far off it is,
-    and says where the rule is explained. Rules that the platform declares not to support, or that this machine cannot
-    check, are skipped and counted. The exit status is 1 if a rule is broken. Ctrl-C ends all processes and shows what
-    was checked.
-
-    Example: anytron conformance cpu --level device --level sequences
-    """
-    if find_spec("anytron_conformance") is None:
-        raise ConfigError(
-            "The conformance kit is not installed.",
-            where="anytron conformance",
-            why="it is a separate distribution, anytron-conformance",
-            fix='pip install "anytron[conformance]"',
-        )
-    from anytron_conformance.run import run_conformance
-
-    _handle_signals()
-    try:
-        passed = run_conformance(platform, options or [], levels or [], as_json=as_json)
-    except KeyboardInterrupt:
-        typer.echo("interrupted: the other rules were not checked", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    if not passed:
-        raise typer.Exit(1)
-
-
-@app.command(short_help="Write one HTML file about one or several runs.")
-def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Directory of a run: its trainer.output_dir.")],
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="FILE", help="HTML file to write; an earlier report is replaced."),
-    ] = Path("report.html"),
-) -> None:
-    """Write one HTML file about one or several runs, to look at in a browser. It needs no network.
-
-    The file shows plots of all metrics, each with all runs; where the time goes; samples with their rewards, from the
-    first steps and the last; what differs in the configurations; platform, versions, patches; restarts, failures and
-    warnings. A run need not have ended. Only you have permission to read the file: check its samples and configurations
-    before you pass it on. Values of keys that are named like a secret are hidden.
-
-    Example: anytron report runs/grpo_sort --output sort.html
-    """
-    from anytron.cli.report import run_report
-
-    run_report(runs, output)
-
-
-@app.command(short_help="Show a run live in the terminal.")
-def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run: its trainer.output_dir.")],
-    once: Annotated[bool, typer.Option("--once", help="Show the run once, and exit.")] = False,
-    interval: Annotated[
-        float,
-        typer.Option("--interval", metavar="SECONDS", min=0.1, help="Seconds between two updates of the view."),
-    ] = 1.0,
-) -> None:
-    """Show a run live in the terminal, from another shell or another machine that sees its files.
-
-    The view has small plots of reward and other metrics, the step, the time that is left, where the time goes, the last
-    samples, and warnings. It ends when the run ends; Ctrl-C ends the view, not the run. If the output is not a
-    terminal, the command prints one line per step.
-
-    Example: anytron watch runs/grpo_sort
-    """
-    from anytron.cli.watch import run_watch
-
-    try:
-        run_watch(run, interval, once=once)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-
-
-@app.command(short_help="Find where an update gave NaN or infinity.")
-def replay(
-    batch: Annotated[Path, typer.Argument(metavar="BATCH", help="Directory below bad_batches/ in a run's directory.")],
-    overrides: Overrides = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option("--checkpoint", metavar="PATH", help="Checkpoint to take the weights from.", show_default=False),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Repeat an update that gave NaN or infinity, and say where the first such number appears.
-
-    The update runs on one rank, with the run's configuration. It starts from the weights that were saved with the
-    mini-batch, from a checkpoint, or from the initial model. The output names the module (or the loss, or the saved
-    data), the micro-batch, the sequence and the token. The exit status is 1 if some number is not finite.
-
-    Example: anytron replay runs/default/bad_batches/step-000012-update-1
-    """
-    from anytron.cli.single_rank import run_replay
-
-    _handle_signals()
-    if not run_replay(batch, overrides or [], checkpoint=checkpoint, as_json=as_json):
-        raise typer.Exit(1)
-
-
-def _handle_signals() -> None:
-    """Unwind at signals that would end the process, so that neither processes nor exchanged weights are left.
-
-    SIGHUP stays ignored under nohup. While steps are trained, the run handles these signals itself.
-    """
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _terminate)
-
-
-def _terminate(number: int, frame: object) -> NoReturn:
-    del frame
-    with contextlib.suppress(OSError):  # a terminal that is gone
-        typer.echo(f"terminated by {signal.Signals(number).name}: what was written so far is kept", err=True)
-    raise SystemExit(128 + number)
-
-
-@config_app.command("show")
-def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
-    """Print CONFIG as a run would use it.
-
-    Overrides, defaults and the edits of plugins are applied, and paths are absolute. Those edits, with
-    their reasons, and the warnings of plugins go to stderr.
-    """
-    from anytron.cli.train import show_config
-
-    show_config(config, overrides or [])
-
-
-@app.command("new-platform", short_help="Write the package of a new platform.")
-def new_platform(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Name of the platform, as users write it in platform.name.")
-    ],
-    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Parent of the new directory.")] = Path(),
-) -> None:
-    """Write the package of a new platform, anytron-NAME, which can be installed and computes on the host's CPU.
-
-    Comments in the package say what to implement for your device. `anytron conformance NAME` checks it.
-
-    Example: anytron new-platform acme && pip install ./anytron-acme && anytron conformance acme --level device
-    """
-    from anytron.cli.new_platform import new_platform as write
-
-    write(name, into)
-
-
-@app.command()
-def doctor(
-    config: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="CONFIG", help="YAML file of a run; without it, the default engines.", show_default=False
-        ),
-    ] = None,
-    overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help=f"Print one object: {{{RESULTS}}}.")] = False,
-) -> None:
-    """Examine this installation and suggest fixes.
-
-    The examination covers versions and where modules come from, what is installed twice, version ranges, plugins,
-    platform, patches, devices, executors, which kernels are in use and why no faster ones are, and a few numbers that
-    they compute on the device, compared with float64. With CONFIG, it covers the engines of that run, all checks of the
-    run, and an estimate of its memory.
-
-    The status of an entry is passed, warning, failed or skipped. The exit status is 1 if one failed.
-
-    Example: anytron doctor examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
-    """
-    from anytron.cli.checks import run_doctor
-
-    if not run_doctor(config, overrides or [], as_json=as_json):
-        raise typer.Exit(1)
-
-
-@app.command(short_help="Estimate the memory of a run.")
-def plan(
-    config: ConfigPath,
-    overrides: Overrides = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            "--memory",
-            metavar="SIZE",
-            help="Memory of a device, e.g. 80GiB; default: what the devices here have.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Estimate the memory of a run, part by part, before anything starts, and suggest settings that need less.
-
-    Parameters, gradients, optimizer, activations, logits and the cache of generation on the device that has the most;
-    nothing is built, so that it works on a machine without devices. Settings that would make it smaller are tried one
-    by one, and together until the run fits. The exit status is 1 if it does not fit.
-
-    Example: anytron plan examples/npu/grpo_qwen3_8b.yaml --memory 64GiB
-    """
-    from anytron.cli.plan import run_plan
-
-    if not run_plan(config, overrides or [], memory=memory, as_json=as_json):
-        raise typer.Exit(1)
+# In the order of ``anytron --help``.
+app.command()(run_commands.train)
+app.command(short_help="Check that a model is computed correctly on this machine.")(check_commands.verify)
+app.command(short_help="Check a platform against the contract.")(check_commands.conformance)
+app.command(short_help="Write one HTML file about one or several runs.")(run_commands.report)
+app.command(short_help="Show a run live in the terminal.")(run_commands.watch)
+app.command(short_help="Find where an update gave NaN or infinity.")(run_commands.replay)
+app.command(short_help="Let a model answer prompts.")(run_commands.chat)
+app.command("new-platform", short_help="Write the package of a new platform.")(check_commands.new_platform)
+app.command()(check_commands.doctor)
+app.command(short_help="Estimate the memory of a run.")(check_commands.plan)
+app.add_typer(config_app, name="config")
+app.add_typer(data_app, name="data", help="Look at the prompts of a run.")
+app.add_typer(checkpoint_app, name="checkpoint", help="Look at checkpoints, and export models from them.")
+app.add_typer(plugins_app, name="plugins", help="Look at the installed plugins.")
+app.add_typer(patches_app, name="patches", help="Look at the patches of third-party code.")
 
 
 def run() -> None:

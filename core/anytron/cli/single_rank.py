@@ -21,7 +21,7 @@ from anytron.run.preflight.capabilities import replay_diagnostics
 from anytron.run.preflight.open_run import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from anytron.record.checkpoint.directory import Checkpoint
     from anytron.run.trainer.non_finite import BadUpdate, Finding
@@ -65,7 +65,7 @@ def override(key: str, value: object) -> str:
     return f"{key}={json.dumps(str(value))}"
 
 
-POLICY_ALONE = ("algorithm={}", "critic=null", "teacher=null")
+_POLICY_ALONE = ("algorithm={}", "critic=null", "teacher=null")
 """Neither a critic nor a reference model nor a teacher is loaded."""
 
 
@@ -87,18 +87,37 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
         )
     checkpoint = locate(path)
     checkpoint.verify()
-    config = _config(checkpoint)
-    _refuse_code(config, overrides)
     notes = error_console()
-    with ScratchDirectory("export", notes) as scratch:
+    write_model(checkpoint, out, overrides, "anytron checkpoint export PATH OUT", notes.print)
+    notes.print(f"the model after step {checkpoint.step}: {out}")
+
+
+def write_model(
+    checkpoint: Checkpoint, out: Path, overrides: Sequence[str], command: str, tell: Callable[[str], None]
+) -> None:
+    """Write the model of a checkpoint that was verified.
+
+    Args:
+        checkpoint: The checkpoint.
+        out: The output directory; it must not exist.
+        overrides: As for :func:`export_model`.
+        command: The command line that an error tells the user to repeat with further overrides.
+        tell: Receives the lines of the opened run.
+
+    Raises:
+        AnytronError: The checkpoint would run code, or the run cannot be set up here.
+    """
+    config = checkpoint_config(checkpoint)
+    _refuse_code(config, overrides, command)
+    with ScratchDirectory("export", error_console()) as scratch:
         yaml = scratch.path / "run.yaml"
         yaml.write_text(to_yaml(config), encoding="utf-8")
-        own = [*alone(config), *POLICY_ALONE, override("trainer.output_dir", scratch.path)]
+        own = [*alone(config), *_POLICY_ALONE, override("trainer.output_dir", scratch.path)]
         if config.model.lora is not None:
             own.append("model.lora.path=null")  # what the run's adapters began as
         run = open_run(yaml, [*own, *overrides], relative_to=Path.cwd())
         for line in run.lines:
-            notes.print(line)
+            tell(line)
         refuse(run.diagnostics)
         executor_class = load_component(EXECUTORS, run.config.executor.kind, "executor.kind")
 
@@ -107,10 +126,9 @@ def export_model(path: Path, out: Path, overrides: Sequence[str]) -> None:
         with executor_class(run.config, run.session) as executor:
             beginning = checkpoint.state().beginning
             export_checkpoint(run.config, executor, checkpoint.training, out.absolute(), beginning)
-    notes.print(f"the model after step {checkpoint.step}: {out}")
 
 
-def _config(checkpoint: Checkpoint) -> RunConfig:
+def checkpoint_config(checkpoint: Checkpoint) -> RunConfig:
     """The configuration of the run that wrote a checkpoint."""
     try:
         return RunConfig.model_validate(checkpoint.state().config)
@@ -123,7 +141,7 @@ def _config(checkpoint: Checkpoint) -> RunConfig:
         ) from error
 
 
-def _refuse_code(config: RunConfig, overrides: Sequence[str]) -> None:
+def _refuse_code(config: RunConfig, overrides: Sequence[str], command: str) -> None:
     """A checkpoint is data, whoever wrote it: a function in its configuration runs only if the user names it too."""
     for key, reference in (("model.tokenizer", config.model.tokenizer), ("model.processor", config.model.processor)):
         named = any(one.startswith(f"{key}=") for one in overrides)
@@ -131,7 +149,7 @@ def _refuse_code(config: RunConfig, overrides: Sequence[str]) -> None:
             raise ConfigError(
                 "The checkpoint's configuration names a function, and code named by a checkpoint is not run.",
                 where=f"{key} = {reference}",
-                fix=f"if you trust the function, set it yourself: anytron checkpoint export PATH OUT {key}={reference}",
+                fix=f"if you trust the function, set it yourself: {command} {key}={reference}",
             )
 
 

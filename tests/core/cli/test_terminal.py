@@ -84,6 +84,7 @@ PLACES = {
     "a run, watched": lambda write: ["watch", run_directory(write), "--once"],
     "a run, reported": lambda write: ["report", run_directory(write)],
     "a run, exported": lambda write: ["checkpoint", "export", run_directory(write), f"out{EVIL[:3]}"],
+    "a model, asked": lambda write: ["chat", model(write, model_type=EVIL)],
     "an update, replayed": lambda write: ["replay", str(Path(write(f"bad{EVIL[:3]}/x", "")).parent)],
     "a new platform": lambda write: ["new-platform", EVIL],
 }  # fmt: skip

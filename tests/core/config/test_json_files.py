@@ -19,10 +19,10 @@ from anytron.run.trainer.non_finite import read_bad_batch
 from anytron.task.data import model_files
 from anytron.task.data.rows import jsonl_rows, parquet_rows
 from anytron.task.data.vision import read_picture
+from anytron.task.data.weight_headers import read_header
 from anytron_megatron.checkpoint.progress import Progress
 from anytron_megatron.lora.peft_directory import require_same_tensors
 from anytron_megatron.models import loading
-from anytron_megatron.models.weight_files import read_header
 
 MALFORMED = {
     "deep lists": b"[" * 100_000,

@@ -83,6 +83,47 @@ def read_prompts(
         reader.close()
 
 
+class PromptReader:
+    """Tokenises prompts that come one after another, in one confined process.
+
+    The constructor starts the process; :meth:`close` ends it.
+
+    Args:
+        tokenize: Function that tokenises prompts.
+        tokenizer: A Hugging Face tokenizer.
+
+    Raises:
+        DataError: No process can be started or confined.
+    """
+
+    def __init__(self, tokenize: Tokenize, tokenizer: Any) -> None:
+        def service(prompts: Sequence[Prompt], note: Note) -> Iterator[Any]:
+            return _records(tokenize(_noted(prompts, note), _WatchedTokenizer(tokenizer, note), None), of_files=False)
+
+        fix = "give shorter prompts; if they are short, the tokenizer or the chat template is at fault"
+        self._errand = Errand(DataError, "The prompts cannot be read.", tokenizer.name_or_path, fix)
+        self._reader = ConfinedReader(service, MEMORY)
+        self.read([])
+
+    def read(self, prompts: Sequence[Prompt]) -> list[TokenizedPrompt]:
+        """Tokenise prompts.
+
+        Args:
+            prompts: The prompts, without images.
+
+        Raises:
+            ConfigError: ``tokenize`` raises one.
+            DataError: A prompt is not usable; or reading it takes too long, too much memory, or ends the process.
+        """
+        answers = self._reader.ask([_bare(prompt) for prompt in prompts], self._errand)
+        read = itertools.chain.from_iterable(_prompts(records, self._errand) for records in answers)
+        return list(_rejoined(prompts, read, self._errand))
+
+    def close(self) -> None:
+        """End the process."""
+        self._reader.close()
+
+
 def _bare(prompt: Prompt) -> Prompt:
     """Leave out data that the process has no use for, and that it might be impossible to send."""
     data = {name: value for name, value in prompt.data.items() if name == RESPONSE}

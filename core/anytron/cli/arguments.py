@@ -1,0 +1,21 @@
+"""Arguments that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RESULTS = "versions, results: [{name, status, detail, fix, ...}], counts, interrupted"
+"""In the JSON object of every command that makes checks."""
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; paths in it are relative to it.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Keys to set, for example trainer.total_steps=10. Values are YAML.",
+        show_default=False,
+    ),
+]

@@ -1,0 +1,184 @@
+"""A model directory that answers prompts by a rollout engine alone: no training engine is started."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import ConfigError, DataError, TransferError
+from anytron.run.rollout.pool import Generation, RolloutPool, response_seed
+from anytron.run.rollout.replica import WeightAnswers
+from anytron.task.data.examination import examined
+from anytron.task.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
+from anytron.task.data.prompts import Prompt, tokenize
+from anytron.task.data.reading import PromptReader
+from anytron.task.data.thoughts import decode_responses
+from anytron.workers.engines.rollout_engine import PromptInputs, RolloutEngine, SamplingParams
+from anytron.workers.executor.protocol import submit
+from anytron.workers.weights.transfer import Piece, ReceivedWeights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from anytron.config.schema import RunConfig
+    from anytron.workers.executor.protocol import Executor, WorkerGroup
+
+
+@dataclass(frozen=True)
+class DirectoryWeights:
+    """The weights in the safetensors files of a Hugging Face directory: a :class:`WeightOrigin`.
+
+    Tensors that the model does not have are left out, as transformers does: directories may hold modules for
+    speculative decoding, and buffers.
+
+    Attributes:
+        path: The directory, readable by the rollout process.
+        version: Version that the rollout engine reports for these weights.
+    """
+
+    path: str
+    version: int = 0
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[ReceivedWeights]:
+        """Open the directory."""
+        yield _Tensors(self.version, sorted(Path(self.path).glob("*.safetensors")))
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    version: int
+    files: Sequence[Path]
+
+    def __iter__(self) -> Iterator[Piece]:
+        from safetensors import SafetensorError, safe_open
+
+        for path in self.files:
+            try:
+                with safe_open(path, "pt") as file:
+                    for name in file.keys():  # noqa: SIM118 - not a mapping
+                        tensor = file.get_tensor(name)
+                        yield Piece(name, tuple(tensor.shape), 0, tensor.reshape(-1), optional=True)
+            except (OSError, SafetensorError) as error:  # noqa: PERF203 - the error names the file
+                raise TransferError("A file of weights cannot be read.", where=str(path), why=str(error)) from error
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model answered.
+
+    Attributes:
+        text: The answer, without special tokens.
+        finished: Whether the model ended it; False = it was cut at ``rollout.max_new_tokens``.
+    """
+
+    text: str
+    finished: bool
+
+
+class Answers:
+    """Lets the model of a directory answer prompts.
+
+    The constructor starts the rollout process and does not wait for it, so that several models start at the same time;
+    :meth:`load` waits. Prompts are tokenised in a confined process, which :meth:`close` ends.
+
+    Args:
+        config: Configuration with ``model.path`` and section ``rollout``.
+        executor: Starts the rollout process.
+        system: Text of the system message before each prompt; None = what the chat template writes without one.
+        plain: Whether prompts are given to the model as they are, without its chat template.
+        seed: Seed of the sampling.
+
+    Raises:
+        AnytronError: The config or the tokenizer cannot be loaded, or there is a system message and no chat template.
+    """
+
+    def __init__(self, config: RunConfig, executor: Executor, *, system: str | None, plain: bool, seed: int) -> None:
+        assert config.model.path is not None
+        with examined(config.model):
+            text_config = load_hf_config(config.model).get_text_config()
+            self._tokenizer: Any = load_tokenizer(config.model)
+        self._templated = bool(self._tokenizer.chat_template) and not plain
+        if system is not None and not self._templated:
+            raise ConfigError(
+                "A system message needs a chat template.",
+                where=config.model.tokenizer or config.model.path,
+                why="--plain leaves out the chat template" if plain else "the tokenizer has no chat template",
+                fix="remove --system, and write the text at the beginning of each prompt",
+            )
+        self._system, self._seed, self._settings = system, seed, config
+        vocab_size: int = text_config.vocab_size
+        self._context: int | None = getattr(text_config, "max_position_embeddings", None)
+        ends = end_token_ids(config.model, self._tokenizer, vocab_size)
+        self._sampling = SamplingParams(
+            max_new_tokens=config.rollout.max_new_tokens,
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            top_k=config.rollout.top_k,
+            stop=tuple(config.rollout.stop),
+            end_token_ids=ends,
+            pad_token_id=padding_token_id(config.model, self._tokenizer, ends, vocab_size),
+        )
+        template = config.data.chat_template_kwargs
+        self._reader = PromptReader(
+            partial(tokenize, vocab_size=vocab_size, chat_template_kwargs=template), self._tokenizer
+        )
+        self._pool = RolloutPool(executor, config.rollout, lost=None)
+
+    def load(self) -> None:
+        """Load the weights, and wait until the model can answer.
+
+        Raises:
+            AnytronError: The process did not start, or the weights cannot be loaded.
+        """
+        assert self._settings.model.path is not None
+        self._pool.load_weights(partial(_give, DirectoryWeights(self._settings.model.path)))
+
+    def __call__(self, prompts: Mapping[int, str]) -> list[Answer]:
+        """Answer each prompt by itself.
+
+        Args:
+            prompts: Prompts by their numbers, which name them in errors and from which their seeds follow.
+
+        Returns:
+            The answers, in the order of the prompts.
+
+        Raises:
+            DataError: A prompt is empty, is too long for the model, or is refused by the chat template.
+        """
+        read = self._reader.read([self._prompt(str(number), text) for number, text in prompts.items()])
+        questions = []
+        for number, one in zip(prompts, read, strict=True):
+            self._check_length(number, len(one.tokens))
+            questions.append((PromptInputs(one.tokens), self._sampling, response_seed(self._seed, number)))
+        responses = [one for (one,) in self._pool.finish(Generation(tuple(self._pool.ask(questions)), 1))]
+        texts = decode_responses(self._tokenizer, [one.tokens for one in responses])
+        return [Answer(text, one.finished) for text, one in zip(texts, responses, strict=True)]
+
+    def close(self) -> None:
+        """End the process that reads the prompts; the executor ends the rollout process."""
+        self._reader.close()
+
+    def _prompt(self, number: str, text: str) -> Prompt:
+        if not self._templated:
+            return Prompt(number, text=text)
+        before = [] if self._system is None else [{"role": "system", "content": self._system}]
+        return Prompt(number, messages=[*before, {"role": "user", "content": text}])
+
+    def _check_length(self, number: int, tokens: int) -> None:
+        answer, context = self._sampling.max_new_tokens, self._context
+        if context is not None and tokens + answer > context:
+            raise DataError(
+                "A prompt is too long for the model.",
+                where=f"prompt {number}",
+                why=f"it has {tokens} tokens, and an answer may have {answer}, but the model's context has {context}",
+                fix="shorten the prompt, or lower --max-new-tokens",
+            )
+
+
+def _give(origin: DirectoryWeights, replicas: Sequence[WorkerGroup]) -> WeightAnswers:
+    calls = [submit(replica, RolloutEngine.load_weights, origin) for replica in replicas]
+    return WeightAnswers(origin.version, [call.result()[0] for call in calls])
