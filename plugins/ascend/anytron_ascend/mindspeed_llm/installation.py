@@ -28,7 +28,7 @@ _WHERE = f"engine.name={ENGINE}"
 
 @dataclass(frozen=True)
 class Installation:
-    """Version of the Megatron that would be imported, and the version in setup.py, which may be older."""
+    """Versions: in setup.py (which can be older than the branch's name), and of the Megatron that would be imported."""
 
     mindspeed_llm: str
     mindspeed: str
