@@ -91,6 +91,13 @@ def started_cold(warm_python, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", StartedCold)
 
 
+@pytest.fixture
+def started_warm(monkeypatch):
+    """Start the programs of one test from the warm process, where those of its file start from nothing."""
+    if not has_gpu():
+        monkeypatch.setattr(subprocess, "Popen", WarmPopen)
+
+
 def has_gpu() -> bool:
     import torch
 

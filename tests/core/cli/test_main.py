@@ -110,7 +110,7 @@ def test_a_missing_reward_file_is_found_before_a_process_starts(testchip, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_an_error_in_a_worker_names_the_process_and_its_log(testchip, tmp_path):
+def test_an_error_in_a_worker_names_the_process_and_its_log(testchip, tmp_path, started_warm):
     done = anytron("train", EXAMPLE, "engine.name=refusing", f"trainer.output_dir={tmp_path / 'run'}")
 
     assert done.returncode == 1

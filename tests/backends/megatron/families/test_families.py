@@ -103,7 +103,13 @@ def test_shards_in_the_wrong_order_are_noticed(
         assert figures.gradients > 1e-2
 
 
-@pytest.mark.parametrize("factor", ["(0 if cp_group.rank() else 1)", "0.5"], ids=["one rank's", "averaged"])
+@pytest.mark.parametrize(
+    "factor",
+    [
+        pytest.param("(0 if cp_group.rank() else 1)", id="one rank's"),
+        pytest.param("0.5", id="averaged", marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_of_heads_that_are_not_summed_are_noticed(
     factor, ranks, observed, truth_of, tiny_family, recorded, policy_loss, write_extension, tmp_path
 ):

@@ -26,8 +26,8 @@ def test_this_environment_is_in_order(subject):
     [
         ("torch", "2.1.0", ">=2.6"),
         ("megatron-core", "0.12.1", ">=0.16.1,<0.20"),
-        ("mcore-bridge", "1.7.0", ">=1.6.5,<1.7"),
-        ("transformers", "4.57.0", ">=5.0,<6"),
+        pytest.param("mcore-bridge", "1.7.0", ">=1.6.5,<1.7", marks=pytest.mark.slow),
+        pytest.param("transformers", "4.57.0", ">=5.0,<6", marks=pytest.mark.slow),
     ],
 )
 def test_a_version_out_of_range_fails_with_who_asks_and_a_remedy(subject, site, package, version, range_):
@@ -43,8 +43,8 @@ def test_a_version_out_of_range_fails_with_who_asks_and_a_remedy(subject, site, 
 @pytest.mark.parametrize(
     ("package", "extra", "bad"),
     [
-        ("vllm", "vllm", "0.20.0"),
-        ("transformer-engine", "te", "1.9"),
+        pytest.param("vllm", "vllm", "0.20.0", marks=pytest.mark.slow),
+        pytest.param("transformer-engine", "te", "1.9", marks=pytest.mark.slow),
         ("flash-attn", "flash", "2.0"),
         ("ray", "ray", "1"),
     ],

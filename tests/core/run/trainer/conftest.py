@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from anytron.base import components
 from anytron.base.metric import joined
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
@@ -34,6 +37,15 @@ from anytron_cpu.runtime import CpuRuntime
 from tests.core.run.trainer.disturbed_runs import comparable, lines
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
+FOUND: dict[tuple[object, ...], Any] = {}
+
+
+def installed(**wanted: str) -> Any:
+    """What ``entry_points`` finds, which reads every distribution each time: once for each path of search."""
+    key = (*sys.path, *wanted.items())
+    if key not in FOUND:
+        FOUND[key] = entry_points(**wanted)
+    return FOUND[key]
 
 
 class TorchEngine:
@@ -269,7 +281,7 @@ class InProcessExecutor:
             engine.break_critic_at = self.break_critic_at
             self.engines.append(engine)
             return InProcessGroup(engine)
-        (found,) = entry_points(group=spec.engine_group, name=spec.engine_name)
+        (found,) = installed(group=spec.engine_group, name=spec.engine_name)
         engine = found.load().load()(context)
         return InProcessGroup(engine if self.lose_every is None else Forgetful(engine, self.lose_every))
 
@@ -321,6 +333,7 @@ class Run:
 @pytest.fixture
 def new_run(tmp_path, monkeypatch):
     """Make a run whose rewards come from functions written into a file of its own."""
+    monkeypatch.setattr(components, "entry_points", installed)
     # The engine here is not the one that engine.name describes.
     monkeypatch.setattr(checkpointing, "saves_checkpoints", lambda config: config.checkpoint.keep > 0)
     monkeypatch.setattr(checkpointing, "can_save_checkpoints", lambda config: True)

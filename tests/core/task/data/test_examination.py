@@ -155,7 +155,13 @@ def test_an_error_of_the_block_is_that_error(directories):
         raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("numbers", [range(len(WORDS)), range(7, 10**7, 10**6)], ids=["dense", "with holes"])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param(range(len(WORDS)), id="dense", marks=pytest.mark.slow),
+        pytest.param(range(7, 10**7, 10**6), id="with holes"),
+    ],
+)
 def test_what_comes_of_every_token_is_tokenised(numbers, directories):
     """A normaliser that bursts on one letter alone, which one token has, is found in the process that tries it out."""
     file = directories["policy"] / "tokenizer.json"

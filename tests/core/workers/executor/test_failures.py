@@ -108,7 +108,7 @@ def test_a_rank_killed_between_calls_is_noticed_by_the_next_and_its_log_outlives
 
 
 def test_a_stopped_rank_is_found_by_its_heartbeat_with_its_stack(start):
-    group = start(ranks=2, heartbeat_timeout_s=1.0)
+    group = start(ranks=2, heartbeat_timeout_s=2.0)
     pids = pids_of(group)
     os.kill(pids[1], signal.SIGSTOP)
     began = time.monotonic()
@@ -123,7 +123,7 @@ def test_a_stopped_rank_is_found_by_its_heartbeat_with_its_stack(start):
 
 
 def test_a_stopped_rank_that_does_not_read_blocks_nobody(start):
-    group = start(heartbeat_timeout_s=1.0)
+    group = start(heartbeat_timeout_s=2.0)
     (pid,) = pids_of(group)
     os.kill(pid, signal.SIGSTOP)
 
@@ -154,8 +154,8 @@ def test_an_engine_that_cannot_be_built(start):
 
 
 def test_an_engine_that_takes_too_long_to_start(start):
-    with pytest.raises(WorkerError, match=r"did not build engine 'slow' within 6 s\.") as caught:
-        start(engine="slow", start_timeout_s=6.0, heartbeat_timeout_s=2.0).call("echo")
+    with pytest.raises(WorkerError, match=r"did not build engine 'slow' within 4 s\.") as caught:
+        start(engine="slow", start_timeout_s=4.0, heartbeat_timeout_s=2.0).call("echo")
 
     assert type(caught.value) is WorkerError, "it would take as long again"
     assert "executor.start_timeout_s" in caught.value.fix
