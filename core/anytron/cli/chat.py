@@ -353,8 +353,7 @@ class _Printer:
             if echo:
                 self._notes.print(f"> {prompt}")
             if self._as_json:
-                line = json.dumps({"prompt": prompt, **{name: one.text for name, one in given.items()}})
-                print(line.replace("\x7f", "\\u007f"), flush=True)  # otherwise stdout would write \\x7f, not JSON
+                print(json.dumps({"prompt": prompt, **{name: one.text for name, one in given.items()}}), flush=True)
             else:
                 self._print(given)
             if not self._said_cut and not all(one.finished for one in given.values()):

@@ -114,7 +114,8 @@ def test_a_run_answers_as_it_was_trained_and_as_it_began(run):
             said = said[: said.find(stop) + 1] if stop in said else said
             expected.append(f"{name} {said}".replace("\n", "\n" + " " * 8))
     assert done.stdout == "\n".join(expected) + "\n"
-    assert len(set(expected)) == 4
+    assert len(set(expected)) >= 3
+    assert any(len(one) < 8 + 5 for one in expected)  # a stop string ends it
     assert "> my cat\n" in done.stderr
     assert "answers come from the rollout engine transformers; the run uses megatron\n" in done.stderr
 
@@ -186,6 +187,7 @@ def test_at_a_terminal_a_line_is_edited_and_the_end_is_clean(run, ending, status
     assert "error: A prompt is too long for the model." in said
     assert "it has 78 tokens, and an answer may have 4, but the model's context has 64" in said
     assert "Traceback" not in said
+    assert "Aborted" not in said
 
 
 # ---- mistakes -----------------------------------------------------------------------------------------

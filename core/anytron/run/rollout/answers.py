@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError, DataError, TransferError
+from anytron.base.files import exhausted
 from anytron.run.rollout.pool import Generation, RolloutPool, response_seed
 from anytron.run.rollout.replica import WeightAnswers
 from anytron.task.data.examination import examined
@@ -63,7 +64,9 @@ class _Tensors:
                         tensor = file.get_tensor(name)
                         yield Piece(name, tuple(tensor.shape), 0, tensor.reshape(-1), optional=True)
             except (OSError, SafetensorError) as error:  # noqa: PERF203 - the error names the file
-                raise TransferError("A file of weights cannot be read.", where=str(path), why=str(error)) from error
+                raise exhausted(error, str(path)) or TransferError(
+                    "A file of weights cannot be read.", where=str(path), why=str(error)
+                ) from error
 
 
 @dataclass(frozen=True)
