@@ -35,13 +35,15 @@ class AnytronError(Exception):
         """What failed and where, for a place that holds one line: a row of a table, an entry of a report."""
         return f"{self.what} ({self.where})" if self.where else self.what
 
+    @property
+    def details(self) -> list[tuple[str, str]]:
+        """The names and texts of ``where``, ``why`` and ``fix``, without empty ones. Further lines of a text are indented."""
+        named = (("where", self.where), ("why", self.why), ("fix", self.fix))
+        # A cause may be a traceback of a user's code.
+        return [(name, text.replace("\n", "\n    ")) for name, text in named if text]
+
     def __str__(self) -> str:
-        parts = [self.what]
-        for label, text in (("where", self.where), ("why", self.why), ("fix", self.fix)):
-            if text:
-                indented = text.replace("\n", "\n    ")  # a cause may be a traceback of a user's code
-                parts.append(f"  {label}: {indented}")
-        return "\n".join(parts)
+        return "\n".join([self.what, *(f"  {name}: {text}" for name, text in self.details)])
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only fields do not survive BaseException's default pickling; errors cross processes.

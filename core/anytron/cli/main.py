@@ -99,6 +99,5 @@ def print_error(error: AnytronError) -> None:
     console.print(Text.assemble(("error: ", "bold red"), (error.what, "bold")))
     worker = error.__cause__
     process = f"{worker.what}; its log: {worker.where}" if isinstance(worker, WorkerError) else ""
-    for label, text in (("where", error.where), ("why", error.why), ("fix", error.fix), ("process", process)):
-        if text:
-            console.print(Text.assemble((f"  {label}: ", "bold"), text))
+    for label, text in [*error.details, *([("process", process)] if process else [])]:
+        console.print(Text.assemble((f"  {label}: ", "bold"), text))

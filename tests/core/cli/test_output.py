@@ -1,4 +1,4 @@
-"""A run goes on when nobody can read its output any more."""
+"""What the command line prints: a run goes on when its output cannot be read any more, and errors are readable."""
 
 import os
 import subprocess
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
+from anytron.base.errors import ConfigError
+from anytron.cli.main import print_error
 from anytron.cli.output import Expendable, run_output
 from anytron.cli.train import last_words
 from anytron.run.trainer.frame import RunSummary
@@ -74,3 +76,8 @@ def test_output_that_was_closed_from_the_start_is_none():
     assert stream.write("text") == 4
     stream.flush()
     assert not stream.isatty()
+
+
+def test_a_printed_error_indents_the_lines_of_its_cause(capsys):
+    print_error(ConfigError("It failed.", why="Traceback:\n  line 1", fix="do that"))
+    assert capsys.readouterr().err == "error: It failed.\n  why: Traceback:\n      line 1\n  fix: do that\n"
