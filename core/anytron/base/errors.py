@@ -37,7 +37,7 @@ class AnytronError(Exception):
 
     @property
     def details(self) -> list[tuple[str, str]]:
-        """Names and texts of ``where``, ``why`` and ``fix``, without empty ones. All lines but the first are indented."""
+        """Names and texts of ``where``, ``why`` and ``fix``, without empty ones; further lines are indented."""
         named = (("where", self.where), ("why", self.why), ("fix", self.fix))
         # A cause may be a traceback of a user's code.
         return [(name, text.replace("\n", "\n    ")) for name, text in named if text]
