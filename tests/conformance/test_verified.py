@@ -7,6 +7,7 @@ import pytest
 from tests.conformance import engine_mutants, kernel_mutants, sequence_mutants
 from tests.conformance.mutant import Unbroken
 from tests.conformance.verified import Laboratory, counted, difference, look_at_all
+from tests.slow import slow_but
 
 REPRESENTATIVE = {
     engine_mutants.AdamWithoutDecay: ("qwen3", {"optimizer-update"}),
@@ -46,7 +47,7 @@ def test_what_breaks_its_contract_ends_the_run(laboratory):
     assert "one entry per real token" in finding.how
 
 
-@pytest.mark.parametrize("run", ["qwen3", "critic", "mtp"])
+@pytest.mark.parametrize("run", slow_but(["qwen3", "critic", "mtp"], "qwen3"))
 def test_a_platform_that_computes_as_the_processor_changes_nothing(run, laboratory, monkeypatch):
     """Two runs have the same numbers to the last digit, or no difference would mean anything."""
     monkeypatch.setattr("tests.conformance.verified.LIMIT", 0.0)

@@ -6,6 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from anytron.base.errors import AnytronError, EngineError
 from tests.backends.megatron.streams import assert_equals_file
+from tests.slow import slow_but
 
 
 def test_recomputation_chunks_and_small_micro_batches_change_nothing(follow):
@@ -122,7 +123,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", slow_but(DAMAGES, "an extra tensor"))
 def test_weights_that_do_not_fit_are_named_by_every_rank(damage, start_engine, tiny_model, tmp_path):
     """The last layers are on the second rank; the first one must not go on without it."""
     change, message = DAMAGES[damage]

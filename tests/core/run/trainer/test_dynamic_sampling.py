@@ -130,8 +130,10 @@ def test_rewards_and_lengths_are_of_all_samples_that_were_drawn(new_run):
 
 @pytest.mark.parametrize(
     "sections",
-    [{}, {"rollout": {"samples_per_prompt": SAMPLES, "max_staleness": 1}}],
-    ids=["in-turns", "one-step-ahead"],
+    [
+        pytest.param({}, id="in-turns", marks=pytest.mark.slow),
+        pytest.param({"rollout": {"samples_per_prompt": SAMPLES, "max_staleness": 1}}, id="one-step-ahead"),
+    ],
 )
 @pytest.mark.parametrize("poll", [7, pytest.param(6, marks=pytest.mark.slow), pytest.param(9, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_in_the_middle_of_its_rounds_goes_on_to_the_digit(new_run, undisturbed, sections, poll):

@@ -110,13 +110,16 @@ SAMPLING = {"dynamic_sampling": True, "dynamic_sampling_rounds": 1}
 @pytest.mark.parametrize(
     ("algorithm", "remedy"),
     [
-        (MASKING, {"algorithm.overlong_masking": False}),
-        (MASKING, {"algorithm.max_steps_without_signal": 20}),
-        (MASKING, {"rollout.max_new_tokens": 12}),
-        (SAMPLING, {"algorithm.dynamic_sampling": False}),
-        (SAMPLING, {"algorithm.dynamic_sampling_rounds": 2, "rollout.samples_per_prompt": 6}),
+        pytest.param(MASKING, {"algorithm.overlong_masking": False}, id="masking-off", marks=pytest.mark.slow),
+        pytest.param(MASKING, {"algorithm.max_steps_without_signal": 20}, id="more-steps", marks=pytest.mark.slow),
+        pytest.param(MASKING, {"rollout.max_new_tokens": 12}, id="longer-responses"),
+        pytest.param(SAMPLING, {"algorithm.dynamic_sampling": False}, id="sampling-off", marks=pytest.mark.slow),
+        pytest.param(
+            SAMPLING,
+            {"algorithm.dynamic_sampling_rounds": 2, "rollout.samples_per_prompt": 6},
+            id="more-samples-and-rounds",
+        ),
     ],
-    ids=["masking-off", "more-steps", "longer-responses", "sampling-off", "more-samples-and-rounds"],
 )
 def test_with_each_remedy_of_its_error_the_next_command_goes_on(new_run, algorithm, remedy):
     """The checkpoint is that of the second step, the run ends in the third."""
