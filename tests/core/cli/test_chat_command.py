@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -71,8 +72,10 @@ def answered(directory, prompt, new_tokens):
 def run(tmp_path_factory):
     """A run's directory with the model that it began with and the one that it has trained."""
     path = tmp_path_factory.mktemp("run")
-    write_model(path / "hf", 1)
     write_model(path / "start", 2)
+    weights = write_model(path / "hf", 1) / "model.safetensors"
+    # As published models have them: a module for speculative decoding.
+    save_file(load_file(weights) | {"mtp.norm.weight": torch.ones(8)}, weights, {"format": "pt"})
     stop = answered(path / "hf", "system:be kind\nuser:hello\na:hey", 5)[1]
     (path / "config.yaml").write_text(RUN.replace("STOP", json.dumps(stop)))
     return path

@@ -102,7 +102,7 @@ class PromptReader:
 
         fix = "give shorter prompts; if they are short, the tokenizer or the chat template is at fault"
         self._errand = Errand(DataError, "The prompts cannot be read.", tokenizer.name_or_path, fix)
-        self._reader = ConfinedReader(service, MEMORY)
+        self._reader = ConfinedReader(service, memory=MEMORY)
         self.read([])
 
     def read(self, prompts: Sequence[Prompt]) -> list[TokenizedPrompt]:

@@ -15,8 +15,8 @@ from anytron.base.errors import AnytronError, DataError
 from anytron.config.data import DataSection
 from anytron.config.imports import resolve
 from anytron.task.data.pretrained import TOKENIZER
-from anytron.task.data.prompts import tokenize
-from anytron.task.data.reading import read_prompts
+from anytron.task.data.prompts import Prompt, tokenize
+from anytron.task.data.reading import PromptReader, read_prompts
 from anytron.task.isolation import reader
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
@@ -81,3 +81,18 @@ def test_rows_come_back_with_all_that_rewards_need(tmp_path, tokenizer):
     found = read("parquet", tokenizer, path=str(tmp_path / "sound.parquet"))
     assert [(one.text, one.data["answer"]) for one in found] == [(f"a {number}", number) for number in range(600)]
     assert [tokenizer.decode(list(one.tokens)) for one in found[:3]] == ["a 0", "a 1", "a 2"]
+
+
+def test_prompts_that_come_one_after_another_are_read_in_the_process_too(tokenizer, monkeypatch):
+    """An error ends the process; the next prompts have another one."""
+    monkeypatch.setattr(tokenizer, "chat_template", BOMBS["two gigabytes of indentation"][0])
+    one_by_one = PromptReader(partial(tokenize, vocab_size=1000), tokenizer)
+    try:
+        for _ in range(2):
+            with pytest.raises(DataError, match=BOMBS["two gigabytes of indentation"][1]):
+                one_by_one.read([Prompt("1", messages=[{"role": "user", "content": "a"}])])
+            first, second = one_by_one.read([Prompt("2", text="b"), Prompt("3", text="a c", data={"answer": 1})])
+            assert [first.tokens, second.tokens] == [tuple(tokenizer(one)["input_ids"]) for one in ("b", "a c")]
+            assert second.data == {"answer": 1}
+    finally:
+        one_by_one.close()
