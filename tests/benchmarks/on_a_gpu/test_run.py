@@ -147,7 +147,7 @@ def test_a_step_without_figures_has_failed(start):
 def test_a_step_and_its_children_end_with_its_time(start, limits, tmp_path):
     written = tmp_path / "child"
     child = f"import os, pathlib, time; pathlib.Path({str(written)!r}).write_text(str(os.getpid())); time.sleep(600)"
-    outcome, _ = start(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])", **limits)
+    outcome, _ = start(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]).wait()", **limits)
     assert (outcome["status"], outcome["limit_s"]) == ("timed out", 2)
     assert wait_until_gone([int(written.read_text())])
 

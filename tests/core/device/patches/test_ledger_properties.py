@@ -16,7 +16,7 @@ patches = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(PHASES), st
 steps = st.lists(st.tuples(st.sampled_from(["apply", "undo"]), st.sampled_from(PHASES)), max_size=10)
 
 
-@settings(max_examples=15)  # each applies patches to real modules
+@settings(max_examples=25)  # each applies patches to real modules
 @given(patches, steps)
 def test_apply_and_undo_in_any_order(described, order):
     module, friend = ModuleType("property_victim"), ModuleType("property_friend")
