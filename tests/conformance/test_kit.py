@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from anytron.base.errors import ConfigError, PlatformError
 from anytron.base.results import Result
-from anytron.cli import main
+from anytron.cli import check_commands
 from anytron.cli.main import app
 from anytron.device.loading import hooks_of
 from anytron.device.loading.session import Session
@@ -267,7 +267,7 @@ def test_before_any_rule_ctrl_c_gives_an_empty_report(monkeypatch, capsys):
 
 
 def test_without_the_kit_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(main, "find_spec", lambda name: None)
+    monkeypatch.setattr(check_commands, "find_spec", lambda name: None)
     done = CliRunner().invoke(app, ["conformance", "cpu"])
     assert isinstance(done.exception, ConfigError)
     assert done.exception.what == "The conformance kit is not installed."

@@ -57,7 +57,7 @@ def test_one_that_raises_is_named_with_its_line(train, tmp_path):
         "error: A policy's loss raised.",
         f"  where: algorithm.loss: {file}:careless",
         f"  why: KeyError: 'factor' (line 9 of {file})",
-        f'  File "{file}", line 9, in careless',
+        f'      File "{file}", line 9, in careless',
     ):
         assert line in done.stderr.splitlines(), done.stderr
     assert f"  fix: correct line 9 of {file}; tokens is a PolicyTokens, and a PolicyTokens has log_probs" in done.stderr

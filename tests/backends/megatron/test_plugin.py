@@ -327,7 +327,7 @@ DELTA_NET = {**MODEL, "model_type": "qwen3_next", "layer_types": ["linear_attent
             "parallel.tensor_model_parallel_size",
             "linear_num_key_heads 2 cannot be split over 4",
         ),
-        ({"engine": {"deterministic": True}}, "engine.deterministic", "no packed sequences"),
+        ({"engine": {"deterministic": True}}, "engine.deterministic", "does not support packed sequences"),
     ],
 )
 def test_what_gated_delta_net_cannot_do_is_refused_with_the_reason(sections, key, reason):

@@ -96,8 +96,8 @@ def test_deepseek_v3_with_another_choice_of_experts_is_refused():
     ("changes", "says"),
     [
         ({"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}, "scores a group of experts by its best"),
-        ({"num_experts_per_tok": 1}, "add up to 1"),
-        ({"norm_topk_prob": False}, "add up to 1"),
+        ({"num_experts_per_tok": 1}, "to a sum of 1"),
+        ({"norm_topk_prob": False}, "to a sum of 1"),
     ],
 )
 def test_deepseek_v3_routed_as_megatron_would_not_is_refused(changes, says):
@@ -152,9 +152,9 @@ def test_rotary_embeddings_that_depend_on_the_batch_are_refused(key):
 
 
 def test_a_partial_rotation_that_transformers_ignores_is_refused():
-    assert "ignores it" in refusal({**CONFIGS["llama"], "partial_rotary_factor": 0.5}).message
+    assert "ignores the setting" in refusal({**CONFIGS["llama"], "partial_rotary_factor": 0.5}).message
     parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    assert "ignores it" in refusal({**CONFIGS["qwen3"], "rope_parameters": parameters}).message
+    assert "ignores the setting" in refusal({**CONFIGS["qwen3"], "rope_parameters": parameters}).message
 
 
 def test_prediction_modules_can_only_be_trained_where_there_are_any(tmp_path):

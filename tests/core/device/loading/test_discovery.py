@@ -73,7 +73,7 @@ def test_a_wrapper_is_broken(site, report):
     wrapper = "    @hookimpl(wrapper=True)\n    def attention_kernel(self, spec): return (yield)\n"
     site.platform("chip", body=wrapper)
     assert report("chip").state is State.BROKEN
-    assert "wraps attention_kernel" in report("chip").reason
+    assert "implements attention_kernel as a wrapper" in report("chip").reason
 
 
 def test_a_method_with_a_hooks_name_and_no_marker_is_broken(site, report):

@@ -182,8 +182,8 @@ def test_a_correction_that_cannot_see_what_sampling_leaves_out_is_warned_of(chec
     truncated = {"importance_correction": "truncated"}
     (warning,) = check(algorithm=truncated, rollout=rollout)
     assert all(f"rollout.{key}={value}" in warning for key, value in rollout.items())
-    assert "weighs 1" in warning
-    assert any("weighs 1" in one for one in check(rollout={**rollout, "max_staleness": 1}))
+    assert "each token has the weight 1" in warning
+    assert any("each token has the weight 1" in one for one in check(rollout={**rollout, "max_staleness": 1}))
     assert check(rollout=rollout) == []
     assert check(algorithm=truncated) == []
 
