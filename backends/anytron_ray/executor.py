@@ -123,7 +123,7 @@ class RayExecutor(BaseExecutor):
             raise
 
     def start(self, spec: GroupSpec) -> RayWorkerGroup:
-        """Start one process per rank; see the protocol. Waits until Ray has placed them.
+        """Start one process per rank. Waits until Ray has placed them.
 
         Raises:
             ConfigError: No such engine is installed, or the platform restricts the processes to other devices

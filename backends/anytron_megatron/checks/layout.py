@@ -148,9 +148,9 @@ def vision_diagnostics(subject: Subject, run: RunConfig, options: MegatronOption
         yield Diagnostic(
             "error",
             _PIPELINE,
-            f"the first of {chunks} pipeline chunks has {layers // chunks} layers, and {features} deepstack features "
-            "are added to the first layers of the language model",
-            f"use at most {max(1, layers // features)} chunks (ranks times virtual ones)",
+            f"the first of {chunks} pipeline chunks has {layers // chunks} layers, but needs {features}: one for each "
+            "deepstack feature",
+            f"use at most {max(1, layers // features)} chunks (pipeline ranks times virtual stages of a rank)",
         )
 
 

@@ -297,8 +297,8 @@ def limits_of(platform: Platform) -> dict[Feature, str]:
     for one in platform.limits():
         if not isinstance(one, Limit) or not isinstance(one.feature, Feature) or not one.reason:
             raise HookContractError(
-                f"Platform '{platform.name}' breaks the contract of limits.",
-                why=f"the answer lists {one!r}, which is not a Limit of a Feature with a reason",
+                f"Platform '{platform.name}' returned an invalid entry from limits().",
+                why=f"{one!r} is not a Limit that has a Feature and a reason",
             )
         found[one.feature] = one.reason
     return found

@@ -97,7 +97,7 @@ def _check_options(format: Format, tensor_parallel: int, input_layout: InputLayo
         fix = "use 'shard', 'whole' or 'rows'"
         raise DataError("Unknown value of input_layout.", where=where, why=f"{input_layout!r}", fix=fix)
     if tensor_parallel < 1:
-        raise DataError("Impossible tensor-parallel size.", where=where, why=str(tensor_parallel))
+        raise DataError("The tensor-parallel size must be at least 1.", where=where, why=f"it is {tensor_parallel}")
     if format == "bshd" and input_layout == "rows":
         fix = "use input_layout='whole': in bshd the model gets rows in any case"
         raise DataError("input_layout='rows' needs a packed layout.", where=where, why="format is 'bshd'", fix=fix)

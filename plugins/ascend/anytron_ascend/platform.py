@@ -189,12 +189,12 @@ class AscendPlatform(Platform):
 
     @hookimpl
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
-        """Return the adaptor's attention."""
+        """Return the attention kernel of the engine's adaptor (MindSpeed's or our own); None if it has none."""
         return self._adaptor.attention_kernel(spec)
 
     @hookimpl
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
-        """Return the adaptor's fused kernel."""
+        """Return the fused kernel ``name`` of the engine's adaptor; None if it has none."""
         return self._adaptor.fused_kernel(name)
 
 

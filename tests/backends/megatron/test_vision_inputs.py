@@ -184,4 +184,4 @@ def test_the_first_pipeline_chunk_holds_all_layers_that_take_deepstack_features(
     assert remarks(deep) == []
     ((severity, key, message),) = remarks(deep, pipeline_model_parallel_size=2)
     assert (severity, key) == ("error", "parallel.pipeline_model_parallel_size")
-    assert "the first of 2 pipeline chunks has 2 layers, and 3 deepstack features" in message
+    assert "the first of 2 pipeline chunks has 2 layers, but needs 3: one for each deepstack feature" in message

@@ -116,7 +116,7 @@ def test_positions_of_padding_stay_inside_of_the_context():
         ({"format": "bhsd"}, "use 'thd' or 'bshd'"),
         ({"input_layout": "model"}, "Unknown value of input_layout"),
         ({"format": "bshd", "input_layout": "rows"}, "input_layout='whole'"),
-        ({"tensor_parallel": 0}, "Impossible tensor-parallel size"),
+        ({"tensor_parallel": 0}, "The tensor-parallel size must be at least 1"),
         ({"context_length": 4}, "length 5, the context 4"),
     ],
 )

@@ -110,7 +110,7 @@ def judge(patch: Patch) -> Judgement:
 
 
 def supersessions(patch: Patch) -> list[Judgement]:
-    """List the classes that, in the installed versions, define their own version of the target."""
+    """List the classes of installed packages that override the target, so that the patch has no effect on them."""
     found = []
     for one in patch.superseded_by:
         version = installed_version(one.package)

@@ -128,8 +128,9 @@ def adapter_gradients(
     """Compute the gradients of adapters from those of the weights that they are merged into: ``W + scaling * B A``.
 
     Args:
-        adapters: ``A`` ``[rank, in]`` and ``B`` ``[out, rank]`` of each layer, by PEFT's names. Layers of one module
-            that have the same ``A`` share it: its gradient is the sum of theirs.
+        adapters: ``A`` ``[rank, in]`` and ``B`` ``[out, rank]`` of each layer, by PEFT's names. If
+            several layers share one ``A``, as query, key and value of an attention module may, its gradient is the sum
+            over these layers.
         gradients: float32 ``[out, in]``, by the weights' names in files.
         scaling: Factor of an adapter's output.
 

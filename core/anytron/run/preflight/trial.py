@@ -281,7 +281,7 @@ def _kinds(name: str, section: RewardSection, prepared: PreparedRun) -> tuple[Fi
     own = section.function not in REWARDS
     free = "use a reward that reads the answer alone (math, exact_match, regex), or a stricter pattern"
     return (
-        Finding(f"The reward {name} cannot be earned.", f"correct the answer or the option key{form}"),
+        Finding(f"The reward {name} cannot be earned.", f"correct the answer or the option 'key'{form}"),
         Finding(f"The reward {name} is earned without the right answer.", free),
         Finding(f"The reward {name} is earned without the right answer.", free),
         Finding(

@@ -155,7 +155,9 @@ class ValidationSchedule:
         return every is not None and step % every == 0 and step != self._untrained
 
     def after(self, step: int, clock: Clock) -> None:
-        """Validate the policy if that is due, keep the best checkpoint, and stop early; also after a resume.
+        """Validate the policy if that is due after a step; keep its checkpoint if it is the best so far.
+
+        If ``validation.patience`` is used up, end the run. A resumed run calls this for its last completed step too.
 
         Args:
             step: Number of completed steps.

@@ -122,7 +122,7 @@ class PromptTable(Sequence[TokenizedPrompt]):
                 "Every prompt of a source was left out.",
                 where=name,
                 why=f"of its {self.read} prompts, {reasons}",
-                fix="correct answers that cannot be read, or the reward's option key; raise "
+                fix="repair the answers that cannot be read, or set the reward's option 'key'; raise "
                 "data.max_prompt_tokens, lower rollout.max_new_tokens if responses are generated, or use a "
                 "model with a longer context",
             )

@@ -150,7 +150,7 @@ def _tests(value: Any, key: str) -> list[tuple[str, str | None]]:
         f"The prompt has no tests in its entry {key!r}.",
         why="it is missing or null" if value is None else f"it is {str(value)[:80]!r}",
         fix='write the tests as a list of {"input": ..., "output": ...} (texts or numbers, no empty output), or as a '
-        "list of Python texts (none empty), or set the reward's option key",
+        "list of Python texts (none empty), or set the reward's option 'key'",
     )
 
 

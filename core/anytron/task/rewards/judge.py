@@ -112,12 +112,12 @@ class Judge(Section):
             DataError: The prompt has no right answer.
         """
         if self.key is not None and self.key not in data:
-            raise DataError(f"The prompt has no entry {self.key!r}.", fix="set the judge's option key")
+            raise DataError(f"The prompt has no entry {self.key!r}.", fix="set the judge's option 'key'")
         if self.key is not None and (data[self.key] is None or not str(data[self.key]).strip()):
             raise DataError(
                 f"The right answer, entry {self.key!r}, is null or empty.",
                 why="the judge would be shown the word None, or nothing, as the right answer",
-                fix="correct the data or the judge's option key, or set data.on_bad_answer=drop to skip such prompts",
+                fix="correct the data or the judge's option 'key', or set data.on_bad_answer=drop to skip such prompts",
             )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:

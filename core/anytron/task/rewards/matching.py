@@ -40,13 +40,13 @@ class ReferenceReward(Section):
             raise DataError(
                 f"The prompt has no entry {self.key!r}.",
                 why=f"its data has {', '.join(map(repr, data)) or 'nothing'}",
-                fix="set the reward's option key, or add the entry to the prompts' data",
+                fix="set the reward's option 'key', or add the entry to the prompts' data",
             )
         if why := self.examine_answer(data[self.key]):
             raise DataError(
                 f"The right answer, entry {self.key!r}, cannot be read.",
                 why=why,
-                fix="correct the data or the reward's option key, or set data.on_bad_answer=drop to skip such prompts",
+                fix="correct the data or the option 'key', or set data.on_bad_answer=drop to skip such prompts",
             )
 
     def examine_answer(self, answer: object) -> str | None:

@@ -198,9 +198,9 @@ class CheckpointEngine(TrainingEngine, Protocol):
 
 
 class OffloadingEngine(TrainingEngine, Protocol):
-    """A training engine that can free its device for a rollout engine: capability ``offload``.
+    """A training engine that can free its device for a rollout engine.
 
-    ``engine.offload`` needs it.
+    It declares the capability ``offload``, which the setting ``engine.offload`` requires.
     """
 
     def offload(self) -> MemoryUse:

@@ -63,10 +63,10 @@ class BaseExecutor(abc.ABC):
 
     @abc.abstractmethod
     def start(self, spec: GroupSpec) -> RankGroup[Any]:
-        """Start one process per rank; see the protocol."""
+        """Start one process per rank."""
 
     def wait(self, calls: Sequence[Pending], timeout_s: float = math.inf) -> list[Pending]:
-        """Wait until one of several calls is done; see the protocol."""
+        """Wait until one of several calls is done."""
         started = cast("Sequence[PendingCall[Any]]", calls)
         deadline = time.monotonic() + timeout_s
         left_s = timeout_s

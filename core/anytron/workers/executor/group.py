@@ -69,25 +69,25 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         return self._ended
 
     def submit(self, method: str, *args: Any, **kwargs: Any) -> PendingCall[AnyRank]:
-        """Call a method on all ranks without waiting for the answers; see the protocol."""
+        """Call a method on all ranks without waiting for the answers."""
         return self._submit(method, [encode(Call(method, args, kwargs))] * self.size)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method on all ranks with the same arguments; see the protocol."""
+        """Call a method on all ranks with the same arguments."""
         return self.submit(method, *args, **kwargs).result()
 
     def submit_each(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> PendingCall[AnyRank]:
-        """Call a method on all ranks, each with its own arguments, without waiting; see the protocol."""
+        """Call a method on all ranks, each with its own arguments, without waiting."""
         if len(per_rank_args) != self.size:
             raise ValueError(f"{method}: {len(per_rank_args)} sets of arguments for {self.size} ranks")
         return self._submit(method, [encode(Call(method, args, {})) for args in per_rank_args])
 
     def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method on all ranks, each with its own arguments; see the protocol."""
+        """Call a method on all ranks, each with its own arguments."""
         return self.submit_each(method, per_rank_args).result()
 
     def rebuild(self, config: RunConfig) -> None:
-        """Build engines of another configuration in the same processes; see the protocol.
+        """Build engines of another configuration in the same processes.
 
         The ranks meet in a new store, because the previous engines may not have released the old one.
         """

@@ -74,7 +74,7 @@ class LocalExecutor(BaseExecutor):
     host = THIS_MACHINE
 
     def start(self, spec: GroupSpec) -> LocalWorkerGroup:
-        """Start one process per rank; see the protocol."""
+        """Start one process per rank."""
         find_component(spec.engine_group, spec.engine_name, "engine")
         logs = Path(self._config.trainer.output_dir).resolve() / "logs"
         logs.mkdir(parents=True, exist_ok=True)

@@ -118,11 +118,11 @@ class PendingCall(Generic[AnyRank]):
 
     @property
     def done(self) -> bool:
-        """Whether :meth:`result` returns or raises at once; see the protocol."""
+        """Whether :meth:`result` returns or raises at once."""
         return self._results is not None or self._error is not None or self.group.ended
 
     def result(self) -> list[Any]:
-        """Wait for the result of each rank; see the protocol."""
+        """Wait for the results of all ranks, and return them in the order of the ranks."""
         while not self.done:
             wait_once([self], POLL_S)
         if self._error is not None:

@@ -2,8 +2,8 @@
 
 Tensors, all contiguous: ``hidden [tokens, hidden_size]``, ``weight [entries, hidden_size]``, ``labels``: int64
 ``[tokens]``, -1 = none, ``statistics``: float32 ``[parts, 4, tokens]``, ``grads [tokens, entries]``; the others are
-float32 ``[tokens]``. ``factor`` is one divided by the temperature. Micro-batches differ in their tokens, so nothing is
-compiled for a certain number of them.
+float32 ``[tokens]``. ``factor`` is one divided by the temperature. Micro-batches differ in length, so no
+kernel is compiled for one number of tokens.
 """
 # ruff: noqa: ANN001, ANN201, ANN202 -- Triton knows types when it compiles.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

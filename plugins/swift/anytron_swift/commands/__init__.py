@@ -1,1 +1,1 @@
-"""Files that start each command of ms-swift, which runs files, with ``torchrun`` for several ranks."""
+"""One script for each command of ms-swift, which starts a command by running a file, on several ranks with torchrun."""

@@ -139,6 +139,7 @@ def test_training_and_validation_are_tried_and_the_line_says_on_how_many_prompts
         assert said in line
 
 
+@pytest.mark.usefixtures("started_cold")  # a fork of a process with many modules would have no room below the limit
 def test_the_runs_processes_have_seen_nothing_of_a_function_and_no_other_is_left(run, config, sorting, tmp_path):
     def look(running):
         prompt = sorting.sampler.tables[0][0]

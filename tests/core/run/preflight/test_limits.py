@@ -71,7 +71,7 @@ def test_a_limit_is_one_of_a_feature_with_a_reason(wrong):
         def limits(self):
             return [wrong]
 
-    with pytest.raises(HookContractError, match="contract of limits"):
+    with pytest.raises(HookContractError, match="invalid entry from limits"):
         limits_of(Wrong())
 
 
