@@ -238,7 +238,7 @@ class TwoDecisions(Mutant):
 
 
 class LimitWithoutReason(Mutant):
-    rule, says = "says-what-it-is", "with a reason"
+    rule, says = "says-what-it-is", "a Feature and a reason"
 
     def limits(self):
         return ["mla"]
