@@ -1,4 +1,4 @@
-"""Build the models of one rank: chunks on its device, adapted to the platform, each with a preparer of its inputs."""
+"""Build the models of one rank from Megatron modules, and the preparer of each model's inputs."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def join_ranks(context: EngineContext, sizes: ParallelSizes) -> DeviceRuntime:
 
 
 def rank_facts(context: EngineContext, runtime: DeviceRuntime, mask: AttnMask) -> dict[str, Any]:
-    """Collect the facts of a rank for the run's records.
+    """Describe a rank for the run's records: its device, attention mask, kernels and patches.
 
     Args:
         context: Context of the engine.
         runtime: Device of the rank.
-        mask: The platform's mask at engine build.
+        mask: The mask that the platform chose when the engine was built.
     """
     return {
         "rank": torch.distributed.get_rank(),
@@ -73,11 +73,11 @@ def rank_facts(context: EngineContext, runtime: DeviceRuntime, mask: AttnMask) -
 
 
 class ModelBuilder:
-    """Builds the policy, its reference, a teacher, the critic and a reward model, each from a source.
+    """Builds the policy, its reference, a teacher, the critic and a reward model, each from a :class:`ModelSource`.
 
     Args:
         context: Context of the engine: configuration and device stack.
-        sizes: The layout of the ranks, whose process groups exist.
+        sizes: The parallel sizes; their process groups must exist.
         runtime: The device.
     """
 
@@ -98,9 +98,10 @@ class ModelBuilder:
         """Make the preparer that turns micro-batches into inputs of a source's model.
 
         Args:
-            source: Source of the model.
-            sequence_format: None = ``engine.sequence_format``.
-            constraints: Constraints of the layout, besides those that follow from model, ranks and platform.
+            source: The model directory, opened.
+            sequence_format: ``thd`` or ``bshd``; None = ``engine.sequence_format``.
+            constraints: Constraints on the layout of sequences, in addition to those that follow from the model, the
+                ranks and the platform; None = no others.
         """
         sequence_format = sequence_format or self._config.engine.sequence_format
         request = LayoutRequest(sequence_format, source.traits, self._sizes)
@@ -135,10 +136,11 @@ class ModelBuilder:
         return options.share_prompts and by_attention_alone and packed_whole and self._portable
 
     def policy(self, source: ModelSource, preparer: BatchPreparer) -> list[ModelChunk]:
-        """Build a :meth:`language_model` that may get adapters.
+        """Build the policy as :meth:`language_model` does; if ``model.lora`` is set, check its targets first.
 
         Raises:
-            EngineError: No layer matches ``model.lora.targets``, or the weights do not match the model.
+            ConfigError: No layer matches one of ``model.lora.targets``.
+            EngineError: The weights do not match the model.
         """
         return self._scoring(source, self._modules(source, preparer, self._check_targets))
 
@@ -146,7 +148,7 @@ class ModelBuilder:
         """Build a model whose output layer gives the log-prob and the entropy of each token.
 
         Raises:
-            EngineError: The weights do not fit the model.
+            EngineError: The weights do not match the model.
         """
         return self._scoring(source, self._modules(source, preparer))
 
@@ -154,7 +156,7 @@ class ModelBuilder:
         """Build a :meth:`language_model` that is not trained, with its own preparer.
 
         Raises:
-            EngineError: The weights do not fit the model.
+            EngineError: The weights do not match the model.
         """
         preparer = self.preparer(source)
         return FrozenModel(self.language_model(source, preparer), preparer)
@@ -163,7 +165,7 @@ class ModelBuilder:
         """Build a model whose output layer gives one number per sequence, and that is not trained.
 
         Raises:
-            EngineError: The weights do not fit the model.
+            EngineError: The weights do not match the model.
         """
         padding = source.hf_config.get_text_config().pad_token_id
         chunks = [
@@ -187,7 +189,7 @@ class ModelBuilder:
         ]
 
     def adapters(self, source: ModelSource, modules: Sequence[nn.Module]) -> Adapters | None:
-        """Attach adapters to a model; None if the run trains none."""
+        """Attach LoRA adapters to a model and return them; None if the run trains no adapters."""
         lora = self._config.model.lora
         if lora is None:
             return None
@@ -201,7 +203,7 @@ class ModelBuilder:
         """Build the critic of PPO.
 
         Raises:
-            EngineError: The weights do not fit the model, or the value head in ``critic.path`` does not.
+            EngineError: The weights, or the value head in ``critic.path``, do not match the model.
         """
         preparer = self.preparer(source)
         modules = self._modules(source, preparer)

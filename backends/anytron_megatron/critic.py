@@ -77,10 +77,13 @@ class ValueHead(nn.Module):
         return values, None
 
     def scope(self, prepared: PreparedBatch) -> None:
-        """Return an empty scope: values depend only on hidden states."""
+        """Return None: values depend only on hidden states, so that the pass needs no scope of the head."""
 
     def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
-        """Bring values, float32 ``[T, 1]``, each of the state after its token, to token coordinates."""
+        """Shift values by one token, because ``TokenOutputs.values`` has the value of the state before each token.
+
+        ``answers`` is float32 ``[T, 1]``; its entry t is the value of the state after token t.
+        """
         lengths = prepared.batch.lengths
         starts = (torch.cumsum(lengths, 0) - lengths).to(answers.device, non_blocking=True)
         return TokenOutputs(values=torch.roll(answers.squeeze(-1), 1).index_fill(0, starts, 0.0))
@@ -93,8 +96,8 @@ class Critic:
         modules: The model's chunks on this rank, with their weights, as they were built; the critic owns them.
         preparer: Preparer of the model inputs of a micro-batch.
         config: The run, with its ``critic``.
-        source: Source of the model.
-        experts: Additions of a mixture of experts to updates; None for a dense model.
+        source: The model directory that the chunks were built from.
+        experts: Router replay and auxiliary losses of a mixture of experts; None for a dense model.
 
     Raises:
         EngineError: The value head in ``critic.path`` belongs to another model.
@@ -147,7 +150,7 @@ class Critic:
     def gradients(
         self, micro_batches: Sequence[RaggedBatch], loss: LossFunction, *, balanced: bool
     ) -> Iterator[tuple[str, Tensor]]:
-        """Compute and yield gradients (``DifferentiableEngine.export_gradients``).
+        """Compute a loss's gradients and yield them by name (``DifferentiableEngine.export_gradients``).
 
         Args:
             micro_batches: Micro-batches of this rank.
@@ -165,7 +168,7 @@ class Critic:
         yield from named_gradients(self._modules, partial(self._source.export, self._modules))
 
     def save(self, directory: Path) -> None:
-        """Write trunk and head (:meth:`anytron.workers.engines.training_engine.CriticEngine.save_critic`)."""
+        """Write the trunk as a Hugging Face model directory, with the value head (``CriticEngine.save_critic``)."""
         self._source.save(self._modules, directory)
         topology = parallel.topology()
         if self._head is not None and topology.reports and topology.dp_rank == 0:
@@ -183,11 +186,11 @@ def _load(head: ValueHead, file: Path) -> None:
         return
     found = load_file(file).get(VALUE_HEAD)
     if found is None or found.shape != head.weight.shape:
-        why = f"no {VALUE_HEAD}" if found is None else f"{VALUE_HEAD} has {tuple(found.shape)}"
+        why = f"it has no {VALUE_HEAD}" if found is None else f"its {VALUE_HEAD} has the shape {tuple(found.shape)}"
         raise EngineError(
             "The value head does not match the critic.",
             where=str(file),
-            why=f"{why}, but the critic's head has {tuple(head.weight.shape)}",
+            why=f"{why}, but the critic's head has the shape {tuple(head.weight.shape)}",
             fix="give a directory that a run has saved, or remove this file to start with a new head",
         )
     with torch.no_grad():

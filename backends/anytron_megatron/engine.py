@@ -1,4 +1,4 @@
-"""The Megatron-Core training engine: one rank of it."""
+"""One rank of the training engine on Megatron-Core."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class MegatronEngine:
 
         Args:
             directory: Initial model of the policy or the critic, or the teacher's model.
-            policy: Whether it is the policy's model, whose prediction modules may be trained.
+            policy: Whether it is the policy's model, whose multi-token prediction modules may be trained.
         """
         config = self._context.config
         return BridgeSource(
@@ -155,7 +155,7 @@ class MegatronEngine:
         )
 
     def topology(self) -> Topology:
-        """Return the position of this rank, and the requirements of its schedule and its routing."""
+        """Return this rank's position, and what its pipeline schedule and router replay require of micro-batches."""
         return replace(
             parallel.topology(),
             # Megatron refuses other numbers in interleaved schedules (pipeline_parallel/schedules.py).
@@ -165,7 +165,7 @@ class MegatronEngine:
         )
 
     def score(self, micro_batches: Sequence[RaggedBatch], role: ScoringRole = "policy") -> list[TokenOutputs] | None:
-        """Compute log-probs and entropies of a model's tokens, without gradients."""
+        """Compute log-probs and entropies of tokens with the policy, its reference or a teacher, without gradients."""
         self._offload.end()
         if role == "teacher":
             return self._the_teacher("score").score(micro_batches)
@@ -222,7 +222,7 @@ class MegatronEngine:
         return self._trained.inspect(micro_batches, loss_fn, self._experts.replay_routing(), self._prediction.scope)
 
     def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
-        """Ask the critic for its values, without gradients."""
+        """Compute the critic's values, without gradients."""
         return self._the_critic("values").values(micro_batches)
 
     def update_critic(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
@@ -239,7 +239,7 @@ class MegatronEngine:
         return self._the_rollout("poll").poll(self._trained.updates)
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
-        """Abort requests; one reporting rank returns them."""
+        """Abort requests (``ids`` = None: all); one reporting rank returns an empty response for each."""
         return self._the_rollout("abort").abort(ids)
 
     def weights_version(self) -> int:
@@ -247,12 +247,12 @@ class MegatronEngine:
         return self._trained.updates
 
     def export_weights(self, destination: WeightDestination[Sent]) -> Sent | None:
-        """Send the policy's weights; rank 0, on which each is gathered, returns the destination's result."""
+        """Send the policy's weights; rank 0, which gathers each of them, returns what ``destination`` returns."""
         with self._merged():
             return self._send(self._source.export(self._modules()), destination)
 
     def export_adapter(self, destination: WeightDestination[Sent]) -> Sent | None:
-        """Send the adapters alone, in the same way."""
+        """Send the adapters alone to ``destination``, as :meth:`export_weights` sends the weights."""
         return self._send(self._the_adapters("export_adapter").export(), destination)
 
     def export_gradients(
@@ -263,7 +263,7 @@ class MegatronEngine:
         model: UpdatedModel = "policy",
         additions: Additions = "none",
     ) -> Sent | None:
-        """Send the gradients of a loss, for adapters if the run trains these; nothing is updated."""
+        """Send the gradients of a loss (only the adapters' if the run trains adapters); nothing is updated."""
         self._offload.end()
         if model == "critic":
             critic = self._the_critic("export_gradients")
@@ -276,7 +276,7 @@ class MegatronEngine:
         return self._send(named_gradients(modules, export), destination)
 
     def offload(self) -> MemoryUse:
-        """Move all that generation does not need to the host; the next call that needs some of it moves all back."""
+        """Move the parts in ``engine.offload`` to the host; the next call that needs one of them moves all back."""
         peak = self._runtime.memory_stats().peak_allocated
         offloaded = self._offload.begin()
         self._runtime.reset_peak_memory_stats()
@@ -305,12 +305,12 @@ class MegatronEngine:
         return self._checkpoints.written_files(wait=wait)
 
     def load_checkpoint(self, path: str) -> None:
-        """Restore a training state, which any layout may have written."""
+        """Restore a training state, which may have been saved with other parallel sizes."""
         self._offload.end()
         self._checkpoints.load(Path(path))
 
     def describe(self) -> Mapping[str, Any]:
-        """Facts for the run's records."""
+        """Describe this rank for the run's records."""
         return rank_facts(self._context, self._runtime, self._preparer.mask_kind)
 
     def close(self) -> None:
@@ -371,5 +371,10 @@ class MegatronEngine:
 
     def _the_rollout(self, where: str) -> PolicyRollout:
         if self._rollout is None:
-            raise EngineError("The training ranks cannot generate.", where=where, fix=f"set rollout.engine={ENGINE}")
+            raise EngineError(
+                "The training ranks cannot generate.",
+                where=where,
+                why="rollout.engine names another engine",
+                fix=f"set rollout.engine={ENGINE}",
+            )
         return self._rollout

@@ -65,11 +65,11 @@ class MegatronOptions(Section):
         return type(self)(share_prompts=self.share_prompts, transformer=self.transformer)
 
     def replay(self, config: RunConfig) -> RoutingReplay:
-        """Return the source of the routing that updates replay; the checks allow one source only."""
+        """Return where the routing that updates replay comes from; ``off`` = no routing is replayed."""
         return "rollout" if config.rollout.replay_routing else self.router_replay
 
     def sizes(self, config: RunConfig) -> ParallelSizes:
-        """The run's parallel sizes, with the chunks of a pipeline rank; without a pipeline there is one chunk."""
+        """The run's parallel sizes, with the number of model chunks on each pipeline rank; 1 without a pipeline."""
         sizes = config.parallel.sizes()
         chunks = self.virtual_pipeline_model_parallel_size if sizes.pipeline > 1 else 1
         return replace(sizes, virtual_pipeline=chunks)

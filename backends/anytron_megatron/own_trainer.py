@@ -31,7 +31,7 @@ def join(stack: DeviceStack, sizes: ParallelSizes | None = None, *, seed: int = 
 
     Args:
         stack: Device stack of this process.
-        sizes: How the ranks are split; None = one rank. Ranks that ``torchrun`` has started use its rendezvous.
+        sizes: The parallel sizes; None = one rank. Ranks that ``torchrun`` has started use its rendezvous.
         seed: Seed of the random generators.
         timeout_s: A collective that takes longer is an error.
 
@@ -65,10 +65,10 @@ def batch_preparer(
         context_length: Longest sequence that the model can take, in tokens.
         traits: Traits of the model that decide its mask; None = the traits of a dense causal model.
         sizes: See :func:`join`.
-        accepted: Kinds of mask that can reach the model's attention; ``NONE`` is causal without a tensor.
-        constraints: Constraints of the layout, besides the platform's.
-        fp8: The model computes in FP8, whose kernels take whole blocks of tokens.
-        asked: Other features that the model requires of the platform
+        accepted: Kinds of mask that can reach the model's attention; ``NONE`` = causal attention without a mask tensor.
+        constraints: Constraints on the layout in addition to the platform's; None = no others.
+        fp8: Whether the model computes in FP8, whose kernels take whole blocks of tokens.
+        asked: Further features that the model requires of the platform
             (:func:`anytron_megatron.models.configuration.features_of` reads them from a Megatron configuration).
 
     Raises:
@@ -93,10 +93,11 @@ def batch_preparer(
 
 
 def forward(model: nn.Module, prepared: PreparedBatch) -> Tensor:
-    """Run a model on a micro-batch in its scope; recomputation enters the scope again automatically.
+    """Run a model on a micro-batch inside ``prepared.scope()``, which recomputation enters again automatically.
 
     Returns:
-        The model's output; on the last pipeline stage logits, ``[R, C, V]``, of this rank's part of the vocabulary.
+        The model's output; on the last pipeline stage the logits, ``[R, C, V]``: R rows, C columns, and V entries of
+        the vocabulary on this rank.
     """
     with scopes.enter(prepared.scope()):
         output: Tensor = model(**prepared.arguments())
@@ -104,15 +105,16 @@ def forward(model: nn.Module, prepared: PreparedBatch) -> Tensor:
 
 
 def token_log_probs(logits: Tensor, batches: BatchPreparer, prepared: PreparedBatch) -> Tensor:
-    """Return the log-prob of each token, with gradient, for any layout and any split of the vocabulary.
+    """Return at each token the log-prob of the token that follows it, for any layout and any split of the vocabulary.
 
     Args:
-        logits: ``[R, C, V]``, from :func:`forward`.
-        batches: Preparer of the micro-batch.
+        logits: The result of :func:`forward`: R rows, C columns, and V entries of the vocabulary on this rank.
+        batches: The preparer that made ``prepared``.
         prepared: The micro-batch.
 
     Returns:
-        float32 ``[T]``, without padding, gathered over context-parallel ranks; 0 where no token comes before.
+        float32 ``[T]``, with gradient, without padding, gathered over context-parallel ranks; 0 where no generated
+        token of the same sequence follows.
     """
     labels = prepared.inputs.labels
     # Megatron's cross-entropy has no ignored label, and may write over float32 logits that it is given.

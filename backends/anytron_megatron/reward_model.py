@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class MegatronRewardModel:
-    """Score sequences. Implements :class:`anytron.workers.engines.training_engine.RewardModelEngine`.
+    """One rank of a reward model; it implements :class:`anytron.workers.engines.training_engine.RewardModelEngine`.
 
-    It has separate process groups and parallel sizes. Megatron supports only one layout in a process
+    A reward model has its own process groups and parallel sizes. Megatron supports only one layout in a process
     (``megatron.core.parallel_state``), so that the policy's ranks cannot hold the reward model.
 
     Args:
@@ -77,7 +77,7 @@ class MegatronRewardModel:
         return None if outputs is None else [one.scores for one in outputs if one.scores is not None]
 
     def describe(self) -> Mapping[str, Any]:
-        """Facts for the run's records."""
+        """Describe this rank for the run's records."""
         facts = rank_facts(self._context, self._runtime, self._preparer.mask_kind)
         return facts if self._parked is None else {**facts, "offloaded_bytes": self._parked.num_bytes}
 

@@ -31,11 +31,11 @@ class Place:
 
     Attributes:
         host: The machine, by Ray's id and its address in the cluster.
-        processors: CPUs that its processes may use.
+        processors: Number of CPUs that its processes may use.
         devices: Ids of the devices that Ray has assigned to the agent; none if Ray only counts devices. An agent beside
             training ranks has the devices of all training ranks on its machine.
         environment: Variables with which Ray was started there.
-        loopback: Name of the machine's loopback interface.
+        loopback: Name of the machine's loopback interface; None if none was found.
         interface: Name of the network interface with the machine's address in the cluster. None if no interface has it
             (an IPv6 address, an alias); then gloo chooses one.
     """
@@ -49,9 +49,9 @@ class Place:
 
 
 class Agent:
-    """An actor of Ray, of several threads: while one awaits the worker's answer, others watch and end it.
+    """A Ray actor with several threads: while one waits for the worker's answer, others can watch or end the worker.
 
-    It holds the other end of the worker's channel: when the driver or the agent dies, so does the worker.
+    It holds the other end of the worker's channel, so that the worker dies when the driver or the agent dies.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Agent:
         self._stores = Stores()
 
     def place(self, resource: str | None) -> Place:
-        """Return the place of this agent, with its devices of the resource ``resource``."""
+        """Return the place of this agent, with its devices of Ray's resource ``resource``; None = no devices."""
         import ray
 
         context = ray.get_runtime_context()
@@ -75,7 +75,7 @@ class Agent:
         )
 
     def new_store(self, address: str | None) -> str:
-        """Make an empty store where ranks can meet; return its ``init_method``.
+        """Make an empty store for the rendezvous of torch.distributed; return its ``init_method``.
 
         Args:
             address: Address of this machine, for ranks on several machines; None = all ranks are on this one.
@@ -118,7 +118,7 @@ class Agent:
         self._worker.write_stacks()
 
     def standing(self) -> Standing | None:
-        """Return the state of the worker at the last request, and request it again; None if unknown."""
+        """Return the worker's state as of the last request, and request it anew; None if the state is unknown."""
         return self._worker.standing()
 
     def fate(self) -> str:

@@ -82,7 +82,7 @@ def require(ranks: int, replicas: int, resource: str | None) -> None:
     Args:
         ranks: Number of training ranks.
         replicas: Number of rollout replicas that do not share the devices of training ranks.
-        resource: Ray's name of the devices.
+        resource: Ray's name for the devices; None = the run needs none.
 
     Raises:
         ConfigError: The cluster has too few processors or devices.
@@ -95,14 +95,14 @@ def require(ranks: int, replicas: int, resource: str | None) -> None:
             raise ConfigError(
                 f"The Ray cluster has too few {name}.",
                 where="executor.kind=ray",
-                why=f"{they} need {ranks + replicas} {name}, and the cluster has {total.get(name, 0):g}",
+                why=f"{they} need {ranks + replicas} {name}, but the cluster has {total.get(name, 0):g}",
                 fix=f"lower a parallel size, or declare what the machines have: ray start --head {option}",
             )
 
 
 @dataclass(frozen=True)
 class Agents:
-    """Agents, in rank order; agents of one machine are adjacent.
+    """The agents of a worker group in rank order; agents on one machine are adjacent.
 
     Attributes:
         actors: Ray's handles.
@@ -173,7 +173,7 @@ def place_beside(trainers: Agents, wanted: Sequence[tuple[int, tuple[str, ...]]]
     for rank, _ in wanted:
         if (node := trainers.places[rank].host.id) not in alive:
             raise ProcessLost(
-                f"The machine of rank {rank} is gone, and so is the machine of another process.",
+                f"No process can be started on the machine of training rank {rank}: the machine is gone.",
                 where="executor.kind=ray",
                 why=f"Ray reports node {node} as dead",
             )
@@ -214,10 +214,10 @@ def _arranged(actors: list[Any], resource: str | None, reservation: Any, timeout
         places = ray.get([actor.place.remote(resource) for actor in actors], timeout=timeout_s)
     except RayError as error:
         raise WorkerError(
-            "An agent could not be started in the Ray cluster.",
+            "Anytron's agent (a Ray actor) could not be started in the Ray cluster.",
             where="executor.kind=ray",
             why=str(error),
-            fix="Anytron must be installed on every machine, in the Python with which Ray was started there",
+            fix="install Anytron on every machine, in the Python with which Ray was started there",
         ) from error
     hosts = list(dict.fromkeys(place.host for place in places))
     order = sorted(range(len(actors)), key=lambda one: (hosts.index(places[one].host), *_ids(places[one].devices)))

@@ -31,12 +31,12 @@ class RayRank:
 
     Args:
         name: Role and rank, for messages.
-        address: Address of its machine.
+        address: Address of the process's machine.
         log: File that holds all that the process writes, on its machine.
         agent: Ray's handle of the agent.
 
     Attributes:
-        answer: Ray's reference of the awaited answer; the first answer reports that the engine is built.
+        answer: Ray's reference to the next answer of the process; the first answer reports that the engine is built.
     """
 
     def __init__(self, name: str, address: str, log: Path, agent: Any) -> None:
@@ -72,7 +72,7 @@ class RayRank:
         self._ask(None, "write_stacks")
 
     def standing(self) -> Standing | None:
-        """Return the agent's answer to the last such request, and request again, without waiting for the agent."""
+        """Return the process's state as of the last request, and request it anew, without waiting; None if unknown."""
         standing: Standing | None = None
         if self._question is not None:
             ready, _ = ray.wait([self._question], timeout=0.0)
@@ -94,7 +94,7 @@ class RayRank:
         return lines
 
     def new_store(self, *, shared: bool) -> str:
-        """Make an empty store on the process's machine; return its ``init_method``.
+        """Make a store for the rendezvous of torch.distributed on the process's machine; return its ``init_method``.
 
         Args:
             shared: Whether other machines must be able to reach the store.
@@ -121,13 +121,13 @@ class RayRank:
 
 
 class RayWorkerGroup(RankGroup[RayRank]):
-    """The processes are on machines of a Ray cluster.
+    """A worker group whose processes are on the machines of a Ray cluster.
 
     Args:
         engine: Name of the engine, for messages.
         ranks: Ranks in order, just started.
         agents: Agents of the ranks, which end with the group.
-        settings: The time limits.
+        settings: Section ``executor`` of the configuration, for its time limits.
     """
 
     def __init__(self, engine: str, ranks: list[RayRank], agents: Agents, settings: ExecutorSection) -> None:

@@ -68,10 +68,10 @@ def generate(
 
     Args:
         model: A Hugging Face model.
-        requests: At least one.
+        requests: The requests; at least one.
         version: Version of the model's weights.
         device: Device of the model's inputs.
-        share_prompts: Read equal prompts once, where the model can.
+        share_prompts: Whether to compute equal prompts only once, if the model supports it (:func:`can_share`).
         stop: Matcher of the requests' stop strings; None = no stop strings.
         processors: Logits processors, applied before a token is drawn.
         criteria: Further stopping criteria besides the requests' own limits.
@@ -136,7 +136,7 @@ class TokenSampler(LogitsProcessor):
     Only one ``[B, V]`` tensor exists at a time (``output_logits=True`` would keep W of them).
 
     Args:
-        sampling: How to sample.
+        sampling: The sampling settings.
         seeds: Each row's seed, B of them.
         prompt_width: Columns of the prompt.
         stop: Matcher of the stop strings of ``sampling``; None = no stop strings.
@@ -165,7 +165,7 @@ class TokenSampler(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(-1, drawn[:, None], 0.0)
 
     def responses(self, sequences: Tensor, version: int) -> list[Response]:
-        """Cut each row at its end.
+        """Return the responses: each row without the prompt, cut where its response ends.
 
         Args:
             sequences: int64 ``[B, prompt_width + W]``, as ``generate`` returns them; tokens after a row's end
@@ -212,7 +212,7 @@ class _Stopping(StoppingCriteria):
 
 
 def can_share(model: Any) -> bool:
-    """Return whether a model generates the same from a cache that is passed to it as from its own.
+    """Return whether a model generates the same with a cache that is passed to it as with a cache that it makes.
 
     This is true of text models whose layers keep their state in transformers' ``DynamicCache``. Models with images
     compute positions themselves, and some families have other caches.
@@ -237,7 +237,8 @@ def owners_of(prompts: Sequence[PromptInputs]) -> tuple[list[int], list[int]]:
         prompts: B prompts.
 
     Returns:
-        The row in which each of the P different prompts occurs first, and the index of each row's prompt among them.
+        For each of the P different prompts, the first row that has it; for each row, the index of its prompt among the
+        P.
     """
     places: dict[tuple[int, ...], int] = {}
     rows: list[int] = []
@@ -259,8 +260,8 @@ def read_prompts(
         model: A model for which :func:`can_share` is true.
         input_ids: int64 ``[B, S]``, padded to the left, S > 1.
         attention_mask: int64 ``[B, S]``, 1 = real token.
-        rows: Row of each of the P different prompts.
-        owners: Index, among the P prompts, of each row's prompt.
+        rows: For each of the P different prompts, a row that has it.
+        owners: For each of the B rows, the index of its prompt among the P.
 
     Returns:
         The cache of B rows and S - 1 columns, for the argument ``past_key_values`` of ``generate``.

@@ -79,7 +79,7 @@ TOLD = ("deepseek_v3", "qwen3_moe")
 
 
 def routing_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
-    """Refuse ``rollout.replay_routing`` for other models; the platform does not matter."""
+    """Refuse ``rollout.replay_routing`` for models whose routing this engine cannot record, on any platform."""
     del platform
     if not config.rollout.replay_routing:
         return
@@ -90,4 +90,4 @@ def routing_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagn
         return  # reported by itself
     if fields.get("model_type") not in TOLD:
         message = f"the engine transformers cannot record the routing of {fields.get('model_type')}"
-        yield Diagnostic("error", "rollout.replay_routing", message, f"remove the key; supported: {', '.join(TOLD)}")
+        yield Diagnostic("error", "rollout.replay_routing", message, f"remove it; supported: {', '.join(TOLD)}")

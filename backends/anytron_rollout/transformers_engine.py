@@ -45,9 +45,9 @@ _NO_LIMIT = 1 << 60
 class TransformersEngine:
     """A rollout engine (:class:`anytron.workers.engines.rollout_engine.RolloutEngine`).
 
-    The model is built from its config alone. Its weights always come from the training engine, also before
-    the first rollout. A poll generates one batch, of ``rollout.max_batch_size`` responses at most, to its end, however
-    long that takes, because ``generate`` cannot be interrupted.
+    The model is built from its config alone. Its weights always come from the training engine, even before the first
+    rollout. A poll generates one batch, of ``rollout.max_batch_size`` responses at most, to its end, however long that
+    takes, because ``generate`` cannot be interrupted.
 
     Args:
         context: This process and its run.
@@ -91,7 +91,7 @@ class TransformersEngine:
             return differing_weights(self._model, weights)
 
     def sleep(self) -> MemoryUse:
-        """Free the device memory of the model; buffers that are not weights, such as frequencies, move to the host."""
+        """Free the model's device memory; buffers that are not weights (rotary frequencies, ...) move to the host."""
         self._version = None
         peak = self._runtime.memory_stats().peak_allocated
         if self._parked is None:
@@ -122,7 +122,7 @@ class TransformersEngine:
         return list(zip([request.id for request in batch], self._generate(batch, self._version), strict=True))
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
-        """Drop queued requests; between two polls none is running."""
+        """Abort queued requests, all if ``ids`` is None; no request is in progress between two polls."""
         return self._queue.abort(ids)
 
     @torch.inference_mode()
@@ -179,7 +179,7 @@ def place(model: Any, runtime: DeviceRuntime, device_map: Literal["balanced"] | 
         runtime: The devices.
         device_map: None = the whole model on the current device; ``balanced`` = its layers in order on all devices
             that this process can use, as many bytes on each (accelerate's big model inference). With ``balanced``,
-                one device computes at a time: use it for models that do not fit on one device.
+            one device computes at a time: use it for models that do not fit on one device.
 
     Raises:
         ConfigError: ``device_map`` is set, but there is only one device.
@@ -205,13 +205,13 @@ def place(model: Any, runtime: DeviceRuntime, device_map: Literal["balanced"] | 
 
 
 class RoutingRecorder:
-    """Records the routing of one model.
+    """Records which experts the routers of one model choose.
 
     Args:
         model: A Hugging Face model of a type that the checks accept.
 
     Raises:
-        EngineError: The experts are not where this version of transformers should have them.
+        EngineError: The model has no modules of experts with the name that transformers gives them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -222,7 +222,7 @@ class RoutingRecorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[Tensor]]:
-        """Return a list to which the experts of each forward pass are appended: ``[B * columns, L, K]`` on the host."""
+        """Return a list to which each forward pass appends the chosen experts: ``[B * columns, L, K]``, on the host."""
         steps: list[Tensor] = []
         layers: list[Tensor] = []
 
@@ -253,7 +253,8 @@ def with_routing(
     Args:
         responses: B responses.
         prompts: Their prompts, which were padded on the left in the batch.
-        passes: The list of :meth:`RoutingRecorder.recording`; no forward pass has read the last column.
+        passes: The list of :meth:`RoutingRecorder.recording`. It has no entry for the last column, which no forward
+            pass has read.
     """
     rows = torch.cat([step.view(len(responses), -1, *step.shape[1:]) for step in passes], dim=1)  # [B, S + W - 1, L, K]
     width = max(len(prompt.tokens) for prompt in prompts)
@@ -268,5 +269,5 @@ def _unknown(why: str) -> EngineError:
         "The rollout engine cannot record the routing of this model.",
         where="rollout.replay_routing",
         why=f"{why}, in this version of transformers",
-        fix="remove rollout.replay_routing, or install the version in constraints/",
+        fix="remove rollout.replay_routing, or install the version of transformers that constraints/ lists",
     )

@@ -26,9 +26,9 @@ def load_verified(model: PreTrainedModel, weights: ReceivedWeights) -> None:
     """Copy received weights into a model, in place, piece by piece.
 
     Received pieces are verified already; a copy on a device is compared with its piece. A tensor of another dtype is
-    cast first. Names are those of published checkpoints, which may differ from the modules' (:class:`Places`). Tied
+    cast first. Names are as in published checkpoints, which may differ from the modules' (:class:`Places`). Tied
     parameters (``tie_word_embeddings``) may arrive under one of their names or under all, with equal values. An
-    optional tensor is ignored if the model has none of that name.
+    optional tensor is ignored if the model has no tensor of that name.
 
     Args:
         model: A Hugging Face model.
@@ -63,7 +63,7 @@ def load_verified(model: PreTrainedModel, weights: ReceivedWeights) -> None:
 
 
 def differing_weights(model: PreTrainedModel, weights: ReceivedWeights) -> list[str]:
-    """Compare a model's weights with received ones; names and casts are those of :func:`load_verified`.
+    """Compare a model's weights with received ones; names and casts are as in :func:`load_verified`.
 
     Returns:
         Names of tensors that differ in shape or bits, or that one side lacks.
@@ -133,7 +133,8 @@ class Places:
     def missing(self, filled: Iterable[Place]) -> list[str]:
         """Return the names of the model's tensors that the given places do not fill.
 
-        Tensors are compared by identity: tied parameters have several names. The parts of a tensor must fill it.
+        Tensors are compared by identity, because tied parameters have several names. A tensor that is filled in parts
+        is missing unless the parts fill all of it.
         """
         parts: dict[int, dict[int, int]] = {}
         for place in filled:

@@ -39,7 +39,7 @@ class TurnClient(vf.Client):  # type: ignore[misc]  # verifiers is not installed
         tool_calls: Function that finds the tool calls in a turn.
 
     Attributes:
-        failure: The error of ``tool_calls``, once it has failed; None before.
+        failure: The error that ``tool_calls`` has raised; None if it has raised none.
     """
 
     def __init__(self, tool_calls: ToolCallFormat) -> None:
@@ -55,13 +55,13 @@ class TurnClient(vf.Client):  # type: ignore[misc]  # verifiers is not installed
         return await self._requests.get()
 
     def answer(self, turn: Turn | None) -> None:
-        """Answer with the next turn of the model; None if the response has reached its limit of turns."""
+        """Answer the request with the next turn of the model; None = the response has reached its limit of turns."""
         self._turns.put_nowait(turn)
 
     async def get_native_response(
         self, prompt: Sequence[Any], _model: str, _sampling: Any, tools: Sequence[Any] | None = None, **_state: Any
     ) -> tuple[Turn, bool]:
-        """Ask for a turn.
+        """Ask the model for its next turn.
 
         Returns:
             The turn, and whether it may contain tool calls.
@@ -118,8 +118,8 @@ class TurnClient(vf.Client):  # type: ignore[misc]  # verifiers is not installed
         """Accept every turn: scoring is left to the rubric."""
 
     def setup_client(self, _config: Any) -> Any:
-        """Refuse: there is no server."""
+        """Raise NotImplementedError: there is no server to connect to."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Close nothing."""
+        """Do nothing: there is no connection to close."""

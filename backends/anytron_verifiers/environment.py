@@ -77,7 +77,7 @@ class VerifiersEnvironment:
                 )
 
     def step(self, turn: Turn) -> Observation:
-        """Pass a turn of the model to the environment; its next request is the observation, its score the last reward.
+        """Pass a turn of the model to the environment; return its next messages or, at its end, its score.
 
         Raises:
             ValueError: The environment changed earlier messages.

@@ -17,7 +17,7 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """Return a message, an object of verifiers or a row's mapping, as a chat template reads it.
+    """Return a message (an object of verifiers, or a mapping in a row) in the form that chat templates read.
 
     Raises:
         ValueError: The message has content other than text.
@@ -34,13 +34,13 @@ def said(messages: Sequence[Any]) -> list[tuple[str, str]]:
 
 
 def tools_of(environment: Any, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tools that the model may call in a row, as chat templates read them."""
+    """Return the tools that the model may call in the rollout of a row of the dataset, as chat templates read them."""
     own = (row.get("info") or {}).get("tool_defs")
     return [as_function(tool) for tool in (environment.tool_defs if own is None else own) or ()]
 
 
 def as_function(tool: Any) -> dict[str, Any]:
-    """Describe a tool, an object of verifiers or a row's mapping, as chat templates read it."""
+    """Describe a tool (an object of verifiers, or a mapping in a row) in the form that chat templates read."""
     return {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters")}}
 
 

@@ -52,7 +52,7 @@ def prompts(name: str, args: Mapping[str, Any] | None = None, count: int = -1) -
 
 
 def load(name: str, args: Mapping[str, Any]) -> Any:
-    """Load an environment by its name, as ``verifiers.load_environment`` does, which takes over two signals.
+    """Load an environment with ``verifiers.load_environment``, and restore the two signal handlers that it replaces.
 
     Raises:
         ConfigError: No supported verifiers is installed, the environment does not exist or refuses its arguments, or

@@ -107,9 +107,9 @@ def _arguments(options: VllmOptions) -> Iterator[Diagnostic]:
     for name in options.engine_args:
         key = f"rollout.options.engine_args.{name}"
         if name in OWN_ARGUMENTS:
-            yield Diagnostic("error", key, "this argument has its own key", f"set {OWN_ARGUMENTS[name]}")
+            yield Diagnostic("error", key, "Anytron has its own key for it", f"set {OWN_ARGUMENTS[name]} instead")
         elif name in FIXED_ARGUMENTS:
-            message = "the engine sets this argument itself: its results depend on it"
+            message = "Anytron sets this argument itself, because correct or safe results depend on it"
             yield Diagnostic("error", key, message, "remove it")
 
 
@@ -140,7 +140,8 @@ def _family(key: str, config: Mapping[str, Any], installation: Installation | No
         yield Diagnostic(
             "warning",
             key,
-            f"no test compares vLLM's {family} with Hugging Face's after an update (tested: {', '.join(proved)})",
+            f"no test compares log-probs of vLLM's {family} with Hugging Face's after a weight update (tested: "
+            f"{', '.join(proved)})",
             "set trainer.rollout_log_prob_tolerance, and run anytron verify before you train",
         )
 
@@ -153,11 +154,12 @@ def _images(run: RunConfig, installation: Installation | None) -> Iterator[Diagn
             f"vLLM {installation.version} needs torchvision for a model that takes images, and it is not installed "
             f"in {where}"
         )
-        fix = "install the torchvision that was built for its torch, or set rollout.engine=transformers"
+        fix = "install the torchvision that was built for vLLM's torch, or set rollout.engine=transformers"
         yield Diagnostic("error", "rollout.engine", message, fix)
     if run.model.processor is None and not (run.model.path and processor_files(Path(run.model.path))):
-        message = "vLLM needs the image processor of a model that takes images"
-        yield Diagnostic("error", "model.processor", message, "name a directory, or a function that returns one")
+        message = "vLLM needs an image processor for this model, and neither model.path nor model.processor has one"
+        fix = "set model.processor to a directory with preprocessor_config.json, or to 'file.py:function'"
+        yield Diagnostic("error", "model.processor", message, fix)
 
 
 def _splits(key: str, text: Mapping[str, Any], vision: Mapping[str, Any], options: VllmOptions) -> Iterator[Diagnostic]:
@@ -172,7 +174,7 @@ def _splits(key: str, text: Mapping[str, Any], vision: Mapping[str, Any], option
             yield Diagnostic("error", tensor_key, message, f"use a size that divides {fields[name]}")
     groups = text.get("num_key_value_heads")
     if groups and groups % tensor and tensor % groups:
-        message = f"{groups} key/value heads are neither a multiple nor a divisor of {tensor}"
+        message = f"{groups} key/value heads are neither a multiple nor a divisor of the size {tensor}"
         yield Diagnostic("error", tensor_key, message, f"use a size that divides {groups} or is a multiple of it")
 
 
@@ -180,20 +182,24 @@ def _lengths(text: Mapping[str, Any], run: RunConfig, options: VllmOptions) -> I
     longest, length_key = options.max_model_len, "rollout.options.max_model_len"
     context = text.get("max_position_embeddings")
     if longest is not None and longest <= run.longest_response:
-        message = f"responses of {run.longest_response} tokens (max_new_tokens) leave no room for a prompt"
-        yield Diagnostic("error", length_key, message, "raise it, or lower max_new_tokens")
+        message = (
+            f"responses of {run.longest_response} tokens (max_new_tokens) leave no room for a prompt in "
+            f"{longest} tokens"
+        )
+        yield Diagnostic("error", length_key, message, f"raise {length_key}, or lower max_new_tokens")
     if longest is not None and context and longest > context:
-        yield Diagnostic("error", length_key, f"the model's context is {context} tokens", f"set at most {context}")
+        message = f"{longest} tokens are more than the model's context of {context}"
+        yield Diagnostic("error", length_key, message, f"set at most {context}")
 
 
 def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accelerator: bool) -> Iterator[Diagnostic]:
     """Check whether vLLM can run adapters that are sent alone; merged ones are ordinary weights."""
     if lora.rank > BUFFER_RANKS[-1]:
-        message = f"vLLM supports adapters up to rank {BUFFER_RANKS[-1]}"
+        message = f"rank {lora.rank} is too large: vLLM supports adapters up to rank {BUFFER_RANKS[-1]}"
         yield Diagnostic("error", "model.lora.rank", message, "lower the rank, or set rollout.lora=merged")
     if family in PROVED_WITH_ADAPTERS:
         return
-    message = f"no test compares vLLM's {family} with adapters and with merged weights"
+    message = f"no test compares vLLM's log-probs of {family} with adapters to those with merged weights"
     message = f"{message} (tested: {', '.join(PROVED_WITH_ADAPTERS)})"
     if not accelerator and text.get("num_experts"):
         message = "vLLM runs experts with adapters in Triton kernels, which do not run on a CPU"

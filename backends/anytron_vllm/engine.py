@@ -73,8 +73,8 @@ class VllmEngine:
         """Queue requests; return at once.
 
         Raises:
-            EngineError: A prompt is too long for its response, or its temperature differs from that of requests in
-                progress.
+            EngineError: A prompt leaves too little room for its response, or a request's temperature differs from the
+                temperature of requests in progress.
         """
         for request in requests:
             self._check(request)
@@ -150,7 +150,10 @@ class VllmEngine:
         self._empty_caches()
         for held in self._llm.collective_rpc("anytron_adapter_checksums", args=(ADAPTER_ID,)):
             if held != sent:
-                why = f"{len(set(sent) - set(held))} of {len(sent)} tensors differ or are missing"
+                why = (
+                    f"{len(set(sent) - set(held))} of the {len(sent)} tensors that were sent differ or are missing; "
+                    f"vLLM has {len(held)}"
+                )
                 raise EngineError(
                     "vLLM has a different adapter than the one that was sent.", where=f"version {version}", why=why
                 )
@@ -227,9 +230,9 @@ class VllmEngine:
         limit = self._llm.model_config.max_model_len
         if prompt + longest > limit:
             raise EngineError(
-                "A prompt is too long for its response.",
+                "A prompt leaves too little room for its response.",
                 where=f"request {request.id}",
-                why=f"the prompt has {prompt} tokens, the response up to {longest}; vLLM was started for {limit}",
+                why=f"the prompt has {prompt} tokens, the response up to {longest}; together, vLLM allows {limit}",
                 fix="raise rollout.options.max_model_len, or shorten prompts or rollout.max_new_tokens",
             )
 
@@ -240,6 +243,7 @@ class VllmEngine:
             raise EngineError(
                 "The temperature cannot change while requests are being generated.",
                 why=f"they are sampled at {self._temperature:g}, and the new value is {temperature:g}",
+                fix="poll or abort the requests first",
             )
         self._llm.collective_rpc("set_anytron_temperature", args=(temperature,))
         self._temperature = temperature
@@ -252,7 +256,9 @@ class VllmEngine:
             one, (new,) = self._under_way[int(output.request_id)], output.outputs
             if new.finish_reason not in (None, "stop", "length"):
                 raise EngineError(
-                    "vLLM aborted a request.", where=f"request {output.request_id}", why=new.finish_reason
+                    "vLLM aborted a request.",
+                    where=f"request {output.request_id}",
+                    why=f"its finish_reason is {new.finish_reason}",
                 )
             log_probs = [entry[token].logprob for entry, token in zip(new.logprobs, new.token_ids, strict=True)]
             one.extend(new.token_ids, log_probs, self._version, ended=output.finished)

@@ -52,7 +52,7 @@ class Installation:
 
     @property
     def supported(self) -> bool:
-        """Whether the tests of this engine pass on it."""
+        """Whether this engine supports the version: its tests pass with it."""
         return SUPPORTED.contains(self.version, prereleases=True)
 
     def architectures(self) -> frozenset[str]:
@@ -72,7 +72,7 @@ class Installation:
 
 
 def find_installation(python: str | None = None) -> Installation | None:
-    """Find vLLM.
+    """Find the vLLM that is installed in an environment.
 
     Args:
         python: Interpreter of the environment to look into; None = this one's.

@@ -64,7 +64,7 @@ DEFAULT_SHARE = 0.9
 
 
 def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
-    """Estimate the memory of weights and cache from the options; both share a fraction of the device."""
+    """Estimate the memory of the weights and of the key-value cache on a device, from the options."""
     options = VllmOptions.model_validate(run.rollout.options)
     when: When = "generation" if run.rollout.sleep else "always"
     ranks = options.tensor_parallel_size

@@ -42,7 +42,10 @@ class ImageTokens:
         return None if vision is None else cls(int(hf_config.image_token_id), int(vision.spatial_merge_size))
 
     def places(self, tokens: tuple[int, ...], images: ImagePatches) -> list[tuple[int, int]]:
-        """Return the first token of each image and their number. Any later image tokens were drawn by the model."""
+        """Return, for each image, the index of its first token and its number of tokens.
+
+        Image tokens after the last image's tokens were drawn by the model.
+        """
         found = [place for place, token in enumerate(tokens) if token == self.token]
         counts = (images.grid_thw.prod(-1) // self.merge**2).tolist()
         return [(found[start], count) for start, count in zip(accumulate(counts, initial=0), counts, strict=False)]
@@ -111,7 +114,7 @@ class UnderWay:
         tokens: The tokens generated so far.
         log_probs: Log-prob of each token.
         versions: Version of the weights that generated each token.
-        ended: Whether vLLM has ended it.
+        ended: Whether vLLM has ended the response.
     """
 
     request: GenerationRequest

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def set_environment(options: VllmOptions) -> None:
-    """Set the variables that vLLM reads at import; those that the user has set stay, except the first."""
+    """Set the variables that vLLM reads at import; of the user's, only VLLM_ENABLE_V1_MULTIPROCESSING is replaced."""
     # The scheduler runs in this process: a step is over when the next one begins, and no port is opened.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     values = {
@@ -45,11 +45,11 @@ PREPARED_IMAGES: dict[str, Any] = {
 
 @contextmanager
 def start_directory(config: RunConfig, *, takes_images: bool) -> Iterator[Path]:
-    """Return the directory that vLLM starts from.
+    """Yield the model directory that vLLM starts from.
 
     For a model with images, vLLM needs a tokenizer and an image processor, to know how many tokens an image may have.
-    Those of the run may differ from those of ``model.path``; so they are written to a temporary directory, with the
-    model's config.
+    The run's tokenizer and image processor may differ from the ones in ``model.path``; so they are written to a
+    temporary directory, with the model's config.
     """
     model = model_directory(config)
     if not takes_images:
@@ -66,7 +66,7 @@ def start_directory(config: RunConfig, *, takes_images: bool) -> Iterator[Path]:
 def engine_arguments(
     config: RunConfig, options: VllmOptions, directory: Path, *, accelerator: bool, takes_images: bool
 ) -> dict[str, Any]:
-    """The arguments of ``vllm.EngineArgs``. Those set here are refused among the user's (anytron_vllm.checks)."""
+    """The arguments of ``vllm.EngineArgs``; anytron_vllm.checks refuses users' arguments of the same names."""
     from vllm.config import WeightTransferConfig
 
     cache = options.kv_cache_gib or (None if accelerator else CPU_CACHE_GIB)

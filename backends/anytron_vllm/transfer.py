@@ -37,7 +37,7 @@ BACKEND = "anytron"
 
 @dataclass
 class NoInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not installed where types are checked
-    """Empty arguments: no connection has to be set up."""
+    """Empty arguments for ``init_transfer_engine``: no connection has to be set up."""
 
 
 @dataclass
@@ -156,7 +156,7 @@ class WorkerExtension:
         model.compute_logits = compute_logits
 
     def anytron_adapter_checksums(self, number: int) -> list[int]:
-        """Return the sorted checksums of the tensors that vLLM has loaded for the adapter of a number.
+        """Return the sorted checksums of the tensors that vLLM has loaded for the adapter with this number.
 
         vLLM packs the tensors of layers that it joins, without changing them. It also keeps tensors of layers that the
         model does not have, and ignores them.

@@ -1,8 +1,8 @@
 """Weights and adapters on their way to vLLM: all of them are received and checked before any is used.
 
-vLLM accepts a part of a model's weights without an error. The names and shapes of all weights are those of the model's
-class in transformers, built without memory. The adapter of ``rollout.lora: alone`` is passed in files, from which vLLM
-reads adapters.
+vLLM accepts a part of a model's weights without an error. The expected names and shapes come from the model's class in
+transformers, instantiated on the meta device. The adapter of ``rollout.lora: alone`` is passed in files, from which
+vLLM reads adapters.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def put_together(received: ReceivedWeights) -> tuple[dict[str, Tensor], set[str]
     """Assemble verified pieces into tensors in this process's memory.
 
     Returns:
-        The tensors by name, and the names of those that may be left out.
+        The tensors by name, and the names of optional tensors, which the model need not have.
 
     Raises:
         TransferError: The pieces did not arrive as they were sent.
@@ -81,7 +81,7 @@ def receive_all(received: ReceivedWeights, expected: ExpectedWeights) -> dict[st
 
 
 def chunks(weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Split weights into parts of about :data:`CHUNK_BYTES`; a larger tensor is a part of its own."""
+    """Split weights into parts of about :data:`CHUNK_BYTES`; a larger tensor is one part."""
     chunk: dict[str, Tensor] = {}
     size = 0
     for name, tensor in weights.items():
@@ -106,11 +106,11 @@ class ExpectedWeights:
             self._places = Places(model_class(config).from_config(config))
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], optional: Collection[str], version: int) -> set[str]:
-        """Compare tensors with those of the model.
+        """Compare received tensors with the model's.
 
         Args:
             shapes: The tensors' shapes by name.
-            optional: Names that are left out if the model has none of that name.
+            optional: Names of tensors that are ignored if the model has no tensor of that name.
             version: Version of the weights, for the error.
 
         Returns:
@@ -134,9 +134,9 @@ class ExpectedWeights:
 
 
 class AdapterDirectory:
-    """A directory of this user alone that holds the adapter's last version, in PEFT's format.
+    """A directory that only this user can read, with the adapter's last version in PEFT's format.
 
-    If an engine is killed, the next engine that makes such a directory deletes its directory.
+    If an engine is killed, its directory stays; the next engine that makes such a directory deletes it.
 
     Args:
         section: ``model.lora``.
@@ -155,7 +155,7 @@ class AdapterDirectory:
         (self.path / "adapter_config.json").write_text(json.dumps(fields), encoding="utf-8")
 
     def write(self, tensors: Mapping[str, Tensor]) -> list[int]:
-        """Write ``lora_A`` and ``lora_B``, by PEFT's names, over those of the previous version.
+        """Write ``lora_A`` and ``lora_B``, by PEFT's names, over the previous version.
 
         Returns:
             The checksums of the tensors that were written, sorted.

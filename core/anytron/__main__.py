@@ -7,7 +7,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it without a traceback, also while its modules are imported."""
+    """Run the command line. Ctrl-C ends it without a traceback, even while it is still importing modules."""
     try:
         from anytron.cli.main import run
 

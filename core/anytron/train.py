@@ -1,4 +1,4 @@
-"""The device stack, for programs that bring their own trainer."""
+"""Opens the plugins and the platform of a device, for programs that bring their own trainer."""
 
 from typing import TYPE_CHECKING
 

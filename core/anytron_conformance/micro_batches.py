@@ -1,4 +1,4 @@
-"""Micro-batches as training engines make them from a platform's answers, small ones first."""
+"""Micro-batches as training engines make them with a platform's hooks, small ones first."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Scene:
         format: ``thd`` or ``bshd``.
         lengths: Real lengths.
         traits: Properties of the model that determine masks and layouts.
-        tensor, context: Parallel sizes.
+        tensor, context: Sizes of tensor and context parallelism.
     """
 
     format: Format

@@ -1,4 +1,4 @@
-"""Trajectories as if recorded from a run, for tiny models: an off-policy loss on them is far from zero."""
+"""Random trajectories for tiny models, in the form of a run's: an off-policy loss on them is far from zero."""
 
 from __future__ import annotations
 

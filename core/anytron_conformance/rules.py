@@ -1,6 +1,6 @@
-"""The definition of a rule: one sentence of the contract, the cases in which it is checked, and the checking function.
+"""The definition of a rule: what a platform must do, the cases in which this is checked, and the checking function.
 
-Rules belong to levels; :func:`rules_of` imports the rules of one.
+Rules belong to levels; :func:`rules_of` imports the rules of a level.
 """
 
 from __future__ import annotations
@@ -64,15 +64,14 @@ class Broken(Exception):  # noqa: N818 - what happened, not an error of ours
 
 @dataclass(frozen=True)
 class Rule(Check):
-    """A rule of the contract between platforms and everything else.
+    """A rule: one thing that a platform must do, with the function that checks it.
 
     Attributes:
         name: The rule's level, a dot, and its :attr:`title`, lower-case words with hyphens.
         function: Function of the subject and a case. It returns if the platform keeps the rule, and raises
             :class:`Broken` if not, or :class:`~anytron.proof.checks.Inapplicable` if this machine cannot make the case,
-            such as two ranks on one device; any other exception is a failure too. Its docstring describes how the rule
-            is
-                checked, and what usually breaks it.
+            such as two ranks on one device; any other exception is a failure too. Its docstring describes how the
+            rule is checked, and what usually breaks it.
         contract: What a platform must do, in one sentence.
         cases: The cases, or a function of the subject that makes them.
         needs: Features that the whole rule requires and a platform may lack.
@@ -95,7 +94,7 @@ class Rule(Check):
         return self.name.partition(".")[2]
 
     def result(self, status: Status, detail: str = "", **found: Any) -> Result:
-        """Make a result that contains the rule's contract and the place of its documentation."""
+        """Make a result that contains :attr:`contract` and the place of the rule's documentation."""
         page = f"the page '{TITLE}', section {self.title} ({PAGE}#{self.title} in the source distribution of anytron)"
         notes = {**found.pop("notes", {}), "contract": self.contract, "docs": page}
         return Result(self.name, status, detail, notes=notes, **found)
@@ -122,7 +121,8 @@ def rule(
 ) -> Callable[[Callable[[Subject, Case], None]], Rule]:
     """Make a rule from the function that checks it; the function's docstring becomes part of the documentation.
 
-    A level's package lists its rules in ``RULES``, in the order in which they are made.
+    The arguments are those of :class:`Rule`; ``name`` is its title. A level's package lists its rules in ``RULES``, in
+    the order in which they are made.
     """
 
     def make(check: Callable[[Subject, Case], None]) -> Rule:

@@ -158,6 +158,10 @@ def _parsed(options: Sequence[str]) -> dict[str, Any]:
     for option in options:
         key, equals, value = option.partition("=")
         if not key or not equals:
-            raise ConfigError(f"'{option}' is not KEY=VALUE.", where="command line", fix="write, for example, tile=8")
+            raise ConfigError(
+                f"The option '{option}' does not have the form KEY=VALUE.",
+                where="command line",
+                fix="write, for example, tile=8",
+            )
         found[key] = yaml.safe_load(value)
     return found

@@ -54,6 +54,9 @@ class Source:
     def open(self, engine: str | None = None) -> Session:
         """Load the plugins of this process, with the platform active.
 
+        Args:
+            engine: Training engine for which the platform is opened; None = none in particular.
+
         Raises:
             AnytronError: The platform is not installed, its device is absent, or its options are not valid.
         """
@@ -85,7 +88,7 @@ class Subject:
 
     @property
     def hooks(self) -> Hooks:
-        """The facade over the platform, the installed extensions and the neutral default."""
+        """The hooks as engines call them: the platform's, those of installed extensions, and the neutral defaults."""
         return self.session.hooks
 
     @cached_property

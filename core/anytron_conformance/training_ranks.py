@@ -105,7 +105,7 @@ class TrainingRanks:
 
 @contextmanager
 def said() -> Iterator[None]:
-    """Convert an error of the engines' processes to a broken rule; the tracebacks are in the logs.
+    """Raise an error of the engines' processes within the context as :class:`Broken`; the tracebacks are in the logs.
 
     Raises:
         Broken: The engines' processes raised an error.

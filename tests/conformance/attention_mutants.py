@@ -351,7 +351,7 @@ class LiesAboutPolarity(KernelMutant):
 
 
 class ModeThatNobodyReads(KernelMutant):
-    rule, says = "attention-own-mask", "does not know the kernel mode"
+    rule, says = "attention-own-mask", "does not support the kernel mode"
 
     def mask(self, request):
         return AttnMask(MaskKind.NONE, "acme_causal")

@@ -176,7 +176,7 @@ class ChangingEnvironment(Mutant):
 
 
 class NumericEnvironment(Mutant):
-    rule, says = "environment-is-plain", "values are strings"
+    rule, says = "environment-is-plain", "values must be strings"
 
     @hookimpl
     def runtime_env(self, process):
@@ -231,7 +231,7 @@ class NoDefaults(Mutant):
 
 
 class TwoDecisions(Mutant):
-    rule, says = "says-what-it-is", "which is not a Decision"
+    rule, says = "says-what-it-is", "is not a Decision"
 
     def decisions(self):
         return ["tile"]

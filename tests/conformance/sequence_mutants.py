@@ -45,7 +45,7 @@ class RollsLabels(WithInputs):
 
 
 class MovesPositions(WithInputs):
-    rule, says = "inputs-keep-tokens", "real tokens keep their positions"
+    rule, says = "inputs-keep-tokens", "real tokens must keep their positions"
 
     def change(self, inputs):
         return replace(inputs, position_ids=inputs.position_ids + 1)
@@ -126,7 +126,7 @@ class HalvesGradients(WithOutput):
 
 
 class DropsLast(WithOutput):
-    rule, says = "outputs-come-back", "one entry per real token"
+    rule, says = "outputs-come-back", "one entry for each real token"
 
     def back(self, values, layout):
         return layout.unpack(values)[:-1]

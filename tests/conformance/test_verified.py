@@ -44,7 +44,7 @@ def test_what_changes_a_run_is_caught_by_the_check_that_is_about_it(mutant, labo
 def test_what_breaks_its_contract_ends_the_run(laboratory):
     finding = laboratory.look(sequence_mutants.DropsLast)
     assert finding.ended
-    assert "one entry per real token" in finding.how
+    assert "one entry for each real token" in finding.how
 
 
 @pytest.mark.parametrize("run", slow_but(["qwen3", "critic", "mtp"], "qwen3"))

@@ -57,8 +57,8 @@ def test_it_says_what_it_has_decided(session):
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (["tile"], "'tile', which is not a Decision"),
-        ([Decision("tile", "4", "")] * 2, "the same name: tile, tile"),
+        (["tile"], "'tile' is not a Decision"),
+        ([Decision("tile", "4", "")] * 2, "their names are tile, tile"),
     ],
 )
 def test_a_platform_that_decides_otherwise_is_named(session, monkeypatch, answer, why):

@@ -55,9 +55,9 @@ class Checkpoints:
 
     Args:
         models: Trained models by role: ``policy``, and ``critic`` if there is one.
-        adapters: Adapters that are trained instead of the policy's weights.
+        adapters: Adapters that are trained instead of the policy's weights; None = the weights are trained.
         runtime: The device.
-        sizes: The layout.
+        sizes: The parallel sizes.
         seed: ``trainer.seed``.
     """
 
@@ -79,7 +79,7 @@ class Checkpoints:
         self._writing: tuple[Path, PartWriter, Metadata | None] | None = None
 
     def save(self, directory: Path, *, asynchronous: bool) -> None:
-        """Begin a save (:meth:`anytron.workers.engines.training_engine.CheckpointEngine.save_checkpoint`)."""
+        """Begin to save the training state; implements ``CheckpointEngine.save_checkpoint``."""
         self.close()
         rank = dist.get_rank()
         plan = plan_writing(shard for one in self._tensors() for shard in one.shards)
@@ -97,7 +97,7 @@ class Checkpoints:
             writer.run()
 
     def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
-        """Return saved files (:meth:`anytron.workers.engines.training_engine.CheckpointEngine.written_files`)."""
+        """Return the files of the last save; implements ``CheckpointEngine.written_files``."""
         if self._writing is None:
             raise EngineError("No checkpoint is being written.", where="written_files", fix="call save() first")
         directory, writer, table = self._writing
@@ -125,14 +125,14 @@ class Checkpoints:
         return records
 
     def load(self, directory: Path) -> None:
-        """Restore a saved state (``CheckpointEngine.load_checkpoint``)."""
+        """Restore a saved training state; implements ``CheckpointEngine.load_checkpoint``."""
         progress = Progress.read(directory)
         for role, trained in self._models.items():
             if role not in progress.models:
                 raise EngineError(
                     f"The checkpoint has no state of the {role}.",
                     where=str(directory),
-                    why=f"it has {', '.join(progress.models) or 'nothing'}",
+                    why=f"it has the state of {', '.join(progress.models) or 'no model'}",
                     fix="resume with the configuration that the run began with",
                 )
             prepare_state(trained.optimizer, progress.models[role].optimizer_steps)
@@ -142,7 +142,7 @@ class Checkpoints:
         self._restore_random_states(directory, progress)
 
     def close(self) -> None:
-        """Wait for a save that has begun, and discard it."""
+        """Wait for the files of a save in progress; the save stays incomplete, without its table of contents."""
         if self._writing is not None:
             self._writing[1].wait()
             self._writing = None

@@ -1,4 +1,4 @@
-"""The progress and the layout of an engine, saved as JSON beside the tensors."""
+"""An engine's progress (numbers of updates and steps) and parallel sizes, saved as JSON beside the tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Progress:
     """The part of a checkpoint that is not tensors.
 
     Attributes:
-        layout: The parallel sizes and the type of device, for both of which random states are valid.
+        layout: The parallel sizes and the type of device of the run that saved; its random states fit only the same
+            ones.
         models: Progress of each model, by role.
     """
 
@@ -50,10 +51,10 @@ class Progress:
 
     @classmethod
     def read(cls, directory: Path) -> Progress:
-        """Read the progress.
+        """Read the progress from a checkpoint's directory.
 
         Raises:
-            EngineError: The file is missing, or was not written by this version.
+            EngineError: The file is missing or damaged, or has the format of another version.
         """
         file = directory / PROGRESS
         try:

@@ -1,4 +1,4 @@
-"""Read a checkpoint's tensors into a model's tensors, whatever layout wrote the checkpoint."""
+"""Read a checkpoint's tensors into a model's tensors, whatever the parallel sizes of the run that saved it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ TABLE = ".metadata"
 
 @torch.no_grad()
 def load_tensors(tensors: Sequence[SavedTensor], directory: Path) -> None:
-    """Read the parts of this rank; each rank reads for itself.
+    """Read this rank's parts of the tensors, in place; the ranks do not communicate.
 
     Raises:
-        EngineError: Tensors are missing or have another shape; or a file is damaged, or would run code.
+        EngineError: Tensors are missing or have another shape, or a file is damaged or names code to run.
     """
     table = read_table_of_contents(directory / TABLE)
     shards = [shard for one in tensors for shard in one.shards]
@@ -96,7 +96,7 @@ def _require_fit(shards: Sequence[Shard], table: Metadata, directory: Path) -> N
     missing = sorted({shard.key for shard in shards} - found.keys())
     other = sorted(
         {
-            f"{shard.key} has {found[shard.key]}, the model {shard.shape}"
+            f"{shard.key} has the shape {found[shard.key]}, but the model needs {shard.shape}"
             for shard in shards
             if shard.key in found and not _fits(shard, found[shard.key])
         }

@@ -20,7 +20,7 @@ def rectangles(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[t
         end: One past the last element.
 
     Yields:
-        Offset and size of each rectangle, and its first flat position; in order.
+        For each rectangle, in order: its offset, its size, and the index of its first element in the flattened tensor.
     """
     if begin >= end:
         return
@@ -53,7 +53,7 @@ def overlap(
     """Find the overlap of two rectangles of one tensor.
 
     Returns:
-        Its place in the first and in the second rectangle; None if they do not overlap.
+        Slices that select the overlap in the first and in the second rectangle; None if they do not overlap.
     """
     own, others = [], []
     for a, length, b, other_length in zip(offset, size, other_offset, other_size, strict=True):

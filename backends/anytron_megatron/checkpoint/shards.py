@@ -1,8 +1,8 @@
 """Parts of tensors and their places in the tensors of the whole model.
 
-The places are Megatron's (``sharded_state_dict``), and so is the format of the files, ``torch_dist``. Its own writer
-and reader are not used: it writes in forked processes, unpickles what it reads, gathers a distributed optimizer's
-whole state on every data-parallel rank before saving it, and does so through other functions in each version.
+The places come from Megatron's ``sharded_state_dict``, and the files have Megatron's format ``torch_dist``. Megatron's
+own writer and reader are not used: they write in forked processes, unpickle what they read, gather a distributed
+optimizer's whole state on every data-parallel rank before saving it, and are other functions in each version.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Shard:
 
     Attributes:
         key: The tensor's name in the checkpoint.
-        data: The rectangle, with all axes of the tensor: live memory of the model or the optimizer.
+        data: The rectangle's values, with as many axes as the whole tensor: a view of the model's or the optimizer's
+            memory, or a copy if ``SavedTensor.merge`` is set.
         offset: Offset of the rectangle, in elements along each axis.
         shape: Shape of the whole tensor.
         flexible: Whether ``shape`` may differ in other layouts: the vocabulary is padded for the tensor-parallel size.
@@ -49,12 +50,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor of this rank, cut into shards.
+    """A tensor of this rank, cut into the shards that a checkpoint holds.
 
     Attributes:
-        tensor: The tensor.
-        shards: Shards of the parameter in a checkpoint.
-        merge: Function that writes the shards into the tensor, where they are not views of it.
+        tensor: A parameter or buffer, or one of the optimizer's moments.
+        shards: The tensor's shards.
+        merge: Function that joins the shards to the whole tensor; None if the shards are views of ``tensor``.
     """
 
     tensor: Tensor
@@ -62,17 +63,17 @@ class SavedTensor:
     merge: Callable[[], Tensor] | None = None
 
     def complete(self) -> None:
-        """Write the values of the shards, after these were read, into the tensor."""
+        """Copy the shards, once they have been read, into the tensor; do nothing if they are views of it."""
         if self.merge is not None:
             self.tensor.copy_(self.merge())
 
 
 def whole(place: Place, tensor: Tensor, key: str) -> SavedTensor:
-    """Cut a tensor of a parameter's shape in the same way as the parameter.
+    """Cut a tensor that has a parameter's shape into shards, in the same way as the parameter.
 
     Args:
-        place: Place of the parameter.
-        tensor: The parameter, or a moment of it.
+        place: The parameter's place in the whole model.
+        tensor: The parameter, or a moment that the optimizer keeps of it.
         key: The tensor's name in the checkpoint.
     """
     tensor = tensor.detach()
@@ -87,20 +88,20 @@ def whole(place: Place, tensor: Tensor, key: str) -> SavedTensor:
 
 
 def flat_part(place: Place, parameter: Tensor, tensor: Tensor, start: int, key: str) -> SavedTensor:
-    """Cut the part of a flat parameter that a rank of the distributed optimizer holds.
+    """Cut into shards the part of a flattened parameter that a rank of the distributed optimizer holds.
 
     Such a part can begin and end anywhere, but the format has rectangles only: so the part is cut into a few
     rectangles. Then no rank needs data of another rank to save or load.
 
     Args:
-        place: Place of the parameter.
-        parameter: Contiguous.
-        tensor: The part of the parameter, or of a moment of it, flat, from element ``start`` on.
-        start: First element of the part in the flat parameter.
+        place: The parameter's place in the whole model.
+        parameter: The whole parameter, contiguous.
+        tensor: This rank's part of the parameter or of one of its moments, one-dimensional.
+        start: Index of the part's first element in the flattened parameter.
         key: The whole tensor's name in the checkpoint.
 
     Raises:
-        EngineError: The layer's parts are not contiguous pieces of the parameter.
+        EngineError: The checkpoint splits the parameter into parts that are not contiguous in it.
     """
     return SavedTensor(tensor, tuple(_flat_shards(whole(place, parameter, key), parameter, tensor.detach(), start)))
 

@@ -2,7 +2,8 @@
 
 Megatron's own ``sharded_state_dict`` of optimizers is not used: with float32 parameters in a bfloat16 model (routers,
 value heads) ``Float16OptimizerWithFloat16Params`` finds no place for their moments, and names differ with and without
-``DistributedOptimizer``. Here they do not: either reads what the other has saved.
+``DistributedOptimizer``. Here the names are the same, so that a run with ``DistributedOptimizer`` can load the
+checkpoint of a run without it, and the other way round.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def trained_tensors(role: str, trained: TrainedModel, adapters: Adapters | None)
 
     Args:
         role: ``policy`` or ``critic``; the prefix of each key.
-        trained: The model.
-        adapters: Adapters that are trained instead of the model's own weights.
+        trained: The model with its optimizer.
+        adapters: Adapters that are trained instead of the model's own weights; None = the weights are trained.
     """
     if adapters is None:
         places = list(_places([chunk.module.module for chunk in trained.chunks]))
@@ -113,9 +114,10 @@ def steps_done(optimizer: MegatronOptimizer) -> int:
 
 
 def prepare_state(optimizer: MegatronOptimizer, steps: int) -> None:
-    """Set the optimizer's state to that after the given number of steps; the caller fills the moments.
+    """Give the optimizer the state that it has after ``steps`` steps, but for the moments, which the caller fills.
 
-    The number stands in the parameter group (Apex, Transformer Engine) or beside the moments (``torch.optim``).
+    The number of steps is stored in the parameter group (Apex, Transformer Engine) or beside the moments
+    (``torch.optim``).
     """
     for part in _parts(optimizer):
         inner = part.optimizer

@@ -1,10 +1,10 @@
 """Decide which rank writes which tensors, and write this rank's part while training goes on.
 
-An asynchronous save copies what this rank writes to host memory and hands the copy to a thread. A thread and not a
-process: forking copies neither the threads of gloo and of the device nor the locks that they hold, so that a forked
-child hangs now and then; a spawned one would have to import torch and get the state through shared memory, a second
+An asynchronous save copies what this rank writes to host memory and hands the copy to a thread. It is a thread and not
+a process: forking copies neither the threads of gloo and of the device nor the locks that they hold, so that a forked
+child hangs now and then; a spawned child would have to import torch and get the state through shared memory, a second
 copy. The thread spends its time in ``write``, ``fsync`` and SHA-256, which all release Python's lock. Collectives
-belong to the training thread alone: the thread makes none, and whether every rank is done is asked in
+belong to the training thread alone: the writing thread makes none, and the ranks find out whether all are done in
 :meth:`anytron_megatron.checkpoint.checkpoints.Checkpoints.written_files`.
 """
 
@@ -50,7 +50,7 @@ class WritePlan:
     """The tensors that one rank writes.
 
     Attributes:
-        tensors: Live tensors by their places.
+        tensors: The tensors, not copies, each with its key and offset in the checkpoint.
         table: The table of contents of the whole checkpoint, without places in files; the same on every rank.
     """
 
@@ -127,10 +127,10 @@ def _list(ranks: Sequence[dict[_Description, torch.dtype]]) -> dict[str, TensorS
 
 
 class RecordedFile:
-    """A new file that is hashed as it is written, and is on disk once :meth:`finish` returns. A context manager.
+    """Context manager of a new file that is hashed while it is written and is on disk once :meth:`finish` returns.
 
-    An error is stored until :meth:`check`. If :meth:`write` raised it, it would pass through torch's archive writer,
-    whose destructor may then end the process.
+    If writing fails, :meth:`write` only stores the error, and :meth:`check` raises it. Raised by :meth:`write`, the
+    error would pass through torch's archive writer, whose destructor may then end the process.
 
     Raises:
         OSError: The file cannot be created.
@@ -169,7 +169,7 @@ class RecordedFile:
         return self._size
 
     def check(self) -> None:
-        """Raise the error that has occurred, if any.
+        """Raise the error that :meth:`write` has stored, if any.
 
         Raises:
             OSError: A write failed.
@@ -178,7 +178,7 @@ class RecordedFile:
             raise self._error
 
     def finish(self) -> FileRecord:
-        """Sync, close and describe the file.
+        """Flush the file to disk and close it; return its size and SHA-256.
 
         Raises:
             OSError: The data could not be written.
@@ -215,7 +215,7 @@ class HostCopies:
         self._kept: dict[MetadataIndex, Tensor] = {}
 
     def of(self, tensors: Iterable[tuple[MetadataIndex, Tensor]]) -> list[tuple[MetadataIndex, Tensor]]:
-        """Copy tensors. The copies are valid until the next call."""
+        """Copy tensors, each with its place in the checkpoint. The copies are valid until the next call."""
         pinned = self._runtime.can_pin_memory()
         copies = {}
         for index, tensor in tensors:
@@ -229,17 +229,18 @@ class HostCopies:
 
 
 class PartWriter:
-    """One rank's part of one checkpoint, while it is written.
+    """Writes one rank's part of a checkpoint, in a thread (:meth:`start`) or at once (:meth:`run`).
 
     Args:
         directory: Directory of the checkpoint.
-        name: File of the tensors.
+        name: Name of the file that gets the tensors.
         tensors: Tensors of this rank to save, each with its place in the table of contents.
-        files: Small files beside them, by name.
+        files: Contents of small files to write as well, by name.
 
     Attributes:
-        stored: Place of each tensor in the file, once written.
-        records: Records of the files, once written.
+        stored: Place of each written tensor in the file.
+        records: Size and SHA-256 of each written file, by name.
+        error: The exception that ended writing; None if there was none.
     """
 
     def __init__(
@@ -259,12 +260,12 @@ class PartWriter:
         self.records: dict[str, FileRecord] = {}
 
     def start(self) -> None:
-        """Begin to write in a thread; once :meth:`done`, :attr:`error` holds the error, if any."""
+        """Begin to write in a thread; when :meth:`done` returns True, :attr:`error` holds the error, if any."""
         self._thread = threading.Thread(target=self.run, name="checkpoint-writer", daemon=True)
         self._thread.start()
 
     def run(self) -> None:
-        """Write, and store an error."""
+        """Write the files; store an exception in :attr:`error` instead of raising it."""
         try:
             self._write()
         except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise to

@@ -33,22 +33,23 @@ def balancing_diagnostics(coefficients: Mapping[str, float], sequence_format: st
         yield Diagnostic(
             "error",
             _BALANCING,
-            "seq_aux_loss: it balances each sequence, but Megatron treats a packed micro-batch as one sequence",
+            "seq_aux_loss cannot be used with packed sequences: it balances each sequence, but Megatron treats a "
+            "packed micro-batch as one sequence",
             f"set {_BALANCING}=aux_loss, or engine.sequence_format=bshd",
         )
     if "global_aux_loss" in used:
         yield Diagnostic(
             "error",
             _BALANCING,
-            "global_aux_loss: it adds up token counts over an update, so its value depends on the order of "
-            "micro-batches, and it synchronizes all data-parallel replicas in each of them",
+            "global_aux_loss is not supported: it adds up token counts over an update, so its value depends on the "
+            "order of micro-batches, and it synchronizes all data-parallel replicas in each micro-batch",
             f"set {_BALANCING}=aux_loss",
         )
     if "sinkhorn" in used:
         yield Diagnostic(
             "error",
             _BALANCING,
-            "sinkhorn: this routing has no auxiliary loss",
+            "sinkhorn routing has no auxiliary loss, so its coefficient must be 0",
             f"set {_COEFFICIENT}=0, or choose another type",
         )
 
@@ -62,7 +63,7 @@ def expert_diagnostics(subject: Subject, run: RunConfig, options: MegatronOption
         yield from _adapters(run)
         yield from balancing_diagnostics(_coefficients(options), run.engine.sequence_format)
         if "quantile_balancing" in _listed(options.transformer.get("moe_router_load_balancing_type")):
-            message = "quantile_balancing: it counts padding, and Megatron refuses a padding mask with it"
+            message = "quantile_balancing is not supported: it counts padding, and Megatron cannot exclude it"
             yield Diagnostic("error", _BALANCING, message, f"set {_BALANCING}=aux_loss")
     elif run.parallel.expert_model_parallel_size > 1:
         yield Diagnostic("error", _EXPERT, "the model has no experts to split over ranks", f"remove {_EXPERT}")
@@ -82,7 +83,7 @@ def routing_replay_diagnostics(policy: Subject, run: RunConfig, options: Megatro
     if "sinkhorn" in _listed(options.transformer.get("moe_router_load_balancing_type")):
         yield Diagnostic("error", key, "sinkhorn routing cannot be replayed", f"remove {key}")
     if options.transformer.get("moe_router_fusion"):
-        message = "Megatron's fused router does not let replay choose the experts"
+        message = "routing cannot be replayed with Megatron's fused router, which always chooses the experts itself"
         yield Diagnostic("error", key, message, "set engine.options.transformer.moe_router_fusion=false")
 
 
@@ -92,10 +93,10 @@ def _rollout_routing(policy: Subject, options: MegatronOptions) -> Iterator[Diag
         yield Diagnostic("error", _REPLAY, message, f"remove {_REPLAY}")
     model_type = str(policy.config.get("model_type"))
     if model_type not in FAMILIES or "replay" not in FAMILIES[model_type].proof:
-        message = f"no test compares the replayed routing of {model_type} with Hugging Face"
+        message = f"the routing of {model_type} cannot be replayed: no test compares it with Hugging Face"
         yield Diagnostic("error", _ROLLOUT_REPLAY, message, f"remove {_ROLLOUT_REPLAY} (tested: {proved('replay')})")
     if options.transformer.get("moe_expert_capacity_factor") is not None:
-        message = "Megatron drops tokens that exceed an expert's capacity, and rollout engines do not"
+        message = "Megatron drops tokens that exceed an expert's capacity, but rollout engines do not"
         yield Diagnostic("error", _ROLLOUT_REPLAY, message, f"remove {_CAPACITY}")
 
 

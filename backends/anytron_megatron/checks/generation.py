@@ -21,7 +21,7 @@ _FIX = "set rollout.engine=transformers"
 
 
 def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Find why the cache of keys and values would be missing or wrong."""
+    """Report settings and models with which Megatron's key-value cache would be missing or wrong."""
     if run.rollout.engine != ENGINE:
         return
     family = FAMILIES.get(str(policy.config.get("model_type")))
@@ -30,7 +30,10 @@ def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpt
         message = f"{family.model_type} does not generate on the training ranks: {why}"
         yield Diagnostic("error", _KEY, message, f"{_FIX} (tested: {proved('cache')})")
     if policy.text.get("use_sliding_window") or "sliding_attention" in (policy.text.get("layer_types") or ()):
-        message = "the model has layers with a sliding window: no test compares their cache with their forward pass"
+        message = (
+            "layers with a sliding window cannot generate on the training ranks: no test compares their cache with "
+            "their forward pass"
+        )
         yield Diagnostic("error", _KEY, message, _FIX)
     if policy.text.get("kv_lora_rank") and run.parallel.tensor_model_parallel_size > 1:
         # mcore_bridge/model/modules/multi_latent_attention.py, line 82
@@ -54,7 +57,7 @@ def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpt
                 "error",
                 f"engine.options.transformer.{name}",
                 (
-                    "kernels of this format take whole blocks of tokens, but a step of generation has one token of "
+                    "kernels of this format take whole blocks of tokens, but a decoding step has one token of "
                     "each sequence"
                 ),
                 f"set it to null, or {_FIX}",

@@ -1,4 +1,4 @@
-"""Check that the ranks of a run can divide a model: layers, heads, recurrent layers, a vision tower. No Megatron."""
+"""Check that a run's ranks can divide a model: layers, heads, Gated DeltaNet, a vision tower. Imports no Megatron."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FALSE = ("0", "n", "no", "f", "false", "off")
 
 
 def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Compare a model's sizes with the parallel ones; sizes that its config does not give are not checked."""
+    """Check that the parallel sizes divide the model's sizes; sizes that its config does not give are not checked."""
     model = subject.text
     tensor = run.parallel.tensor_model_parallel_size
     pipeline = run.parallel.pipeline_model_parallel_size
@@ -41,7 +41,7 @@ def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions)
         yield Diagnostic(
             "error",
             _TENSOR,
-            f"{groups} key/value heads are neither a multiple nor a divisor of {tensor}",
+            f"{groups} key/value heads are neither a multiple nor a divisor of the tensor-parallel size {tensor}",
             f"use a tensor-parallel size that divides {groups} or is a multiple of it",
         )
     for name in ("intermediate_size", "hidden_size"):
@@ -53,7 +53,7 @@ def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions)
         yield Diagnostic(
             "error",
             key_chunks,
-            "an interleaved schedule needs pipeline ranks",
+            "virtual pipeline stages need at least 2 pipeline ranks",
             f"raise {_PIPELINE}, or remove {key_chunks}",
         )
     layers = model.get("num_hidden_layers")
@@ -73,7 +73,7 @@ def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions)
 
 
 def linear_attention_diagnostics(subject: Subject, run: RunConfig) -> Iterator[Diagnostic]:
-    """Check parallel sizes, sequence format and mcore-bridge's switch for a model with Gated DeltaNet."""
+    """Check parallel sizes, sequence format and the variable ``USE_MCORE_GDN`` for a model with Gated DeltaNet."""
     model = subject.text
     if not _has_linear_attention(model):
         return
@@ -125,14 +125,14 @@ def freeze_diagnostics(policy: Subject, run: RunConfig) -> Iterator[Diagnostic]:
     """Check that the model has the parts of ``model.freeze``, and that every rank keeps something to train."""
     frozen = set(run.model.freeze)
     if frozen and policy.config and not policy.config.get("vision_config"):
-        message = f"a model without vision_config has no parts {', '.join(sorted(frozen))}"
+        message = f"the model has no vision_config, so it has no parts to freeze: {', '.join(sorted(frozen))}"
         yield Diagnostic("error", "model.freeze", message, "remove model.freeze")
     elif frozen == set(get_args(ModelPart)):
         yield Diagnostic(
             "error", "model.freeze", "all parts are frozen, so nothing is trained", "remove one part from model.freeze"
         )
     elif "language_model" in frozen and run.parallel.pipeline_model_parallel_size > 1:
-        message = "pipeline stages after the first hold nothing but the frozen language model"
+        message = "pipeline stages after the first would train nothing: they hold only the frozen language model"
         yield Diagnostic("error", "model.freeze", message, f"set {_PIPELINE}=1")
 
 

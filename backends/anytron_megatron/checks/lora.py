@@ -40,7 +40,7 @@ _FIELDS: Mapping[str, Kind] = {"r": partial(whole, low=1, high=2**16), "lora_alp
 
 
 def lora_diagnostics(run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Check the names of target layers, the adapter to start from, and that nothing else is trained."""
+    """Check the names of target layers, the adapter to start from, and that the run trains nothing besides adapters."""
     section = run.model.lora
     if section is None:
         return
@@ -95,7 +95,7 @@ def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diag
         yield Diagnostic("error", key, why, "copy the directory again")
         return
     if found.get("peft_type") != "LORA":
-        why = f"{directory} holds an adapter of type {found.get('peft_type')}"
+        why = f"{directory} holds an adapter of type {found.get('peft_type')}, not LORA"
         yield Diagnostic("error", key, why, "give a LoRA adapter")
         return
     for name, wanted in _PLAIN.items():

@@ -64,7 +64,7 @@ def transformer_diagnostics(policy: Subject, options: MegatronOptions) -> Iterat
 
 
 def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Check a model by its config."""
+    """Check from its config whether a model can be trained: its family, experts and rotary embeddings."""
     if not subject.config:
         return
     key, family = subject.key, str(subject.config.get("model_type"))
@@ -74,15 +74,15 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
             "error",
             key if subject.path is not None else f"{key}.model_type",
             f"the engine does not know the model type {family}, so it cannot be trained",
-            did_you_mean(family, FAMILIES) or f"it knows {', '.join(sorted(FAMILIES))}",
+            did_you_mean(family, FAMILIES) or f"use one of {', '.join(sorted(FAMILIES))}",
         )
         return
     if row.runs_model_code:
         yield Diagnostic(
             "error",
             key,
-            f"mcore-bridge builds {family} with Python files of the model directory, and no model directory runs code "
-            "(SECURITY.md)",
+            f"mcore-bridge builds {family} with Python files of the model directory, but Anytron runs no code of a "
+            "model directory (SECURITY.md)",
             _ANOTHER,
         )
         return
@@ -102,7 +102,7 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
         yield Diagnostic(
             "warning",
             key,
-            f"mcore-bridge builds {family}, and no test of Anytron compares it with Hugging Face",
+            f"mcore-bridge builds {family}, but no test of Anytron compares it with Hugging Face",
             "compare it with anytron verify before you train",
         )
     yield from _routing(key, family, subject.text, options)
@@ -135,7 +135,9 @@ def prediction_diagnostics(policy: Subject, options: MegatronOptions) -> Iterato
         return
     key = "engine.options.mtp_loss_coefficient"
     if "MTP" not in family.proof:
-        message = f"no test compares multi-token prediction of {family.model_type} with its definition"
+        message = (
+            f"multi-token prediction of {family.model_type} is not supported: no test compares it with its definition"
+        )
         yield Diagnostic("error", key, message, f"set it to 0 (tested: {proved('MTP')})")
     elif not policy.text.get("num_nextn_predict_layers"):
         yield Diagnostic("error", key, "the model has no multi-token prediction modules", "set it to 0")
@@ -170,7 +172,7 @@ def _routing(key: str, family: str, text: Mapping[str, Any], options: MegatronOp
             key,
             f"the model's config says topk_method {text['topk_method']}, which Megatron does not read: it would choose "
             "experts as noaux_tc does",
-            'DeepSeek-V3 has "topk_method": "noaux_tc"',
+            'set "topk_method": "noaux_tc" in the config if the model routes so, as DeepSeek-V3 does',
         )
     chosen, groups = text.get("num_experts_per_tok", 8), text.get("topk_group", 4)
     # megatron/core/transformer/moe/moe_utils.py, group_limited_topk; transformers' DeepseekV3TopkRouter
@@ -178,18 +180,18 @@ def _routing(key: str, family: str, text: Mapping[str, Any], options: MegatronOp
         yield Diagnostic(
             "error",
             key,
-            f"Megatron scores a group of experts by its best {chosen // groups} (num_experts_per_tok // topk_group), "
-            f"but DeepSeek-V3 by its best {_RATING_EXPERTS}: Megatron would choose other experts",
-            "this model cannot be trained; DeepSeek-V3 itself has 8 // 4",
+            f"Megatron scores a group of experts by its {chosen // groups} best experts (num_experts_per_tok // "
+            f"topk_group), but DeepSeek-V3 by its {_RATING_EXPERTS} best: Megatron would choose other experts",
+            "train a model with num_experts_per_tok = 2 * topk_group, as in DeepSeek-V3",
         )
     if chosen == 1 or not text.get("norm_topk_prob", True):
         yield Diagnostic(
             "error",
             key,
-            f"num_experts_per_tok is {chosen} and norm_topk_prob is {text.get('norm_topk_prob', True)}: with sigmoid "
-            "routing, Megatron scales the weights of the chosen experts to a sum of 1 if there are several, and never "
-            "if there is one",
-            "this model cannot be trained",
+            f"num_experts_per_tok is {chosen} and norm_topk_prob is {text.get('norm_topk_prob', True)}, but Megatron "
+            "ignores norm_topk_prob: with sigmoid routing it scales the weights of several chosen experts to a sum of "
+            "1, and never the weight of a single one",
+            "train a model with norm_topk_prob=true and several experts per token",
         )
 
 
@@ -217,6 +219,6 @@ def _rotary(key: str, family: Family, text: Mapping[str, Any]) -> Iterator[Diagn
         yield Diagnostic(
             "error",
             key,
-            f"rotary embeddings of type {kind}: no test compares them with Hugging Face's",
+            f"rotary embeddings of type {kind} are not supported: no test compares them with Hugging Face's",
             f"use one of the tested types: {', '.join(sorted(_ROPE_TYPES))}",
         )

@@ -26,7 +26,7 @@ def critic_diagnostics(critic: Subject, policy: Subject, run: RunConfig) -> Iter
         message = "a critic is not tested together with a policy that trains adapters"
         yield Diagnostic("error", "critic", message, f"remove model.lora, or {without}")
     if policy.config.get("vision_config") or critic.config.get("vision_config"):
-        message = "the value head is for language models, and this is a vision-language model"
+        message = "a critic is for language models only, but the policy or the critic is a vision-language model"
         yield Diagnostic("error", "critic", message, without)
     layers, policy_layers = critic.text.get("num_hidden_layers"), policy.text.get("num_hidden_layers")
     if layers != policy_layers and any((critic.text.get(name) or 0) > 1 for name in EXPERTS):
@@ -34,14 +34,14 @@ def critic_diagnostics(critic: Subject, policy: Subject, run: RunConfig) -> Iter
         yield Diagnostic(
             "error",
             critic.key,
-            f"a mixture of experts with {layers} layers cannot be the critic of a model with {policy_layers}: "
+            f"a mixture of experts with {layers} layers cannot be the critic of a policy with {policy_layers} layers: "
             "Megatron records auxiliary losses by layer, as if there were one model",
-            f"give a critic with {policy_layers} layers, or a dense one",
+            f"give a critic with {policy_layers} layers, or a critic without experts",
         )
     for name, what in (("vocab_size", "tokens"), ("max_position_embeddings", "positions")):
         known, needed = critic.text.get(name), policy.text.get(name)
         if known and needed and known < needed:
-            message = f"the critic has {known} {what}, but the policy has {needed}"
+            message = f"the critic knows {known} {what} ({name}), fewer than the {needed} of the policy"
             yield Diagnostic("error", critic.key, message, "give a model with the policy's tokenizer and context")
 
 
@@ -67,7 +67,7 @@ _CLASSIFIER = "give a model of transformers' AutoModelForSequenceClassification 
 
 
 def reward_model_diagnostics(model: Subject, policy: Subject) -> Iterator[Diagnostic]:
-    """Check a reward model, its head first; the driver compares the tokenizers."""
+    """Check the head and the vocabulary size of a reward model; the driver compares the tokenizers."""
     if model.path is None or not model.config:
         return
     if policy.config.get("vision_config") or model.config.get("vision_config"):
@@ -83,7 +83,7 @@ def reward_model_diagnostics(model: Subject, policy: Subject) -> Iterator[Diagno
         message = f"{SCORE_HEAD} gives {head[0]} numbers for a sequence (num_labels), but a reward is one number"
         yield Diagnostic("error", model.key, message, _CLASSIFIER)
     elif labels is not None and len(labels) != 1:
-        message = f"its config has {len(labels)} labels (id2label), but a reward is one number"
+        message = f"the reward model's config has {len(labels)} labels (id2label), but a reward is one number"
         yield Diagnostic("error", model.key, message, _CLASSIFIER)
     known_tokens, needed = model.text.get("vocab_size"), policy.text.get("vocab_size")
     if known_tokens and needed and known_tokens < needed:

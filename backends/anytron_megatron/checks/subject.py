@@ -22,7 +22,7 @@ def models_of(run: RunConfig) -> list[Subject]:
 
 @dataclass(frozen=True)
 class Subject:
-    """The policy's model, the critic's, the teacher's, or a reward model.
+    """A model of the run to check: the policy's, the critic's or the teacher's model, or a reward model.
 
     Attributes:
         key: The configuration key that chose the model: ``model.path``, ``model.config``, ``critic.path``,
@@ -30,7 +30,7 @@ class Subject:
         config: Its Hugging Face config, whole; empty if its directory has none or a malformed one, which the core
             reports.
         path: Directory of its weights; None = random weights.
-        scores: Whether it has the head of a reward model.
+        scores: Whether it is a reward model, with a head that scores sequences.
     """
 
     key: str

@@ -27,7 +27,7 @@ _SEES = frozenset({"vision_tower", "aligner"})
 
 
 def deterministic_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
-    """Refuse a deterministic run if the environment contradicts :data:`NO_NONDETERMINISTIC_ALGORITHM`."""
+    """Refuse a deterministic run if an environment variable contradicts :data:`NO_NONDETERMINISTIC_ALGORITHM`."""
     for name, value in NO_NONDETERMINISTIC_ALGORITHM.items() if run.engine.deterministic else ():
         if os.environ.get(name, value) != value:
             message = f"Megatron refuses a deterministic run with {name}={os.environ[name]}"
@@ -51,7 +51,7 @@ def optimizer_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
 
 
 def reduction_diagnostics(policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Check that every parameter gets a gradient in each micro-batch, which overlapped reduction waits for."""
+    """Check that overlapped reduction gets the gradient of every parameter in each micro-batch, for which it waits."""
     if options.ddp_bucket_size is not None and not options.overlap_grad_reduce:
         key, message = "engine.options.ddp_bucket_size", f"has no effect without {_OVERLAP}=true"
         yield Diagnostic("error", key, message, f"set {_OVERLAP}=true, or remove {key}")
@@ -68,7 +68,7 @@ def reduction_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpti
 
 
 def precision_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
-    """Check FP8 and FP4. Transformer Engine asks the device itself, which only training ranks may initialise."""
+    """Check FP8 and FP4 against the platform's modules; only training ranks can ask the device for its formats."""
     transformer = MegatronOptions.of(run).transformer
     if not platform.portable_modules:
         yield from _delayed_scaling(run, transformer)
@@ -80,8 +80,8 @@ def precision_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagno
             yield Diagnostic(
                 "error",
                 f"engine.options.transformer.{name}",
-                f"platform {platform.name} uses the portable Transformer Engine{''.join(reasons)}, which supports "
-                "neither FP8 nor FP4",
+                f"platform {platform.name} uses Anytron's portable Transformer Engine{''.join(reasons)}, which "
+                "supports neither FP8 nor FP4",
                 "set it to null and train in bfloat16 or float32",
             )
 

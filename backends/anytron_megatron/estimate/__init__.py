@@ -1,1 +1,1 @@
-"""Estimate the memory of a training rank from the configuration and the names and shapes of tensors. No Megatron."""
+"""Estimate a training rank's memory from the configuration and the shapes of tensors. Imports no Megatron."""

@@ -1,4 +1,4 @@
-"""The computation of a model per token, from its tensors and its config: ``EngineInfo.flops``. Imports no Megatron."""
+"""Count a model's computation per token from its tensors and config (``EngineInfo.flops``). Imports no Megatron."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_PRODUCT = frozenset({"conv1d", "A_log", "dt_bias", "sinks", "e_score_correct
 
 
 def model_flops(run: RunConfig) -> tuple[ModelFlops, ModelFlops | None]:
-    """Describe the policy and the critic; of vision-language models, the language model.
+    """Count the computation of the policy and of the critic (None = no critic), without their vision towers.
 
     Raises:
         ConfigError: The tensors of a model are not known before it is built.
@@ -47,7 +47,7 @@ def weights_of_a_token(shapes: Shapes, config: Mapping[str, Any], *, head: bool)
     Args:
         shapes: All parameters of the model.
         config: The Hugging Face config of the language model.
-        head: Whether to count the output layer; a critic has a head of one row, which is not counted.
+        head: Whether to count the output layer; False for a critic, whose head has one row and is not counted.
     """
     chosen = chosen_share(config)
     total = 0.0

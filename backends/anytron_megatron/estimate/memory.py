@@ -1,9 +1,9 @@
 """The memory of a model on a rank, in bytes: parameters, gradients, optimizer state, and activations.
 
-Mixed precision with Adam keeps, for each parameter, a float32 copy and two float32 moments; replicas share them
-with the distributed optimizer (Rajbhandari et al., arXiv:1910.02054, 3.1 and 5.1; the table "Theoretical memory
-savings" in Megatron-Core's page on its distributed optimizer). Gradients are float32 on every replica: Megatron's
-distributed optimizer shares the state, not the buffers.
+Mixed precision with Adam keeps, for each parameter, a float32 copy and two float32 moments; with the distributed
+optimizer, each data-parallel replica keeps only a part of these (Rajbhandari et al., arXiv:1910.02054, 3.1 and 5.1; the
+table "Theoretical memory savings" in Megatron-Core's page on its distributed optimizer). Every replica keeps all
+gradients, in float32, because Megatron's distributed optimizer divides the state but not the gradient buffers.
 
 The activations that a forward pass keeps for the backward pass are counted as in Korthikanti et al. (arXiv:2205.05198,
 4), for current layers: each linear layer keeps its input, a norm its input, a gated activation its input, attention its
@@ -35,7 +35,7 @@ MASTER_BYTES, MOMENTS_BYTES = 4, 8
 
 @dataclass(frozen=True)
 class Held:
-    """Numbers of elements on one rank.
+    """Numbers of parameter elements on one rank.
 
     Attributes:
         dense: Number of elements outside of routed experts.
@@ -64,14 +64,15 @@ def optimizer_bytes(held: Held, optimizer: OptimizerSection, *, dtype: str, repl
         held: Trained parameters on the rank.
         optimizer: Adam, or SGD without momentum.
         dtype: Element type of the parameters.
-        replicas: Ranks that share the state of dense and of expert parameters; (1, 1) = nothing is shared.
+        replicas: Numbers of ranks between which the state of dense and of expert parameters is divided; (1, 1) = each
+            rank has the whole state.
     """
     each = (MASTER_BYTES if dtype != "float32" else 0) + (MOMENTS_BYTES if optimizer.name == "adam" else 0)
     return math.ceil(held.dense * each / replicas[0]) + math.ceil(held.expert * each / replicas[1])
 
 
 def sharing_ranks(sizes: ParallelSizes, *, distributed: bool) -> tuple[int, int]:
-    """Numbers of ranks that share an optimizer's state, for dense parameters and for experts."""
+    """Return the numbers of ranks that divide an optimizer's state, for dense parameters and for experts."""
     if not distributed:
         return 1, 1
     same = sizes.data * sizes.context
@@ -83,10 +84,10 @@ _SHARED_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 
 
 def kept_elements(pieces: Iterable[Piece], config: Mapping[str, Any], sizes: ParallelSizes) -> dict[int, float]:
-    """Count the elements that each layer of a stage keeps for one token.
+    """Count the activations that each layer of a stage keeps for the backward pass, in elements per token, by layer.
 
     Args:
-        pieces: Pieces of the model on the stage.
+        pieces: Tensors of the model on the stage.
         config: The Hugging Face config of the language model.
         sizes: The parallel sizes.
     """
@@ -122,10 +123,10 @@ def activation_bytes(
     stage: int,
     recompute: str,
 ) -> int:
-    """Largest number of bytes that a stage keeps.
+    """Compute the largest number of bytes of activations that a pipeline stage keeps.
 
     Args:
-        kept: Kept elements, as :func:`kept_elements` counts them.
+        kept: Elements that each layer keeps for one token, from :func:`kept_elements`.
         tokens: Number of tokens of a micro-batch on this rank.
         element: Bytes of an element.
         hidden: Size of the hidden states.
@@ -145,11 +146,18 @@ def activation_bytes(
 
 
 def tile_bytes(*, tokens: int, chunk_tokens: int, entries: int, element: int, hidden: int) -> int:
-    """Bytes of log-probs without logits: two tiles in float32 and one in the weight's type, and the gradients.
+    """Compute the bytes that the log-prob kernel needs; it makes one tile of the logits at a time.
 
     As in :mod:`anytron.kernels.log_prob`, a tile has as many logits as ``chunk_tokens`` tokens have, or 1024 per token
-    if that is more. The backward pass needs the gradient of the hidden states in float32 as well, and that of the
-    weight.
+    if that is more. There are two tiles in float32 and, if the weight has another type, one in that type. The backward
+    pass also needs the gradient of the hidden states in float32 and the gradient of the weight.
+
+    Args:
+        tokens: Number of tokens of a micro-batch on this rank.
+        chunk_tokens: ``engine.log_prob_chunk_tokens``.
+        entries: Rows of the output layer's weight on this rank.
+        element: Bytes of an element of the weight.
+        hidden: Size of the hidden states.
     """
     tile = min(tokens * entries, max(chunk_tokens * entries, 1024 * tokens))
     return tile * (4 + 4 + (element if element < 4 else 0)) + tokens * hidden * 4 + entries * hidden * element

@@ -1,4 +1,4 @@
-"""Estimate the memory of ranks that train, generate or hold a reward model (``EngineInfo.memory``). No Megatron."""
+"""Estimate the memory of training, generating and reward-model ranks (``EngineInfo.memory``). Imports no Megatron."""
 
 from __future__ import annotations
 

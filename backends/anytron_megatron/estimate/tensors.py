@@ -93,10 +93,10 @@ def model_shapes(subject: Subject, *, predicts_ahead: bool) -> Shapes:
 
     Args:
         subject: The model, with its config and the directory of its weights.
-        predicts_ahead: Whether to include multi-token prediction modules, which only files list.
+        predicts_ahead: Whether to include multi-token prediction modules, whose tensors are known from files only.
 
     Raises:
-        ConfigError: The tensors of its family are unknown, and there are no files.
+        ConfigError: The tensors of the model's family are unknown, and there are no weight files.
     """
     family = FAMILIES.get(subject.config.get("model_type", ""))
     shapes = None if family is None or predicts_ahead else family.tensors(subject.config)
@@ -120,10 +120,10 @@ def model_shapes(subject: Subject, *, predicts_ahead: bool) -> Shapes:
 
 
 def pieces(shapes: Shapes, config: Mapping[str, Any], sizes: ParallelSizes) -> Iterator[Piece]:
-    """Split a model.
+    """Yield the part of each parameter on a rank, with its pipeline stage.
 
     Args:
-        shapes: All parameters.
+        shapes: Shapes of all parameters of the whole model.
         config: The Hugging Face config of the language model.
         sizes: The parallel sizes.
     """
@@ -145,7 +145,7 @@ def pieces(shapes: Shapes, config: Mapping[str, Any], sizes: ParallelSizes) -> I
 
 
 def adapter_pieces(layers: Iterable[Piece], lora: LoraSection) -> list[Piece]:
-    """Estimate the adapters of a rank's layers; Megatron splits one of the two matrices, which is not counted here."""
+    """Estimate the adapters of a rank's layers, as if Megatron did not split one matrix of each over tensor ranks."""
     wanted = [one.rpartition(".")[2] for one in lora.targets]
     kinds = {kind for name, several in LAYERS.items() if ALL_LINEAR in wanted or name in wanted for kind in several}
     found = []
@@ -166,7 +166,7 @@ def kind_of(name: str) -> str:
 
 
 def chosen_share(config: Mapping[str, Any]) -> float:
-    """Return the share of a layer's experts that process a token; 1 for a dense model."""
+    """Return the share of a layer's routed experts that process a token; 1 for a dense model."""
     experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 1
     return float((config.get("num_experts_per_tok") or 1) / experts)
 

@@ -1,4 +1,4 @@
-"""Additions of a mixture of experts to the engine's passes: router replay and weighted auxiliary losses."""
+"""What the engine's passes need for a mixture of experts: router replay and weighted auxiliary losses."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Experts:
     """The mixture-of-experts layers of one model. With a dense model every method does nothing.
 
     Attributes:
-        rollout_routing: Expected form of the rollout's routing, if it is replayed; None = it is not replayed.
+        rollout_routing: Expected shape of the rollout's routing; None = the rollout's routing is not replayed.
 
     Raises:
-        ConfigError: The auxiliary loss would not have the meaning of its name.
+        ConfigError: The configured type of load-balancing loss is not supported (see :class:`LoadBalancing`).
     """
 
     def __init__(
@@ -54,19 +54,22 @@ class Experts:
             self.rollout_routing = self._replays.shape if self._replays.from_rollout else None
 
     def score_routing(self) -> Feature:
-        """Begin a scoring pass; its forward passes replay the rollout's routing, or record their own."""
+        """Begin a scoring pass; the returned feature replays the rollout's routing, or records the routers' choices."""
         if self._replays is not None:
             self._replays.start()
         return self._scoring
 
     def recorded_routing(self, micro_batches: int) -> list[Tensor] | list[None]:
-        """Return each micro-batch's routing in the scoring pass that has ended. A collective over pipeline stages."""
+        """Return each micro-batch's routing in the scoring pass that has ended; None for each if none was recorded.
+
+        A collective over pipeline stages.
+        """
         if self._replays is None or self._replays.from_rollout:
             return [None] * micro_batches
         return self._replays.recorded()
 
     def replay_routing(self) -> Feature:
-        """Begin an update; in the scope of its forward passes routing is replayed and auxiliary losses weighted."""
+        """Begin an update; in its forward passes, the returned feature replays routing and weights auxiliary losses."""
         if self._balancing is not None:
             self._balancing.start()
         if self._replays is not None:
@@ -74,7 +77,7 @@ class Experts:
         return self._replaying
 
     def unbalanced(self) -> Feature:
-        """Begin passes whose gradients are those of the loss alone: routing is replayed, without auxiliary losses.
+        """Begin passes for the gradients of the loss alone: the returned feature replays routing and adds no losses.
 
         These passes do not change :meth:`metrics`.
         """

@@ -46,7 +46,8 @@ class LoadBalancing:
     """Weights a model's auxiliary losses and reports them.
 
     Raises:
-        ConfigError: The configuration selects a loss that would not have the meaning of its name.
+        ConfigError: The type of load-balancing loss is not supported: ``global_aux_loss``, ``sinkhorn``, or
+            ``seq_aux_loss`` with packed sequences.
     """
 
     def __init__(self, chunks: Sequence[nn.Module], config: TransformerConfig, sequence_format: str) -> None:

@@ -1,9 +1,10 @@
 """Router replay: tokens are sent to the experts that were chosen in an earlier pass.
 
-With ``old-log-probs`` the earlier pass is the one that computed old log-probs. Until an update the weights change, or
-only the order of a sum does, so that a token near a routing decision may go to other experts; its probability ratio
-would then compare two different networks. With ``rollout`` the earlier pass is the rollout, which used other kernels:
-then both engines compute with the same experts, and scoring passes replay too.
+With ``old-log-probs`` the earlier pass is the one that computed old log-probs. Between that pass and an update the
+weights may change, or the same sums may be computed in another order, so that a token whose best experts have nearly
+equal scores may go to other experts; its probability ratio would then compare two different networks. With ``rollout``
+the earlier pass is the rollout, which used other kernels: then both engines compute with the same experts, and scoring
+passes replay too.
 
 Megatron's routers pass their top-k to an object, if they have one (``TopKRouter.router_replay``). Here they have one
 only within a micro-batch's scope, so that recomputation replays the same choices, and no state remains. (Megatron's own
@@ -47,7 +48,7 @@ class RouterReplays:
     """The routers of one model on this rank, and their positions among all routers of the model.
 
     Routers of multi-token prediction are not replayed: they do not run when log-probs are computed.
-    Making one is a collective over pipeline stages.
+    The constructor is a collective over pipeline stages.
 
     Args:
         chunks: The model's chunks on this rank.
@@ -56,7 +57,7 @@ class RouterReplays:
 
     Attributes:
         from_rollout: Whether the routing comes from the rollout.
-        shape: Shape of the whole model's routing.
+        shape: Numbers of layers with a router, of experts chosen for a token, and of all experts, in the whole model.
     """
 
     def __init__(self, chunks: Sequence[nn.Module], config: TransformerConfig, *, from_rollout: bool) -> None:
@@ -79,15 +80,15 @@ class RouterReplays:
         self._replays = []
 
     def recording(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory:
-        """Make the scope of a forward pass that records."""
+        """Make the scope of a forward pass that records the routers' choices."""
         return partial(self._record, chunk, prepared.inputs.layout)
 
     def recorded(self) -> list[Tensor]:
         """Collect the routing of all layers. A collective over pipeline stages.
 
         Returns:
-            One tensor for each micro-batch since :meth:`start`: ``[T, layers, topk]`` on the host, of the type of
-            :attr:`shape`.
+            One tensor for each micro-batch since :meth:`start`: ``[T, layers, topk]``, numbers of experts, on the host;
+            its dtype is ``shape.dtype``.
         """
         group = parallel_state.get_pipeline_model_parallel_group()
         numbers = [router.layer_number for routers in self._chunks for router in routers]
@@ -106,14 +107,14 @@ class RouterReplays:
         """Make the scope of a forward pass, or its recomputation, that routes as ``prepared.batch.routing`` says.
 
         Raises:
-            EngineError: The batch has no routing, or that of another model.
+            EngineError: The batch has no routing, or its routing has the shape of another model's.
         """
         routing = prepared.batch.routing
         expected = self.shape.layers, self.shape.chosen
         if routing is None or tuple(routing.shape[1:]) != expected:
             found = "none" if routing is None else f"{tuple(routing.shape)}"
             raise EngineError(
-                "The batch has no routing to replay.",
+                "The batch has no routing to replay in this model.",
                 where="router replay",
                 why=f"expected (tokens, {expected[0]} layers, {expected[1]} experts), found {found}",
                 fix="compute old log-probs with this engine first (engine.options.router_replay), or replay "
@@ -135,7 +136,11 @@ class RouterReplays:
         """
         counted = [replay.rerouted for replay in self._replays if replay.rerouted is not None]
         if len(counted) < len(self._replays):
-            raise EngineError("A router did not request the experts to replay.", where="router replay")
+            raise EngineError(
+                "A router did not use the experts that it should replay.",
+                where="router replay",
+                why="the layer ran without asking for them, or did not run",
+            )
         total = torch.stack([torch.zeros((), device=self._device), *counted]).sum()
         # Ranks that share a micro-batch's tokens have different ones.
         torch.distributed.all_reduce(total, group=parallel_state.get_tensor_and_context_parallel_group())

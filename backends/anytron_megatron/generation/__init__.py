@@ -1,1 +1,1 @@
-"""Generation with the modules that are trained: no second copy of the weights, and no exchange."""
+"""Generate with the modules that are trained: there is no second copy of the weights, and none is transferred."""

@@ -1,6 +1,6 @@
 """Forward passes of the policy with a cache of keys and values: Megatron's static inference context.
 
-The cache writes the same columns of all rows at a time. So all rows begin in the same column and have no padding. While
+A step writes the same column of the cache for all rows. So all rows begin in the same column and have no padding. While
 rows with a longer prompt still receive prompt tokens, other rows already receive drawn tokens.
 
 Legend: B rows, C columns (positions), V vocabulary.
@@ -35,7 +35,7 @@ SWITCHES = ("sequence_parallel", "scatter_to_sequence_parallel", "reduce_scatter
 
 
 class Cache:
-    """The cache of one batch, and the forward passes that fill and read it. All of them are collectives.
+    """The cache of one batch, and the forward passes that fill and read it. All methods are collectives.
 
     The caller must switch the output layer to logits, and turn sequence parallelism and gradients off.
 
@@ -43,7 +43,7 @@ class Cache:
         chunks: The policy on this rank.
         preparer: Preparer that arranges sequences as padded rows (bshd).
         pipeline: Number of pipeline stages; rows are divided into as many micro-batches, so that all stages work.
-        rows: B.
+        rows: B, the number of sequences.
         columns: C, the largest number of tokens of a row.
     """
 
@@ -56,7 +56,7 @@ class Cache:
         self._context = static_inference_context(each * pipeline, columns)
 
     def prefill(self, tokens: Tensor) -> None:
-        """Fill the first columns from int64 ``[B, C']``, on the host."""
+        """Fill the first C' columns of the cache from ``tokens``, int64 ``[B, C']`` on the host."""
         tokens, context = self._with_fillers(tokens), self._context
         # A plugin may want rows to be padded: the padding's keys lie behind the real ones until these are overwritten.
         width = self._preparer.plan(torch.tensor([tokens.shape[1]]), parallel.context_shard()).max_seqlen
@@ -76,7 +76,7 @@ class Cache:
         context.enable_decode_mode()
 
     def step(self, tokens: Tensor) -> Tensor | None:
-        """Add one token to each row, int64 ``[B]`` on the host.
+        """Add one token to each row: ``tokens``, int64 ``[B]`` on the host.
 
         Returns:
             The logits after this token, float32 ``[B, padded V]``, on the last pipeline stage; None elsewhere.
@@ -130,7 +130,7 @@ def without_sequence_parallel(chunks: Iterable[nn.Module]) -> Iterator[None]:
     """Turn sequence parallelism off in the ``with`` block: a step has one token per sequence, which cannot be split.
 
     Afterwards only modules in which it was on are turned on again. (Megatron's ``set_model_to_sequence_parallel`` turns
-    it on in every module with such an attribute, also in modules that were built without it.)
+    it on in every module with such an attribute, even in modules that were built without sequence parallelism.)
     """
     modules = [module for chunk in chunks for module in chunk.modules()]
     configs = [module.config for module in modules if hasattr(module, "config")]

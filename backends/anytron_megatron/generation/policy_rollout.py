@@ -35,7 +35,7 @@ class PolicyRollout:
         preparer: Preparer that arranges sequences as padded rows (bshd).
         config: The run.
         sizes: The parallel sizes.
-        vocab_size: Real entries of the vocabulary.
+        vocab_size: Size of the vocabulary without padding.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class PolicyRollout:
         self._queue = RequestQueue()
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests."""
+        """Queue requests for the next polls."""
         self._queue.add(requests)
 
     def abort(self, ids: Sequence[int] | None) -> list[tuple[int, Response]]:
-        """Abort queued requests; between two polls, no request is in progress."""
+        """Abort queued requests, all if ``ids`` is None; no request is in progress between two polls."""
         given_up = self._queue.abort(ids)
         return given_up if parallel.topology().reports and parallel.topology().dp_rank == 0 else []
 
     def poll(self, version: int) -> list[tuple[int, Response]]:
-        """Generate the next batch to its end; the reporting rank returns the share of its replica."""
+        """Generate the next batch to its end; each replica's reporting rank returns that replica's responses."""
         place = parallel.topology()
         batch = self._queue.take(self._max_batch_size * place.dp_size)
         share = batch[place.dp_rank :: place.dp_size]

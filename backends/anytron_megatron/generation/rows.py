@@ -39,8 +39,8 @@ class Rows:
     """A batch of requests with the same sampling parameters. All ranks of a replica keep the same rows.
 
     Args:
-        requests: At least one.
-        stop: Search for stop strings; None = there are none.
+        requests: The requests; at least one.
+        stop: Finds stop strings in responses; None = there are no stop strings.
 
     Attributes:
         column: Number of tokens of each row that the model has read.
@@ -66,7 +66,7 @@ class Rows:
         return all(row.ended for row in self._rows)
 
     def beginnings(self) -> Tensor:
-        """The first C' tokens of each prompt, one less than the shortest prompt has: int64 ``[B, C']``."""
+        """The first C' tokens of each prompt, int64 ``[B, C']``; C' is the length of the shortest prompt minus 1."""
         shortest = int(self._lengths.min())
         return torch.tensor([row.prompt[: shortest - 1] for row in self._rows], dtype=torch.int64)
 
@@ -75,11 +75,11 @@ class Rows:
         return torch.tensor([row.at(self.column) for row in self._rows])
 
     def places(self) -> Tensor:
-        """Position, in its response, of the token after the input token, int64 ``[B]``; negative within a prompt."""
+        """Position in its response of the token that follows each input token, int64 ``[B]``; negative in a prompt."""
         return self.column - self._lengths
 
     def take(self, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Add drawn tokens and their log-probs, B of each, to the rows whose prompts are over."""
+        """Add drawn tokens and their log-probs, B of each, to the rows whose prompts have been read."""
         grown = []
         for row, place, token, log_prob in zip(self._rows, self.places().tolist(), tokens, log_probs, strict=True):
             if place >= 0 and not row.ended:
@@ -97,7 +97,7 @@ class Rows:
                 row.ended = "length"
 
     def responses(self, version: int) -> list[Response]:
-        """Return the responses, when all have ended."""
+        """Return the responses, drawn with weights of this version; all must have ended."""
         found = []
         for row in self._rows:
             assert row.ended is not None, "asked for when all have ended"

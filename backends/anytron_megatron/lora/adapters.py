@@ -88,13 +88,13 @@ def _linear_layers(chunk: nn.Module) -> dict[str, str]:
 
 
 class Adapters:
-    """Attach adapters to a model, and freeze everything else of it.
+    """Attach adapters to a model, and freeze all its other parameters.
 
     Initially they change nothing: ``B`` is zero, and ``A`` depends on the seed and the layer's name alone, so that the
     initial adapters are the same in every parallel layout (mcore-bridge's own initialisation depends on the layout).
 
     Args:
-        source: Source of the chunks.
+        source: The model directory that the chunks were built from.
         chunks: The model on this rank, with its weights; changed in place.
         section: ``model.lora``; with ``path``, the adapters start from those on disk.
         seed: ``trainer.seed``.
@@ -133,7 +133,7 @@ class Adapters:
         }
 
     def reference_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Run the model with the adapters that it started with: the reference model of a KL penalty."""
+        """Give the adapters their initial values in the ``with`` block: the reference model of a KL penalty."""
         return _substituted(self._initial)
 
     @contextlib.contextmanager
@@ -217,7 +217,7 @@ def _adapted(chunk: nn.Module) -> Iterator[tuple[str, LoraParallelLinear]]:
 
 
 def factors_of(layer: LoraParallelLinear) -> Iterator[tuple[nn.Parameter, nn.Parameter, nn.Parameter]]:
-    """Yield this rank's ``W`` ``[out, in]``, ``A`` ``[rank, in]`` and ``B`` ``[out, rank]``, once for each expert."""
+    """Yield ``W`` ``[out, in]``, ``A`` ``[rank, in]`` and ``B`` ``[out, rank]`` of a layer or of each expert in it."""
     parts = (layer.get_base_layer(), layer.lora_A[ADAPTER], layer.lora_B[ADAPTER])
     if not layer.is_grouped:
         yield tuple(part.weight for part in parts)

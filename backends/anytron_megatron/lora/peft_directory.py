@@ -36,7 +36,7 @@ def write_adapter(
         directory: Output directory; created if it does not exist.
         tensors: ``lora_A`` and ``lora_B`` under PEFT's names.
         section: ``model.lora``.
-        base: The model that the adapter belongs to.
+        base: Directory of the model that the adapter belongs to.
         experts: Whether the model has experts.
         vision: Whether the model has a vision tower, whose names may have the same last parts.
     """
@@ -86,7 +86,7 @@ def peft_targets(names: Iterable[str], *, experts: bool, vision: bool) -> tuple[
 
 
 def require_same_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that an adapter on disk belongs to this model, with these targets and this rank.
+    """Check that an adapter on disk fits the model, the targets and the LoRA rank of the run.
 
     Args:
         directory: Directory of the adapter.
@@ -104,15 +104,19 @@ def require_same_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]
             "The adapter cannot be read.", where=str(path), why=str(error)
         ) from error
     if missing := sorted(expected.keys() - found.keys()):
-        why = f"{missing[0]} and {len(missing) - 1} other tensors are missing"
+        why = f"tensors are missing: {_shortened(missing)}"
         _refuse(path, why, "remove layers from model.lora.targets")
     if unknown := sorted(found.keys() - expected.keys()):
-        why = f"the model and model.lora.targets do not have {unknown[0]} and {len(unknown) - 1} other tensors"
+        why = f"the model and model.lora.targets do not have these tensors: {_shortened(unknown)}"
         _refuse(path, why, "add layers to model.lora.targets, or give an adapter of this model")
     for name, shape in expected.items():
         if found[name] != shape:
             why = f"{name} has the shape {found[name]}, but the model needs {shape}"
             _refuse(path, why, "give an adapter of this model")
+
+
+def _shortened(names: list[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]
 
 
 def _refuse(path: Path, why: str, fix: str) -> None:

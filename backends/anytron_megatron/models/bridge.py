@@ -1,8 +1,7 @@
 """Models that mcore-bridge builds from a Hugging Face directory, and their weights in both directions.
 
-mcore-bridge patches Megatron, transformers and peft when it is imported, so it is imported only
-inside the patch phase that records this (see :mod:`anytron_megatron.patches`); the imports below
-find it loaded.
+mcore-bridge patches Megatron, transformers and peft when it is imported. So it is imported by a patch that records
+these changes (:func:`anytron_megatron.patches.imports.import_bridge`), before this module is.
 """
 
 from __future__ import annotations
@@ -59,7 +58,8 @@ class BridgeSource:
         deterministic: Megatron's ``deterministic_mode``.
         predicts_ahead: Whether to build the model's multi-token prediction modules.
         scores: Whether the model classifies sequences with one label: its output layer has one row.
-        portable: Whether the model is built of portable modules, with the platform's kernel as its activation.
+        portable: Whether the model is built of :mod:`anytron_megatron.portable_te`, with the platform's kernel as its
+            activation.
         transformer: Fields of Megatron's transformer config to override.
 
     Raises:
@@ -137,7 +137,7 @@ class BridgeSource:
 
     @property
     def vocab_size(self) -> int:
-        """Real entries of the vocabulary; Megatron pads it to a multiple of the tensor-parallel size."""
+        """Size of the vocabulary without padding; Megatron pads it to a multiple of the tensor-parallel size."""
         return int(self.config.padded_vocab_size)
 
     @property
@@ -147,7 +147,7 @@ class BridgeSource:
 
     @property
     def attention_heads(self) -> AttentionHeads:
-        """The model's full attention."""
+        """Numbers and sizes of the heads of the model's full (not linear) attention."""
         config = self.config
         heads = config.num_attention_heads
         if config.multi_latent_attention:
@@ -177,12 +177,12 @@ class BridgeSource:
 
     @property
     def experts_config(self) -> TransformerConfig | None:
-        """Megatron's configuration if the model has experts."""
+        """Megatron's transformer config if the model is a mixture of experts; None for a dense model."""
         return self.config if self.config.num_moe_experts else None
 
     @property
     def parts(self) -> Mapping[ModelPart, Sequence[str]]:
-        """Prefixes of parameters' names by part of a vision-language model, as mcore-bridge declares them."""
+        """Prefixes of parameters' names for each part of a vision-language model, as mcore-bridge declares them."""
         vision = self.config.model_meta.visual_cls
         if vision is None:
             return {}
@@ -202,7 +202,7 @@ class BridgeSource:
 
         Args:
             device: Device of the chunks; some modules are first made on the host (MindSpeed's norms).
-            check: Called with the chunks before their weights are read, to refuse early.
+            check: Called with the chunks before their weights are read; may raise to refuse the model. None = no check.
 
         Raises:
             EngineError: A tensor is missing from the directory or has a wrong shape, or a file is damaged.
@@ -258,7 +258,8 @@ class BridgeSource:
         """Load adapters in PEFT's format into the model's adapters.
 
         Raises:
-            EngineError: Layers that Megatron joins into one have different ``A`` on disk.
+            EngineError: Layers that Megatron joins into one, such as ``q_proj`` and ``k_proj``, have different ``A`` on
+                disk.
         """
         try:
             self._bridge.load_weights(chunks, str(directory), peft_format=True)

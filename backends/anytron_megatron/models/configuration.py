@@ -32,7 +32,7 @@ def traits_of(config: TransformerConfig) -> ModelTraits:
 
 
 def features_of(config: TransformerConfig) -> list[Feature]:
-    """Return the features that a configuration needs from a platform, besides traits and sizes."""
+    """Return the features that a model needs from a platform besides those that its traits and the sizes imply."""
     asked = {
         Feature.ATTENTION_SINKS: getattr(config, "softmax_type", "vanilla") != "vanilla",
         Feature.BFLOAT16: config.bf16,
@@ -51,9 +51,9 @@ def accepted_masks(sequence_format: str, *, context_parallel: int, vision: bool,
 
     Args:
         sequence_format: ``thd`` or ``bshd``.
-        context_parallel: Ranks that share each sequence.
+        context_parallel: Number of ranks between which each sequence is divided.
         vision: Whether the model takes images.
-        portable: Whether the modules are portable, not a vendor's.
+        portable: Whether the modules come from :mod:`anytron_megatron.portable_te`, not from a vendor.
     """
     if sequence_format == "thd" or context_parallel > 1 or (vision and not portable):
         return frozenset({MaskKind.NONE})
@@ -63,12 +63,13 @@ def accepted_masks(sequence_format: str, *, context_parallel: int, vision: bool,
 def completed(converted: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in rotary fields that mcore-bridge requires and that a published configuration may lack or have as null.
 
-    The defaults are those of transformers: ``mscale_all_dim`` 0 does not change the scale of the softmax
-    (``yarn_apply_mscale`` of its DeepSeek-V3), and where either ``mscale`` is 0 the embeddings are scaled by ``factor``
-    alone, which is the ratio of the two context lengths if it is null (``_compute_yarn_parameters``).
+    The defaults are transformers' defaults: ``mscale_all_dim`` 0 does not change the scale of the softmax
+    (``yarn_apply_mscale`` of its DeepSeek-V3), and where ``mscale`` or ``mscale_all_dim`` is 0 the embeddings are
+    scaled by ``factor`` alone, which is the ratio of the two context lengths if it is null
+    (``_compute_yarn_parameters``).
 
     Args:
-        converted: Result of ``hf_to_mcore_config``, with ``rope_scaling``; neither is changed.
+        converted: Result of ``hf_to_mcore_config``, which is not changed; these fields are in its ``rope_scaling``.
     """
     rotary = converted.get("rope_scaling")
     if not rotary or any(isinstance(value, dict) for value in rotary.values()):  # one for each type of layer
@@ -88,7 +89,7 @@ class _Quantisation(Protocol):
 
 
 def refuse_missing_quantisation(config: _Quantisation) -> None:
-    """Ask Transformer Engine, the real or the portable one, whether it has the configured number format.
+    """Refuse a number format that Transformer Engine, the real or the portable one, does not have.
 
     Without this check Megatron would fail in the first forward pass, after trajectories have been generated.
 

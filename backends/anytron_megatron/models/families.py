@@ -40,15 +40,16 @@ class Family:
         refused: Entries of :data:`COLUMNS` that the checks refuse.
         sparse_attention: Whether it has DeepSeek sparse attention, which does not run here.
         runs_model_code: Whether mcore-bridge imports Python files of the model directory to build it.
-        obstacle: Why it cannot be trained with any configuration; empty if it can.
+        obstacle: Why no configuration can train it; empty if one can.
         wanted: Fields of the language model that mcore-bridge needs, and whose default in transformers is null.
         needs: A package without which mcore-bridge cannot build it: the name to import, and the name to install.
-        layer: Function that lists the tensors of a layer in published files; None if only the training ranks can tell.
-        tower: Function that returns the tensors of the vision tower; None if there is none, or ``layer`` is None.
+        layer: Function that lists the tensors of a layer in published files; None = unknown before the training ranks
+            have built the model.
+        tower: Function that returns the tensors of the vision tower; None if it has no tower, or if ``layer`` is None.
         rotates_whole_heads: Whether its code in transformers ignores ``partial_rotary_factor``, which Megatron reads.
         takes_images: Whether :mod:`anytron_megatron.training.vision` makes image positions and inputs in the form of
             this family.
-        cacheless: Why it cannot generate on its training ranks; empty if it can, or if this is untested.
+        cacheless: Why it cannot generate on its training ranks; empty if it can, or if no test has tried.
     """
 
     model_type: str
@@ -170,5 +171,5 @@ FAMILIES: Mapping[str, Family] = {row.model_type: row for row in _ROWS}
 
 
 def proved(column: str) -> str:
-    """Return the model types with a given proof, as text for errors."""
+    """Return the model types for which tests prove an entry of :data:`COLUMNS`, as text for error messages."""
     return ", ".join(sorted(row.model_type for row in _ROWS if column in row.proof))

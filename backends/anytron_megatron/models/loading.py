@@ -38,7 +38,7 @@ def load_weights(bridge: Any, chunks: list[nn.Module], directory: Path, layers: 
         bridge: The model's bridge from mcore-bridge.
         chunks: The model on this rank.
         directory: Directory with safetensors files.
-        layers: Layers of the model without its multi-token prediction modules.
+        layers: Number of layers of the model, without its multi-token prediction modules.
 
     Raises:
         EngineError: On all ranks, if a tensor is missing, unknown or of another shape anywhere, or a file
@@ -166,7 +166,7 @@ def _differences(bridge: Any, chunks: list[nn.Module], read: _Reading) -> Iterat
         except (OSError, SafetensorError):
             continue
         if found != shapes[name]:
-            differing.append(f"{name} has {found}, the model {shapes[name]}")
+            differing.append(f"{name} has {found}, but the model needs {shapes[name]}")
     if differing:
         yield f"{len(differing)} tensors have another shape: {listed(differing)}"
 

@@ -1,4 +1,4 @@
-"""Names and places that differ between the megatron-core versions that the engine trains with.
+"""Names and import paths that differ between the megatron-core versions that the engine trains with.
 
 This is the only place that reads Megatron's version. *Faults* of a version do not belong here: each is
 a patch with the range of versions that have the fault (:mod:`anytron_megatron.patches.catalog`).
@@ -26,7 +26,7 @@ SUPPORTED = ">=0.16.1,<0.20"
 
 
 def is_release(specifier: str) -> bool:
-    """Return whether the imported megatron-core lies in a PEP 440 range."""
+    """Return whether the version of the imported megatron-core lies in a PEP 440 range, such as ``>=0.18``."""
     from megatron import core
 
     return in_range(core.__version__, specifier)
@@ -35,7 +35,7 @@ def is_release(specifier: str) -> bool:
 def auxiliary_losses() -> Mapping[str, Tensor]:
     """Return the routers' losses since :func:`forget_auxiliary_losses`, by name, float32 ``[layers]``.
 
-    The tensors are the tracker's own.
+    The tensors belong to Megatron's tracker; they are not copies.
     """
     if is_release(">=0.18"):
         from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
@@ -62,8 +62,8 @@ def delta_net_modules() -> tuple[ModuleType, ModuleType]:
     """Import the modules of Gated DeltaNet.
 
     Returns:
-        The module whose ``HAVE_FLA`` the layer's constructor reads, and the module whose ``chunk_gated_delta_rule`` it
-        keeps (from 0.18 on; 0.19 requires it not to be None). Before 0.19 they are the same.
+        The module whose ``HAVE_FLA`` the layer's constructor reads, and the module whose ``chunk_gated_delta_rule`` the
+        constructor stores (from 0.18 on; in 0.19 it must not be None). Before 0.19 both are the same module.
     """
     package = "megatron.core.ssm.gated_delta_net"
     if is_release(">=0.19"):
@@ -76,7 +76,7 @@ def static_inference_context(rows: int, columns: int) -> StaticInferenceContext:
     """Make the context that holds keys and values of padded rows.
 
     From 0.17 on, Megatron stores in the context's configuration that only the last token's logits are needed;
-    mcore-bridge 1.6.5 reads it from the context itself.
+    mcore-bridge 1.6.5 reads this from the context itself, where this function sets it.
 
     Args:
         rows: Largest number of rows, over all micro-batches.

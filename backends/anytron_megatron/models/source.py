@@ -1,4 +1,4 @@
-"""Sources of the engine's models. Another training engine can be a MegatronEngine with another source."""
+"""Sources from which the engine builds its models; a training engine of your own can use others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ModelSource(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Real entries of the vocabulary, without padding."""
+        """Size of the vocabulary, without padding."""
 
     @property
     def context_length(self) -> int:
@@ -35,7 +35,7 @@ class ModelSource(Protocol):
 
     @property
     def attention_heads(self) -> AttentionHeads | None:
-        """The model's full attention; None if neither the platform's masks nor its kernels reach it."""
+        """Sizes of the model's full attention; None if neither the platform's masks nor its kernels reach it."""
 
     @property
     def vision(self) -> VisionInputs | None:
@@ -43,7 +43,7 @@ class ModelSource(Protocol):
 
     @property
     def parts(self) -> Mapping[ModelPart, Sequence[str]]:
-        """Prefixes of parameters' names by part of a vision-language model; empty for others."""
+        """Prefixes of parameters' names for each part of a vision-language model; empty for other models."""
 
     @property
     def fp8(self) -> bool:
@@ -51,7 +51,7 @@ class ModelSource(Protocol):
 
     @property
     def experts_config(self) -> TransformerConfig | None:
-        """Configuration of a mixture of experts whose losses and routing the engine handles; None = there is none."""
+        """Config of a mixture of experts whose losses and routing the engine handles; None = it handles none."""
 
     def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:
         """Return the kinds of mask that can reach the model's attention, in portable modules or a vendor's."""
@@ -61,7 +61,7 @@ class ModelSource(Protocol):
 
         Args:
             device: Device of the chunks.
-            check: Called with the chunks before their weights are read, to refuse early.
+            check: Called with the chunks before their weights are read; may raise to refuse the model. None = no check.
 
         Raises:
             EngineError: The weights in the directory do not match the model.
@@ -80,7 +80,7 @@ class ModelSource(Protocol):
         """Write a Hugging Face model directory: safetensors and config. A collective."""
 
     def close(self) -> None:
-        """Delete process-global state that outlives the models; called for the policy's when its engine closes."""
+        """Delete process-global state that outlives the models; the engine calls this for the policy when it closes."""
 
 
 @runtime_checkable
@@ -98,10 +98,11 @@ class AdapterSource(ModelSource, Protocol):
         """Load adapters in PEFT's format into the model's adapters.
 
         Raises:
-            EngineError: Layers that Megatron joins into one have different ``A`` on disk.
+            EngineError: Layers that Megatron joins into one, such as ``q_proj`` and ``k_proj``, have different ``A`` on
+                disk.
         """
 
 
 def text_model(chunk: nn.Module) -> Any:
-    """Return the language model of a chunk, a ``GPTModel``: a part of a vision-language model, or all of it."""
+    """Return the language model of a chunk, a ``GPTModel``: a part of a vision-language model, or the chunk itself."""
     return getattr(chunk, "language_model", chunk)

@@ -51,7 +51,7 @@ def weight_diagnostics(
 
 
 def stored_shapes(directory: Path) -> Shapes | None:
-    """Read names and shapes of all tensors of a directory; None if a file is damaged, which is reported elsewhere."""
+    """Read names and shapes of all tensors of a directory; None if a file is damaged, which other checks report."""
     shapes: Shapes = {}
     try:
         for name in _files(directory)[0]:
@@ -134,12 +134,14 @@ def _weight_map(directory: Path) -> dict[str, str]:
     index = read_object(directory / INDEX).get("weight_map")
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
         raise ConfigError(
-            "The index is malformed.", why="its weight_map does not map each tensor to a file", fix=_DOWNLOAD
+            f"The index {INDEX} is malformed.", why="its weight_map does not map each tensor to a file", fix=_DOWNLOAD
         )
     if outside := sorted(name for name in set(index.values()) if Path(name).name != name or "\0" in name):
         why = f"{outside[0]!r:.60} is not a plain file name, and weight files must be in the model directory itself"
         raise ConfigError(
-            "The index names a file outside of the model directory.", why=why, fix="correct the file names in it"
+            f"The index {INDEX} names a file outside of the model directory.",
+            why=why,
+            fix="correct the file names in it",
         )
     return index
 

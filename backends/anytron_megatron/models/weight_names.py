@@ -1,6 +1,6 @@
 """Names and shapes of the tensors in a model's files, from its Hugging Face config. Imports no Megatron.
 
-They are those of published checkpoints; a test compares them with what transformers writes.
+They are as in published checkpoints; a test compares them with what transformers writes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def prediction_tensors(names: Iterable[str], layers: int) -> frozenset[str]:
 
 
 def published_name(name: str) -> str:
-    """Return a vision-language tensor's name in published files; transformers has ``model.`` before each part."""
+    """Return a tensor's name in published files of vision-language models, given its name in transformers."""
     return name.removeprefix("model.") if name.startswith("model.visual.") else name.replace(".language_model.", ".", 1)
 
 
@@ -52,10 +52,10 @@ def model_tensors(config: Mapping[str, Any], layer: LayerTensors, tower: TowerTe
     Args:
         config: The model's Hugging Face config, whole.
         layer: Function that returns the tensors of each layer of the language model.
-        tower: Function that returns the tensors of the vision tower; None = there is none.
+        tower: Function that returns the tensors of the vision tower; None = the model has no vision tower.
 
     Returns:
-        None if the config leaves sizes to the defaults of its class.
+        The shapes by name; None if the config leaves sizes to the defaults of its class.
     """
     text = config.get("text_config") or config
     try:
@@ -81,7 +81,8 @@ def with_score_head(shapes: Shapes) -> Shapes:
 def dense_layer(config: Mapping[str, Any], _: int, *, qkv_bias: bool = False, qk_norm: bool = False) -> Shapes:
     """List the tensors of a layer of attention and a gated feed-forward network.
 
-    With ``qkv_bias`` there are biases independently of the config; ``qk_norm`` normalizes each head.
+    With ``qkv_bias``, queries, keys and values have biases whatever the config says; with ``qk_norm``, queries and keys
+    have norms.
     """
     biased = config.get("attention_bias", False)
     return {
@@ -92,7 +93,7 @@ def dense_layer(config: Mapping[str, Any], _: int, *, qkv_bias: bool = False, qk
 
 
 def qwen3_moe_layer(config: Mapping[str, Any], number: int) -> Shapes:
-    """List the tensors of a layer of Qwen3-MoE, with or without experts."""
+    """List the tensors of a layer of Qwen3-MoE: attention, and experts or a dense feed-forward network."""
     biased = config.get("attention_bias", False)
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     sparse = number not in dense and (number + 1) % step == 0
@@ -107,7 +108,7 @@ def qwen3_moe_layer(config: Mapping[str, Any], number: int) -> Shapes:
 
 
 def deepseek_v3_layer(config: Mapping[str, Any], number: int) -> Shapes:
-    """List the tensors of a layer of DeepSeek-V3: latent attention, with or without experts."""
+    """List the tensors of a layer of DeepSeek-V3: latent attention, and experts or a dense feed-forward network."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     plain, rotary, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
     queries, latent = config["q_lora_rank"], config["kv_lora_rank"]

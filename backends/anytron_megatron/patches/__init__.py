@@ -1,4 +1,4 @@
-"""The patches of the Megatron backend: a catalog of constants by subject, and the fixes in files by subject.
+"""The patches of the Megatron backend: ``catalog`` describes each one, and the other files hold their code.
 
 No patch here names a device; the platform decides which of them it needs.
 """

@@ -119,8 +119,8 @@ def sum_partial_gradients(original: Callable[..., None]) -> Callable[..., None]:
     """Wrap ``GatedDeltaNet.__init__``: with tensor parallelism, correct the gradients of two norms' weights.
 
     A rank computes its heads over whole sequences: with sequence parallelism mcore-bridge gathers them before the
-    layer's first norm. Megatron then handles the gradients of two weights that all ranks hold wrongly:
-    complete gradients as partial, or partial gradients as complete. The norm inside the first projection sees whole
+    layer's first norm. Two weights are the same on all ranks, and Megatron handles their gradients wrongly: complete
+    gradients as partial ones, or partial gradients as complete ones. The norm inside the first projection sees whole
     sequences, so its gradient is complete on every rank. It is marked ``sequence_parallel``, and Megatron would sum it
     over ranks: tp times too large. The norm of the heads' output sees this rank's heads only. Megatron sums its
     gradient with sequence parallelism; without it each rank keeps its part, which the hook here sums.
@@ -153,7 +153,7 @@ def sum_partial_gradients(original: Callable[..., None]) -> Callable[..., None]:
 def install_kernels(context: PatchContext) -> Installed:
     """Make mcore-bridge's Gated DeltaNet use the platform's kernels.
 
-    mcore-bridge calls them by the names and signatures of flash-linear-attention (``None`` without that package).
+    mcore-bridge calls them by the names and signatures of flash-linear-attention, which are None without that package.
     Its layer inherits the constructor of Megatron's class, which refuses to build without the package, although
     mcore-bridge's forward never calls the functions that the constructor stores.
     """
@@ -183,7 +183,8 @@ def install_kernels(context: PatchContext) -> Installed:
         wanted = {name: value for name, value in unused.items() if value not in (None, False)}
         if wanted:
             raise EngineError(
-                "The gated delta rule does not support these options.",
+                "Anytron's gated delta rule does not support some options of a call.",
+                where="chunk_gated_delta_rule",
                 why=f"these are set: {', '.join(sorted(wanted))}",
             )
         return rule(q, k, v, g, beta, q.shape[-1] ** -0.5, cu_seqlens), None
@@ -202,14 +203,14 @@ def install_kernels(context: PatchContext) -> Installed:
 
 
 class Packed(NamedTuple):
-    """Packed sequences in one piece: ``rows``, ``[T, 1, D]``, and int ``[B + 1]``, the offsets of sequences in them."""
+    """Packed sequences in one tensor: ``rows``, ``[T, 1, D]``; ``cu_seqlens``, int ``[B + 1]``, has their offsets."""
 
     rows: Tensor
     cu_seqlens: Tensor
 
 
 def in_one_piece(x: Tensor, cu_seqlens: Tensor, dim: int) -> list[Packed]:
-    """Stand in for ``_unpack_sequence``: the sequences lie one after the other along dimension 0."""
+    """Stand in for ``_unpack_sequence``: do not cut; the sequences lie one after the other along dimension 0."""
     del dim
     return [Packed(x, cu_seqlens)]
 

@@ -1,4 +1,4 @@
-"""Fixes of what is imported, and of code that expects CUDA, its generator, torch.compile or Transformer Engine."""
+"""Fixes of imports, and of code that expects CUDA, CUDA's generator, torch.compile or Transformer Engine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Change:
-    """One attribute that the import replaced."""
+    """An attribute that importing mcore-bridge has replaced."""
 
     owner: Any
     name: str
@@ -52,7 +52,7 @@ class Change:
         return f"{self.owner.__module__}:{self.owner.__qualname__}.{self.name}"
 
     def undo(self) -> None:
-        """Restore the attribute."""
+        """Give the attribute its previous value, or delete it if it is new."""
         if self.before is _ABSENT:
             delattr(self.owner, self.name)
         else:
@@ -167,7 +167,7 @@ def filter_messages(_context: PatchContext) -> Installed:
 
 
 def refuse_model_code(original: Callable[..., str]) -> Callable[..., NoReturn]:
-    """Replace the function that finds a model directory's Python files and copies them to be imported.
+    """Replace the function that copies a model directory's Python files for import: raise an error instead.
 
     All code of transformers gets such files through this function.
     """

@@ -33,7 +33,7 @@ def pad_values(original: Callable[..., Any]) -> Callable[..., Any]:
     version to version; only two places are the same in all versions and are changed here: the call of the core
     attention and its recomputation.
 
-    It pads values with zeros to the queries' width and cuts the output back. It does so only for packed
+    This wrapper pads values with zeros to the queries' width and cuts the output back. It does so only for packed
     sequences, where there are values (absorbed decoding has none) and they are narrower, and where no experimental
     attention variant has its own way. Recomputed core attention does the same; there the DSA variant also receives
     two extra inputs, which Megatron 0.16 passes only without recomputation.
@@ -202,8 +202,9 @@ def shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
 def keep_query_projection(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``QKNormConfigResolver._mla_fused_linear_or_default``: project uncompressed queries without a norm.
 
-    DeepSeek's norm of queries is that of their compressed form (``q_a_layernorm``). Where ``q_lora_rank`` is None there
-    is none, and the layer specs name a projection without one; megatron-core 0.19 takes one with a norm instead.
+    DeepSeek normalises the compressed form of queries (``q_a_layernorm``). If ``q_lora_rank`` is None, queries are not
+    compressed and have no norm, and the layer specs name a projection without a norm; but megatron-core 0.19 uses a
+    projection with a norm.
     """
 
     @functools.wraps(original)
@@ -220,7 +221,7 @@ def share_whole_sequences(original: Callable[..., Any]) -> Callable[..., Any]:
 
     All heads share one rotary key, ``[S, B, D]``. The original gathers this key over the sequence with any tensor
     parallelism, although each rank has whole sequences unless ``sequence_parallel`` is set. Then the key is passed on
-    as it is, and its gradient is summed over the ranks, as each rank has a part of the heads that it serves
+    as it is, and its gradient is summed over the ranks, because each rank has only some of the heads that use the key
     (Megatron-LM #6839).
     """
     module = sys.modules[original.__module__]

@@ -59,7 +59,7 @@ def share_groups_of_one_rank(original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def skip_for_one_rank(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function ``(output, input, ..., group, async_op)`` whose output is its input if the group is one rank.
+    """Wrap a collective ``(output, input, ..., group, async_op)``: skip it in a group of one rank.
 
     The distributed optimizer reduces each gradient buffer to this rank's shard of it, and gathers parameters from
     shards. If one rank has everything, shard and buffer are the same memory, and nothing has to be done. gloo
@@ -119,7 +119,7 @@ def rescope_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def rescope_method(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``CheckpointWithoutOutput.checkpoint(self, run_function, ...)``."""
+    """Wrap ``CheckpointWithoutOutput.checkpoint(self, run_function, ...)`` as :func:`rescope_function` does."""
 
     @functools.wraps(original)
     def checkpoint(self: Any, run_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap ``_apply_rotary_pos_emb_bshd``: a call with a scale, which the kernel's contract lacks, stays Megatron's.
+    """Wrap ``_apply_rotary_pos_emb_bshd``: use the platform's kernel, unless a scale is given, which it does not take.
 
-    From 0.19 on ``multi_latent_attention`` is called ``mla_rotary_interleaved``; the fourth argument is the same.
+    The fourth argument, ``multi_latent_attention``, is named ``mla_rotary_interleaved`` from 0.19 on.
     """
     # Not above: the other fixes here are also for platforms without the portable modules.
     from anytron_megatron.portable_te.binding import kernels
@@ -49,10 +49,10 @@ def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def rotate_in_layers(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``TransformerLayer._patch_apply_rotary_pos_emb``: in it, Megatron's function replaces mcore-bridge's.
+    """Wrap ``TransformerLayer._patch_apply_rotary_pos_emb``: inside it, rotate with the platform's kernel.
 
-    mcore-bridge's function scales by the model's ``attention_scaling`` and not by the given factor, and can rotate
-    back; where either matters, it is still used.
+    Inside it, mcore-bridge rotates with another function, which scales by the model's ``attention_scaling`` and
+    takes further arguments. The kernel replaces that function if the scaling is 1 and there are no such arguments.
     """
     from megatron.core.models.common.embeddings import rope_utils
 

@@ -1,7 +1,7 @@
 """Provide a stand-in for triton, if it is not installed, for files that import it without need.
 
-A module finder handles exactly these files. No other code ever sees a module called triton, so that libraries
-that look for it (torch, transformers, peft) correctly find none.
+A module finder gives the stand-in to exactly these files. No other code ever sees a module called triton, so that
+libraries that look for it (torch, transformers, peft) correctly find none.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ def install(kernels: KernelSource, device_type: str) -> Callable[[], None]:
     """Make ``import transformer_engine`` import the portable modules, and bind their kernels.
 
     ``transformer_engine.x`` and ``anytron_megatron.portable_te.x`` are the same module objects, so
-    that classes are equal whatever name they were imported by. Their ``__spec__`` is that of the
-    portable module, so ``importlib.util.find_spec`` answers (peft asks it); there is no distribution
-    metadata (accelerate and transformers ask for it and conclude that TE is absent).
+    that classes are equal whatever name they were imported by. Their ``__spec__`` is the portable module's, so that
+    ``importlib.util.find_spec`` finds the name (peft calls it); there is no distribution metadata (accelerate and
+    transformers ask for it and conclude that TE is absent).
 
     If a real Transformer Engine is installed, its name is taken all the same, and a warning says so; its compiled part
     cannot be imported.

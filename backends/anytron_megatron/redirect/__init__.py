@@ -13,7 +13,7 @@ The redirection replaces attributes, from tables, with one file for each concern
   makes instances of the real class;
 * edits of the engine's sources: each release would need them again.
 
-Two things cannot be redirected. ``tensor.device`` tells the truth, so ``tensor.device.type == "cuda"`` is
+Two things cannot be redirected. ``tensor.device`` is the real device, so ``tensor.device.type == "cuda"`` is
 False. And default arguments and closures that captured a ``torch.cuda`` function earlier keep it, so
 redirect before the engine is imported.
 """

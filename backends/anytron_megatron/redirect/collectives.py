@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
     """Replace functions of ``torch.distributed``, if torch was built with distributed support.
 
-    Two collectives, and the two functions that make process groups of a backend.
+    These are ``scatter``, ``all_gather``, ``init_process_group`` and ``new_group``.
     """
     if torch.distributed.is_available():
         replacements = {

@@ -43,7 +43,7 @@ class DeviceTranslator:
     def indexed(self, index: int | None) -> torch.device:
         """Return the runtime's device ``index``; the current one for None or -1.
 
-        A device type without indices (the processor) has one device for all of them.
+        For a device type without indices (the CPU), every index gives its one device.
         """
         current = self._runtime.current_device()
         if index is None or index < 0 or current.index is None:
@@ -87,8 +87,8 @@ class DeviceCalls:
     def current_device(self) -> int:
         """Return the current device's index, 0 if it has none.
 
-        An integer as in torch, not a ``torch.device``: ``f"cuda:{current_device()}"`` and indexing
-        ``default_generators`` must work too. Factories translate it.
+        It is an integer as in torch, not a ``torch.device``, so that ``f"cuda:{current_device()}"`` and
+        ``default_generators[current_device()]`` work. Redirected functions translate it to the device.
         """
         return self._runtime.current_device().index or 0
 

@@ -83,7 +83,7 @@ class RandomCalls:
 
 
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
-    """Replace seeds and states in ``torch.cuda`` and ``torch.cuda.random``, and ``torch.Generator``."""
+    """Replace the seed and state functions of ``torch.cuda`` and ``torch.cuda.random``, and ``torch.Generator``."""
     calls = RandomCalls(runtime)
     for name in (name for name, value in vars(RandomCalls).items() if callable(value) and name != "__init__"):
         call = getattr(calls, name)

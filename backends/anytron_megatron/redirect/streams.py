@@ -35,8 +35,8 @@ class Scheduler:
     def default_stream(self, device: Any = None) -> Stream:
         """Return the stream that is current before :meth:`set_stream` is called.
 
-        The runtime is asked only at the first use, because asking initialises the device, which each rank must have
-        set.
+        The runtime is asked at the first use only, because that initialises the device, which each rank must choose
+        first.
         """
         del device
         if self._default is None:
@@ -59,7 +59,7 @@ class Scheduler:
         self._thread.stream = stream
 
     def leave_stream(self, stream: Stream, before: Stream) -> None:
-        """Make ``before`` current again after ``stream``."""
+        """Make ``before`` current again, at the end of a block in which ``stream`` was current."""
         self._thread.stream = before
         if stream.native is not None:
             stream.native.__exit__(None, None, None)
@@ -74,7 +74,7 @@ class Scheduler:
 
 
 class Stream:
-    """Replace ``torch.cuda.Stream``; ``native`` is the runtime's stream or None."""
+    """Replace ``torch.cuda.Stream``; ``native`` is the runtime's stream, None if the runtime has no streams."""
 
     scheduler: ClassVar[Scheduler]
     native: Any
@@ -124,7 +124,7 @@ class Stream:
 
 
 class Event:
-    """Replace ``torch.cuda.Event``. One that measures time waits for the device and reads the host's clock."""
+    """Replace ``torch.cuda.Event``. An event that measures time waits for the device and reads the host's clock."""
 
     scheduler: ClassVar[Scheduler]
 
@@ -164,7 +164,7 @@ class Event:
 
 
 class StreamContext:
-    """Replace ``torch.cuda.StreamContext``; None changes nothing."""
+    """Replace ``torch.cuda.StreamContext``; with None as its stream, the context changes nothing."""
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream

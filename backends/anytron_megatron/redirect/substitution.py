@@ -20,8 +20,8 @@ _INHERITED = object()
 class Substitution:
     """The attribute ``owner.name`` becomes ``new``.
 
-    ``own`` = ``new`` was made for this substitution only, so that modules that hold it by name at the end get the
-    original back.
+    ``own`` is True if ``new`` was made for this substitution only. Modules that have imported ``new`` by name then get
+    the original back at the end.
     """
 
     owner: Any

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def possible_formats(config: RunConfig, session: Session) -> Iterator[Format]:
-    """Yield the configured sequence format, and the other one if the platform and the plugins let a run have it."""
+    """Yield the configured sequence format, and the other one if the platform and the plugins allow it."""
     own = config.engine.sequence_format
     yield own
     other: Format = "bshd" if own == "thd" else "thd"
@@ -56,10 +56,10 @@ def kernel_conformance(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Conformance:
-    """Compute with the platform's attention kernel as the portable modules call it. A collective.
+    """Compare the platform's attention kernel, called as portable modules call it, with the definition. A collective.
 
-    There is one preparer for each sequence format to check; layouts should have gaps between sequences. Operands have
-    the run's ``dtype``, because kernels for other types differ or are missing.
+    There is one preparer for each sequence format to check; its layouts should have padding between sequences. Queries,
+    keys and values have the run's ``dtype``, because kernels for other types differ or are missing.
     """
     difference, details = 0.0, []
     own = replace(heads, heads=heads.heads // sizes.tensor, kv_heads=max(1, heads.kv_heads // sizes.tensor))
@@ -80,9 +80,10 @@ def kernel_conformance(
 
 
 def mask_conformance(preparer: BatchPreparer, sizes: ParallelSizes) -> Conformance:
-    """Read the platform's mask pair by pair, if the modules and their kernels are a vendor's.
+    """Compare the platform's mask for a vendor's attention modules with the definition, for each pair of tokens.
 
-    The reader is the mask's own, or that for Transformer Engine's ``attn_mask_type``, the neutral kernel modes.
+    The pairs come from ``AttnMask.reader``. Without a reader, the mask's kernel mode is read as Transformer Engine's
+    ``attn_mask_type``.
     """
     lengths = torch.tensor(LENGTHS)
     layouts = [preparer.plan(lengths, ContextShard(sizes.context, rank)) for rank in range(sizes.context)]

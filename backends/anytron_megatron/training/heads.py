@@ -40,8 +40,8 @@ class TokenScoreHead:
     """Replace the forward of a model's output layer, so that whole logits never exist.
 
     Megatron's GPT ends with ``logits, _ = output_layer(hidden, weight=...)`` and transposes the result to
-    batch-first, with any content. So the output layer returns ``[S, B, 2 + D]``: the label's log-prob, the entropy, and
-    one log-prob for each of the D depths of multi-token prediction.
+    batch-first, whatever it contains. So the output layer returns ``[S, B, 2 + D]``: the label's log-prob, the entropy,
+    and one log-prob for each of the D depths of multi-token prediction.
 
     Args:
         layer: The model's output layer, which keeps its parameters and its place in the model.
@@ -61,7 +61,11 @@ class TokenScoreHead:
         return partial(self._answering, prepared)
 
     def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
-        """Convert results, float32 ``[T, 2 + D]`` or whole logits, entry t made at token t, to token coordinates."""
+        """Assign each log-prob and entropy to the token that was predicted; whole logits stay where they are.
+
+        ``answers`` is float32 ``[T, 2 + D]``, or whole logits ``[T, V]``; its entry t was computed at token t, which
+        predicts later tokens.
+        """
         del prepared
         if self._whole:
             return TokenOutputs(logits=answers)
@@ -82,7 +86,7 @@ class TokenScoreHead:
     def answering_logits(self) -> Iterator[None]:
         """Let forward passes in the ``with`` block return whole logits, ``[S, B, padded V]``, instead of scores.
 
-        They need no micro-batch, because generation has no labels.
+        These passes need no micro-batch, because generation has no labels.
         """
         self._whole = True
         try:
@@ -93,8 +97,8 @@ class TokenScoreHead:
     def score(self, hidden: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
         """Return scores, float32 ``[S, B, 2 + D]``, or whole logits; and None for the bias.
 
-        ``hidden`` is ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism; ``weight`` that of the tied
-        embedding, ``[V / tp, H]``, None = the layer's own.
+        ``hidden`` is ``[S, B, H]``, or ``[S / tp, B, H]`` with sequence parallelism. ``weight`` is the tied embedding's
+        weight, ``[V / tp, H]``; None = the layer's own weight.
         """
         del unused
         weight = self._layer.weight if weight is None else weight
@@ -108,7 +112,7 @@ class TokenScoreHead:
     def predict(self, hidden: Tensor, labels: Tensor, weight: Tensor) -> None:
         """Score the labels of one depth of multi-token prediction, before the pass reaches the output layer.
 
-        ``hidden`` as in :meth:`score`; labels are int64 ``[B, S]``, negative = ignored.
+        ``hidden`` and ``weight`` are as in :meth:`score`; ``labels`` are int64 ``[B, S]``, negative = ignored.
         """
         self._predicted.append(self._evaluate(hidden, labels, weight)[0])
 
@@ -122,7 +126,11 @@ class TokenScoreHead:
 
     def _micro_batch(self) -> PreparedBatch:
         if self._prepared is None:
-            raise EngineError("The model was run outside the scope of a micro-batch.", where="TokenScoreHead")
+            raise EngineError(
+                "The model was run outside the scope of a micro-batch.",
+                where="TokenScoreHead",
+                why="the head knows labels and temperature only while the engine runs a micro-batch",
+            )
         return self._prepared
 
     def _evaluate(
@@ -195,10 +203,10 @@ class RewardHead:
         return nn.functional.linear(hidden.float(), self._layer.weight.float()), None
 
     def scope(self, prepared: PreparedBatch) -> None:
-        """Return an empty scope: scores depend only on hidden states."""
+        """Return None: scores depend only on hidden states, so that the pass needs no scope of the head."""
 
     def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
-        """Choose the scores of sequences from the results, float32 ``[T, 1]``, of all tokens."""
+        """Return the score of each sequence, taken from the scores of all tokens, float32 ``[T, 1]``."""
         places = scored_places(prepared.batch, self._padding).to(answers.device, non_blocking=True)
         return TokenOutputs(scores=answers.squeeze(-1).index_select(0, places))
 
@@ -206,7 +214,7 @@ class RewardHead:
 def scored_places(batch: RaggedBatch, padding: int | None) -> Tensor:
     """Find the token of each sequence at which its score is read, as transformers does: int64 ``[B]``, flat indices.
 
-    It is the last token that is not the padding token, which may also be the end token of responses; if all tokens are
+    It is the last token that is not the padding token (some models use the end token for padding); if all tokens are
     padding tokens, it is the first (``transformers/modeling_layers.py``, ``GenericForSequenceClassification``).
     """
     ends = torch.cumsum(batch.lengths, 0)
@@ -232,7 +240,8 @@ def whole_logits(
     The micro-batch is the same on every rank of a data-parallel replica; ``vocab_size`` is without padding.
 
     Returns:
-        float32 ``[T, V]``, on the host, row t after token t; None except on the last pipeline stage.
+        float32 ``[T, V]``, on the host, where row t predicts the token after token t; None except on the last pipeline
+        stage.
     """
     # Interleaved schedules take multiples of the pipeline's size only.
     repeats = sizes.pipeline if sizes.virtual_pipeline > 1 else 1

@@ -115,7 +115,7 @@ def inspect_update(
 ) -> Inspection:
     """Do the passes of an update and check every number; see :meth:`InspectableEngine.inspect_update`.
 
-    Arguments as for :func:`~anytron_megatron.training.schedule.forward_backward`, on one rank.
+    The arguments are as for :func:`~anytron_megatron.training.schedule.forward_backward`, on one rank.
     """
     weights = tuple(
         _name(name)

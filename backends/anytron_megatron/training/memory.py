@@ -23,7 +23,7 @@ class Offload:
     Args:
         parts: ``engine.offload``.
         trained: The models with optimizers.
-        frozen: Modules of models that are not trained, by the name of their part.
+        frozen: Modules of models that are not trained, by their name in ``engine.offload``.
         runtime: The device.
     """
 
@@ -38,7 +38,7 @@ class Offload:
         self._parked: Parked | None = None
 
     def begin(self) -> int:
-        """Free the device's memory of these parts; return the number of bytes."""
+        """Free the device's memory of these parts; return the number of bytes freed."""
         self.end()
         kept: Iterator[Tensor] = iter(())
         dropped: Iterator[Tensor] = iter(())
@@ -61,7 +61,7 @@ class Offload:
 
 
 def release_memory(models: Iterable[nn.Module]) -> None:
-    """Clear the attributes of all modules of some models; none can be used afterwards.
+    """Clear the attributes of all modules of some models; the models cannot be used afterwards.
 
     Dropping the last reference to a model is not enough. A token dispatcher keeps tensors of its last pass; their
     graph ends in gradient accumulators, whose hooks keep the data-parallel wrapper, which keeps the model: a cycle

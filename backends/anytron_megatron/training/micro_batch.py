@@ -32,8 +32,8 @@ class PreparedBatch:
 
     Attributes:
         inputs: Inputs of the model.
-        mask: The platform's answer; kind and mode as at engine build. For routing, all tokens of a filler
-            micro-batch are padding.
+        mask: The platform's mask, of the kind and kernel mode that it chose when the engine was built. In a filler
+            micro-batch, all tokens are padding for the routers of experts.
         attention_mask: Mask argument of the model's forward. None with portable modules: they find the mask
             in the scope.
         packed: Megatron's description of packed sequences; None in bshd.
@@ -42,9 +42,9 @@ class PreparedBatch:
         scored: int64 ``[K]``, on the device: the positions whose labels count, in the output layer's order, ``[C, R]``
             flattened.
         prompts: Pieces to arrange if prompts are computed once for several samples; None = whole sequences.
-        loss_scale: Micro-batches of an update times data-parallel replicas. Megatron divides gradients by it;
-            our losses are normalised over the whole mini-batch (``RaggedBatch.loss_weights``) and are
-            multiplied by it first.
+        loss_scale: Number of micro-batches of an update, times the number of data-parallel replicas. Megatron divides
+            gradients by it; so our losses, which are normalised over the whole mini-batch already
+            (``RaggedBatch.loss_weights``), are multiplied by it first.
     """
 
     inputs: ModelInputs
@@ -68,7 +68,7 @@ class PreparedBatch:
         }
 
     def scope(self) -> ScopeFactory | None:
-        """Make the scope of the forward pass: the platform's scope, and the mask and keys that attention reads."""
+        """Make the context of the forward pass: the platform's, the current mask, and the keys of shared prompts."""
         prompts = None if self.prompts is None else shared_prompts.scope_of(self.prompts)
         return scopes.combine(self.inputs.scope, scope_of(self.mask), prompts)
 
@@ -81,20 +81,21 @@ class BatchPreparer:
     """Plan, pack and mask micro-batches for one model.
 
     Args:
-        accepted: Mask kinds that can reach its attention.
+        accepted: Kinds of mask that can reach the model's attention.
         shard: This rank's context-parallel shard.
         device: Device of the tensors.
-        context_length: Longest sequence that the model can take.
+        context_length: Longest sequence that the model can take, in tokens.
         portable: Whether the model is built of portable modules, which find the mask in the scope; a vendor's modules
             take it as an argument.
         vision: How the model takes images; None if it takes none.
-        fp8: The model computes in FP8, whose kernels take whole blocks of tokens.
-        constraints: Constraints of the layout, the platform's included.
-        share_prompts: Compute a prompt once for all of its samples in a micro-batch. Only for packed sequences on one
-            context-parallel shard, in portable modules whose layers use earlier tokens through attention only.
+        fp8: Whether the model computes in FP8, whose kernels take whole blocks of tokens.
+        constraints: Constraints on the layout, the platform's included; None = no constraints.
+        share_prompts: Whether to compute a prompt once for all of its samples in a micro-batch. Only for packed
+            sequences on one context-parallel shard, in portable modules whose layers use earlier tokens through
+            attention only.
 
     Attributes:
-        mask_kind: The platform's answer at engine build: the kind of mask and the mode of its kernels.
+        mask_kind: The kind of mask and the kernel mode that the platform chose when the engine was built.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class BatchPreparer:
         return self._request.traits
 
     def plan(self, lengths: Tensor, shard: ContextShard) -> SequenceLayout:
-        """Plan the arrangement on a shard of sequences of these lengths, int64 ``[B]``."""
+        """Plan the layout of sequences of these lengths, int64 ``[B]``, on a context-parallel shard."""
         return self._plan(lengths, shard).to(self.device)
 
     def _plan(self, lengths: Tensor, shard: ContextShard) -> SequenceLayout:

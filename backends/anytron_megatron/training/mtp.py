@@ -48,7 +48,7 @@ class MultiTokenPrediction:
     """Compute the modules' log-probs in updates, and their loss.
 
     Args:
-        chunks: The policy on this rank, its modules at the end of the last pipeline stage.
+        chunks: The policy on this rank; the multi-token prediction modules are at the end of the last pipeline stage.
         coefficient: Weight of the loss; 0 = the model was built without modules.
         detach: Whether gradients reach the modules only, and neither the rest of the model nor the embedding and the
             output layer that the modules share with it.

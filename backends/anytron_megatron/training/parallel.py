@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def join(
     stack: DeviceStack, sizes: ParallelSizes, *, seed: int, timeout_s: float, init_method: str = "env://"
 ) -> DeviceRuntime:
-    """Connect this rank with the others, and apply the patches before and after that; return its device.
+    """Connect this rank with the others; return its device. Patches are applied before and after connecting.
 
-    The platform has prepared the process (:meth:`anytron.device.stack.DeviceStack.prepare`). The arguments are those of
+    The platform has prepared the process (:meth:`anytron.device.stack.DeviceStack.prepare`). The arguments are as for
     :func:`initialize`.
     """
     runtime = stack.platform.runtime()
@@ -74,7 +74,7 @@ def initialize(
 def seed_generators(seed: int) -> None:
     """Seed every generator of this rank.
 
-    The offset per stage is Megatron's own (megatron/training/initialize.py, ``_set_random_seed``).
+    Each pipeline stage has another seed, as in Megatron (megatron/training/initialize.py, ``_set_random_seed``).
     """
     stage_seed = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
     torch.manual_seed(stage_seed)

@@ -31,14 +31,18 @@ class OutputHead(Protocol):
     """Replaces the forward of a model's output layer, on the last pipeline stage."""
 
     def scope(self, prepared: PreparedBatch) -> ScopeFactory | None:
-        """Make the scope in which the output layer computes results for this micro-batch."""
+        """Make the context in which the output layer computes results for this micro-batch; None = it needs none."""
 
     def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
-        """Convert the output layer's results, float32 ``[T, N]``, entry t after token t, to token coordinates."""
+        """Return the outputs that a loss or a scoring pass uses, from the output layer's results.
+
+        ``answers``, float32 ``[T, N]``, is in the order of the micro-batch's tokens; its entry t was computed at token
+        t, whereas :class:`TokenOutputs` holds an entry for each token that was predicted.
+        """
 
 
 class Feature(Protocol):
-    """Adds to the scope of a micro-batch, as router replay and multi-token prediction do."""
+    """Adds a context to a micro-batch's forward pass and its recomputation: router replay, multi-token prediction."""
 
     def __call__(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
         """Make the feature's part of :func:`micro_batch_scope`, for this rank's chunk of that number."""
@@ -109,7 +113,7 @@ def micro_batch_scope(
 ) -> ScopeFactory | None:
     """Combine the scopes of one chunk's forward pass of one micro-batch, which recomputations enter too.
 
-    These are the platform's scope, the current mask, the output head's scope and those of features.
+    These are the platform's scope, the current mask, the output head's scope and the features' scopes.
     """
     head = None if chunk.head is None else chunk.head.scope(prepared)
     return scopes.combine(prepared.scope(), head, *(feature(number, prepared) for feature in features))

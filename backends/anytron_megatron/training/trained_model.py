@@ -38,10 +38,10 @@ class DataParallel:
     """How data-parallel ranks work together on an update.
 
     Attributes:
-        distributed_optimizer: Whether the ranks share the optimizer's state.
-        overlap_grad_reduce: Whether they reduce gradients during the last micro-batch's backward pass, bucket by
+        distributed_optimizer: Whether each rank keeps only its part of the optimizer's state.
+        overlap_grad_reduce: Whether the ranks reduce gradients during the last micro-batch's backward pass, bucket by
             bucket.
-        bucket_size: Parameters of a bucket; None = Megatron's choice.
+        bucket_size: Number of parameters in a bucket; None = Megatron's choice.
     """
 
     distributed_optimizer: bool = False
@@ -61,7 +61,7 @@ class TrainedModel:
     Args:
         chunks: The model on this rank, with its modules as they were built and all untrained parameters frozen.
         dtype: Element type of the parameters; with bfloat16 the optimizer keeps float32 copies.
-        data_parallel: How replicas work together.
+        data_parallel: How the data-parallel ranks work together.
         steps: Training steps of the whole run.
         updates_per_step: Updates in each training step.
 
@@ -102,7 +102,7 @@ class TrainedModel:
         return int(self._scheduler.num_steps)
 
     def continue_from(self, updates: int, schedule_steps: int) -> None:
-        """Continue counting from these numbers. The configuration's schedule applies, which may be longer."""
+        """Continue counting from these numbers, in this run's schedule, which may be longer than the saved run's."""
         self.updates = updates
         self._scheduler.num_steps = schedule_steps
         self._scheduler.step(increment=0)
@@ -113,13 +113,13 @@ class TrainedModel:
         loss_fn: LossFunction,
         *features: Feature,
     ) -> Mapping[str, float] | None:
-        """Do one optimizer update on this replica's micro-batches, as many as on every other. A collective.
+        """Do one optimizer update on this replica's micro-batches; every replica has as many. A collective.
 
         If the loss or a gradient is not finite on any rank, nothing changes on any rank.
 
         Returns:
-            On reporting ranks: the parts' metrics, joined, ``grad_norm``, ``lr`` and ``update/skipped``. None
-            elsewhere.
+            On reporting ranks, the combined metrics of this replica's micro-batches, ``grad_norm``, ``lr`` and
+            ``update/skipped``; None on other ranks.
         """
         buffers = self._saved_buffers()
         self.zero_grad()
@@ -212,10 +212,10 @@ def wrap_for_training(chunks: list[MegatronModule], data_parallel: DataParallel)
 
 @torch.no_grad()
 def step_if_finite(optimizer: MegatronOptimizer) -> float:
-    """Update the weights, unless a gradient of any rank is not finite: then weights and optimizer stay. A collective.
+    """Update the weights, or change nothing if a gradient on any rank is not finite. A collective.
 
     This is ``optimizer.step()`` in its parts (megatron/core/optimizer/optimizer.py), which has such a condition for
-    float16 only. The ranks need no communication besides that for the norm.
+    float16 only. The ranks communicate for the norm only.
 
     Returns:
         The global L2 norm of the gradients, the same on every rank; NaN or infinite if they are not finite.
@@ -239,7 +239,7 @@ def build_optimizer(
     steps: int,
     updates_per_step: int,
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
-    """Build the optimizer and its schedule, for what :func:`wrap_for_training` returned.
+    """Build the optimizer and its schedule for the chunks that :func:`wrap_for_training` returned.
 
     With bfloat16 parameters the optimizer keeps float32 copies. The learning rate decays over ``steps`` training steps.
     """

@@ -1,6 +1,6 @@
-"""Set the platform's kernel mode in a vendor's attention modules, which fix it when they are built.
+"""Set the platform's kernel mode in a vendor's attention modules, which otherwise keep the one they were built with.
 
-Portable modules need none of this: they read mode and tensor in the micro-batch's scope.
+Portable modules do not need this: they get the mode and the mask tensor from the micro-batch's scope.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MODES = {
 def set_mask_type(chunks: Iterable[nn.Module], mask: AttnMask, sequence_format: str) -> None:
     """Set the platform's mask type in the language model's attention layers.
 
-    If the mask has a reader, the vendor's attention is patched to read the mask itself
-    (:func:`anytron.sequences.masks.current_mask`), and nothing is set.
+    If ``mask.reader`` is set, the vendor's attention has been patched to read the mask itself
+    (:func:`anytron.sequences.masks.current_mask`), and this function does nothing.
 
     Raises:
         EngineError: The modules do not accept this mode.
@@ -42,10 +42,10 @@ def set_mask_type(chunks: Iterable[nn.Module], mask: AttnMask, sequence_format: 
     known = MODES.get((sequence_format, mask.kind), ())
     if mask.kernel_mode not in known:
         raise EngineError(
-            f"The vendor's attention modules do not know the kernel mode '{mask.kernel_mode}'.",
-            where=f"build_attn_mask of plugin '{mask.plugin}', {sequence_format}, kind {mask.kind.value}",
+            f"The vendor's attention modules do not accept the mask's kernel_mode '{mask.kernel_mode}'.",
+            where=f"build_attn_mask of plugin '{mask.plugin}' (format {sequence_format}, mask kind {mask.kind.value})",
             why=f"they accept these values of Transformer Engine's attn_mask_type here: {', '.join(known) or 'none'}",
-            fix="return one of these values; or set portable_modules and implement attention_kernel; or let the "
+            fix="return a mask with one of them; or set portable_modules and implement attention_kernel; or let the "
             "vendor's attention read anytron.sequences.masks.current_mask() and set the mask's reader",
         )
     causal = (AttnMaskType.causal, AttnMaskType.padding_causal)

@@ -1,6 +1,6 @@
-"""The additions of images to a model's call: checks, the three position axes of mrope, patches.
+"""Arguments that images add to a model's call: patches and the three position axes of mrope, with checks.
 
-For the vision-language models of the Qwen family, which mcore-bridge calls with ``pixel_values`` and
+They are for the vision-language models of the Qwen family, which mcore-bridge calls with ``pixel_values`` and
 ``image_grid_thw`` as Hugging Face does, and with finished positions, which Hugging Face's models make
 themselves.
 """
@@ -32,8 +32,8 @@ class VisionInputs:
     Attributes:
         image_token: Token that occurs in the text once for each image embedding of the vision tower.
         video_token: The corresponding token for videos, which are refused.
-        merge: The vision tower merges ``merge * merge`` patches into one.
-        patch_values: Values of one patch, D of ``pixel_values``.
+        merge: The vision tower merges ``merge * merge`` patches into one embedding.
+        patch_values: Number of values in one patch: D, the last dimension of ``pixel_values``.
     """
 
     image_token: int
@@ -43,7 +43,7 @@ class VisionInputs:
 
     @classmethod
     def from_config(cls, hf_config: Any) -> VisionInputs:
-        """Take the rules from the Hugging Face config of a family that takes images."""
+        """Read the token ids and sizes from the Hugging Face config of a model that takes images."""
         vision = hf_config.vision_config
         # mcore_bridge/model/mm_gpts/utils.py says in_channels where Qwen2-VL's own config has both names.
         return cls(
@@ -110,7 +110,7 @@ class VisionInputs:
         grids = [] if images is None else self._checked_grids(images, sequence)
         sizes = [t * h * w for t, h, w in grids]
         if sum(sizes) != places.numel():
-            raise _misfit(sequence, f"{places.numel()} image tokens, and patches for {sum(sizes)}")
+            raise _misfit(sequence, f"it has {places.numel()} image tokens, but patches for {sum(sizes)}")
         axes, next_position, done = [], 0, 0
         for (t, h, w), own in zip(grids, torch.split(places, sizes), strict=True):
             begin, size = int(own[0]), own.numel()
@@ -129,12 +129,12 @@ class VisionInputs:
         patches, values = images.pixel_values.shape
         grids = images.grid_thw.tolist()
         if values != self.patch_values:
-            raise _misfit(sequence, f"patches of {values} values, and the model reads {self.patch_values}")
+            raise _misfit(sequence, f"its patches have {values} values each, but the model reads {self.patch_values}")
         if any(h % self.merge or w % self.merge or min(t, h, w) < 1 for t, h, w in grids):
-            raise _misfit(sequence, f"grids {grids} are not multiples of the {self.merge} merged patches")
+            raise _misfit(sequence, f"its grids {grids} are not multiples of spatial_merge_size {self.merge}")
         counted = sum(t * h * w for t, h, w in grids)
         if counted != patches:
-            raise _misfit(sequence, f"{patches} patches, and grids {grids} for {counted}")
+            raise _misfit(sequence, f"it has {patches} patches, but its grids {grids} are for {counted}")
         return [(t, h // self.merge, w // self.merge) for t, h, w in grids]
 
 

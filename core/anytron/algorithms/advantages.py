@@ -64,7 +64,7 @@ def differ(rewards: Tensor) -> Tensor:
     rounding can give equal rewards a standard deviation that is not quite 0.
 
     Args:
-        rewards: float ``[P, G]``; NaN where there is none.
+        rewards: float ``[P, G]``; NaN at the end of a smaller group.
 
     Returns:
         bool ``[P]``.
@@ -154,7 +154,7 @@ def grpo(rewards: Tensor, normalize_std: bool) -> Tensor:
     of one response, has advantages of exactly zero, never NaN.
 
     Args:
-        rewards: ``[P, G]``; NaN where a group has no further response.
+        rewards: ``[P, G]``, G responses to each of P prompts; NaN at the end of a smaller group.
         normalize_std: Divide by the standard deviation; False gives the advantage of Dr. GRPO (arXiv:2503.20783,
             section 3.2), which does not favour prompts whose rewards hardly vary.
 
@@ -190,7 +190,7 @@ def rloo(rewards: Tensor) -> Tensor:
     and a group whose rewards are all equal get exactly 0.
 
     Args:
-        rewards: ``[P, G]``; NaN where a group has no further response.
+        rewards: ``[P, G]``, G responses to each of P prompts; NaN at the end of a smaller group.
 
     Returns:
         ``[P, G]``, same dtype; 0 where the reward is NaN.
@@ -240,8 +240,8 @@ def gae(
         gae_lambda: 0 trusts the values (one step ahead), 1 the outcome (all steps).
 
     Returns:
-        ``[T]``, dtype of ``values``, 0 outside of responses. With the values added, these are the returns
-        that the values should have been.
+        ``[T]``, dtype of ``values``, 0 outside of responses. Advantages plus values are the returns, the targets of the
+        critic.
     """
     sequence = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)[response_mask]
     counts = torch.bincount(sequence, minlength=lengths.numel())
@@ -265,7 +265,7 @@ def gae(
 
 
 def critic_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
-    """Compare each token with what the critic expected (``algorithm.advantage=gae``)."""
+    """Return the advantages of :func:`gae` with the critic's values, and the returns (``algorithm.advantage=gae``)."""
     del rewards
     token_rewards = required(batch.token_rewards, "token_rewards", "gae")
     values, mask = required(batch.values, "values", "gae"), batch.response_mask
@@ -307,7 +307,7 @@ def return_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmS
 
 
 def returns_against_group(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSection) -> Advantages:
-    """Whiten differences from the group's mean over the step (``algorithm.advantage=reinforce_plus_plus_baseline``).
+    """Whiten differences from group means over the whole step (``algorithm.advantage=reinforce_plus_plus_baseline``).
 
     The group's mean is the baseline, and the standard deviation of the whole step is the scale. Dividing by the group's
     own deviation would amplify groups whose rewards hardly vary (arXiv:2501.03262, section 3.2).

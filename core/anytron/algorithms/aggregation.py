@@ -21,10 +21,10 @@ def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregatio
 
     ===================  ==============================  ======================================================
     ``token-mean``       ``1 / tokens``                  all response tokens alike (DAPO, arXiv:2503.14476, eq. 8)
-    ``sequence-mean``    ``1 / (responses * own)``       all responses alike, and a response's tokens alike (GRPO,
-                                                         arXiv:2402.03300, eq. 3); empty ones are not counted
+    ``sequence-mean``    ``1 / (responses * own)``       all responses alike, and the ``own`` tokens of a response alike
+                                                         (GRPO, arXiv:2402.03300, eq. 3); without empty responses
     ``token-sum``        ``1``                           the sum
-    ``length-constant``  ``1 / (sequences * length)``    the mean over sequences of sums over a constant (Dr. GRPO,
+    ``length-constant``  ``1 / (sequences * length)``    the mean over sequences of sum / ``length`` (Dr. GRPO,
                                                          arXiv:2503.20783, appendix A): long responses weigh more
     ===================  ==============================  ======================================================
 
@@ -35,7 +35,7 @@ def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregatio
         length: The constant of ``length-constant``, in tokens.
 
     Returns:
-        float32 ``[T]``, 0 outside of responses; for the means, they add up to 1.
+        float32 ``[T]``, 0 outside of responses; for ``token-mean`` and ``sequence-mean``, they add up to 1.
 
     Raises:
         DataError: No sequence has a response.

@@ -1,4 +1,4 @@
-"""The types of what advantage estimators and losses receive and return."""
+"""Types of the arguments and results of advantage estimators and losses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PolicyTokens:
         advantages: float32 ``[T]``.
         response_mask: bool ``[T]``, True = the policy wrote the token, and it counts.
         sequence: int64 ``[T]``, the number of each token's sequence, from 0 to B - 1.
-        num_sequences: B.
+        num_sequences: B, the number of sequences.
         entropy: float32 ``[T]``, entropy of the distribution from which the token was drawn, with gradient.
         rollout_log_probs: float32 ``[T]``, log-probs that the rollout computed; None if it computed none.
     """
@@ -132,8 +132,8 @@ class LossOutputs:
     Attributes:
         loss: Scalar, differentiable. The parts of all micro-batches and data-parallel ranks add up
             to the mini-batch's loss.
-        metrics: Scalars without gradient, float32, on the loss's device. They add up in the same way; of a metric whose
-            name ends in ``_max`` the largest part is the whole.
+        metrics: Scalars without gradient, float32, on the loss's device. They add up in the same way, but of a metric
+            whose name ends in ``_max`` the largest part is taken.
     """
 
     loss: Tensor
@@ -141,7 +141,7 @@ class LossOutputs:
 
 
 class LossFunction(Protocol):
-    """Computes a loss. It travels to the training ranks, so it must be picklable."""
+    """Computes a loss. It is sent to the training ranks, so it must be picklable."""
 
     def __call__(self, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
         """Compute one micro-batch's part of the loss.
@@ -153,7 +153,11 @@ class LossFunction(Protocol):
 
 
 def required(value: Tensor | None, name: str, where: str) -> Tensor:
-    """Return a required field, or raise a DataError that names it and who needs it."""
+    """Return a required field, or raise a DataError that names the field and the function that needs it."""
     if value is None:
-        raise DataError("A required field is missing.", where=where, why=f"{name} is None")
+        raise DataError(
+            f"The field {name} is missing.",
+            where=where,
+            why=f"{name} is None in the batch or in the model's outputs, and is needed here",
+        )
     return value

@@ -47,7 +47,8 @@ def correct(tokens: PolicyTokens, shares: Tensor, algorithm: AlgorithmSection) -
     Args:
         tokens: Tokens with ``rollout_log_probs``.
         shares: float32 ``[T]``, each token's weight in metrics (``RaggedBatch.token_shares``).
-        algorithm: ``importance_correction``, ``importance_level``, ``importance_cap`` and ``importance_floor``.
+        algorithm: Section ``algorithm`` of the configuration, with ``importance_correction``, ``importance_level``,
+            ``importance_cap`` and ``importance_floor``.
     """
     drawn = required(tokens.rollout_log_probs, "rollout_log_probs", "algorithm.importance_correction")
     difference = tokens.old_log_probs.detach() - drawn
@@ -93,10 +94,10 @@ def correct(tokens: PolicyTokens, shares: Tensor, algorithm: AlgorithmSection) -
 def with_moments_resolved(metrics: Mapping[str, float]) -> dict[str, float]:
     """Replace sums over a whole mini-batch by the metrics computed from them; other metrics stay.
 
-    ``rollout/log_prob_correlation`` is Pearson's correlation of training's log-probs ``x`` with the rollout's, ``x -
-    d``. It is computed from the small differences ``d``: computed in float32 from the moments of the log-probs
-    themselves, it could not be told from 1. It is 1 if nothing varies. ``rollout/effective_sample_size`` is that of
-    Kish, ``(sum w)^2 / (n * sum w^2)``.
+    ``rollout/log_prob_correlation`` is Pearson's correlation of training's log-probs ``x`` with the rollout's,
+    ``x - d``. It is computed from the small differences ``d``: computed in float32 from the moments of the log-probs
+    themselves, it could not be distinguished from 1. It is 1 if nothing varies. ``rollout/effective_sample_size`` is
+    Kish's, ``(sum w)^2 / (n * sum w^2)``.
     """
     moments = {name.removeprefix(MOMENTS): value for name, value in metrics.items() if name.startswith(MOMENTS)}
     others = {name: value for name, value in metrics.items() if not name.startswith(MOMENTS)}

@@ -1,7 +1,7 @@
 """Estimate KL divergences from the log-probs of sampled tokens: a penalty to a reference, and learning from a teacher.
 
 With ``x`` drawn from the policy ``p`` and ``r = q(x) / p(x)`` for the reference ``q``, the three
-estimators of KL(p || q) are those of J. Schulman, "Approximating KL Divergence",
+estimators of KL(p || q) come from J. Schulman, "Approximating KL Divergence",
 http://joschu.net/blog/kl-approx.html:
 
 ====  ===================  =============================================================
@@ -11,8 +11,8 @@ k3    ``r - 1 - log r``    unbiased, never negative; what GRPO uses (arXiv:2402.
 ====  ===================  =============================================================
 
 As a loss, k1 has a gradient that is zero in expectation: it measures the divergence but does not limit
-it. As a part of the reward, k1 is the estimator whose policy gradient is that of KL(p || q): it is
-subtracted from the rewards of tokens.
+it. As a part of the reward, k1 is the estimator whose policy gradient is the gradient of KL(p || q): it is subtracted
+from the rewards of tokens.
 
 On-policy distillation learns from a teacher ``q`` on the policy's own responses. The advantage of a token is the
 negative of k1: its policy gradient reduces KL(p || q) at each state that the policy visits (Agarwal
@@ -89,11 +89,11 @@ def to_remember(algorithm: AlgorithmSection, metrics: Mapping[str, float]) -> di
 def adapted(algorithm: AlgorithmSection, metrics: Mapping[str, float], samples: int) -> AlgorithmSection:
     """Return the algorithm settings of a step, with its KL coefficient.
 
-    Without ``kl_target`` the coefficient is that of the configuration. With one, it follows the divergence of the
+    Without ``kl_target`` the coefficient is the configured one. With ``kl_target``, it follows the divergence of the
     previous step (arXiv:1909.08593, section 2.2; with the horizon as in TRL's and verl's code)::
 
         error = clip(KL / kl_target - 1, -0.2, 0.2)
-        coefficient = coefficient * (1 + error * samples / kl_horizon)
+        coefficient = coefficient * (1 + error * min(samples / kl_horizon, 1))
 
     Args:
         algorithm: Section ``algorithm`` of the configuration.
@@ -119,9 +119,9 @@ def rewards_and_token_rewards(
     its tokens, if it has any.
 
     Args:
-        rewards: float32 ``[B]``.
+        rewards: float32 ``[B]``, the reward of each response.
         batch: The samples; if rewards are penalised, with ``old_log_probs`` and ``reference_log_probs``.
-        algorithm: Settings.
+        algorithm: Section ``algorithm`` of the configuration.
 
     Returns:
         float32 ``[B]`` and ``[T]``, the latter 0 outside of responses.
@@ -139,7 +139,7 @@ def kl_of_rewards(batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
 
     Args:
         batch: Batch with ``old_log_probs`` and ``reference_log_probs``.
-        algorithm: Names the estimator.
+        algorithm: Section ``algorithm`` of the configuration, which names the estimator.
 
     Returns:
         float32 ``[T]``, 0 outside of responses.
@@ -167,10 +167,10 @@ def with_distillation(batch: RaggedBatch, algorithm: AlgorithmSection) -> Ragged
     Args:
         batch: Batch with ``advantages``, and, if there is a teacher, the log-probs of the old policy and of the
             teacher.
-        algorithm: Settings.
+        algorithm: Section ``algorithm`` of the configuration.
 
     Raises:
-        DataError: A field that is needed is missing.
+        DataError: One of these fields is missing.
     """
     if algorithm.distillation_coefficient == 0.0:
         return batch

@@ -25,7 +25,7 @@ def cispo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
 
         -sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * log p
 
-    The paper has no lower bound: ``clip_low=1``.
+    The paper has no lower bound, as with ``clip_low=1``.
     """
     low, high = 1.0 - algorithm.clip_low, 1.0 + algorithm.clip_high
     ratio = tokens.log_ratio().detach().exp()
@@ -43,7 +43,8 @@ def ppo_clip(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
 
     (PPO, arXiv:1707.06347, eq. 7; two bounds as in DAPO, arXiv:2503.14476, eq. 10.) With ``dual_clip = c``, where
     ``A < 0`` no token costs more than ``-c * A`` (arXiv:1912.09729, eq. 5): otherwise a bad token that has become
-    likely would outweigh all others. In a batch's only update the ratio is 1 and its gradient the policy gradient.
+    likely would outweigh all others. If a batch is used for one update only, the ratio is 1 and the gradient of the
+    loss is the policy gradient.
     """
     return clipped(tokens.log_ratio().exp(), tokens.advantages, algorithm)
 
@@ -68,8 +69,8 @@ def gspo(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses:
 
         -min(s_i * A, clip(s_i, 1 - clip_low, 1 + clip_high) * A)
 
-    Each of its tokens has that loss, so that ``aggregation=sequence-mean`` is the paper's mean over responses. Its
-    bounds are small: 3e-4 and 4e-4 in section 5.1.
+    Each token of the response has that loss, so that ``aggregation=sequence-mean`` is the paper's mean over responses.
+    The paper's bounds are small: 3e-4 and 4e-4 in section 5.1.
     """
     ratio = tokens.sequence_mean(tokens.log_ratio()).exp()
     return clipped(tokens.to_tokens(ratio), tokens.advantages, algorithm)
@@ -79,8 +80,8 @@ def gspo_token(tokens: PolicyTokens, algorithm: AlgorithmSection) -> TokenLosses
     """Clip by the response's ratio, and let the gradient be each token's own. ``algorithm.loss=gspo_token``.
 
     The ratio is ``sg(s_i) * p / sg(p)``, with ``sg`` stopping the gradient (GSPO, arXiv:2507.18071, eq. 13 and 14):
-    its value is that of :func:`gspo`, and tokens of one response may have different advantages. Where they have the
-    same advantage, and with ``aggregation=sequence-mean``, both losses have the same gradient.
+    its value is the ratio of :func:`gspo`, and tokens of one response may have different advantages. Where they have
+    the same advantage, and with ``aggregation=sequence-mean``, both losses have the same gradient.
     """
     mean = tokens.sequence_mean(tokens.log_ratio().detach())
     own = (tokens.log_probs - tokens.log_probs.detach()).exp()

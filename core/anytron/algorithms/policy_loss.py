@@ -38,7 +38,7 @@ class PolicyLoss:
     has no old log-probs, it is used for one update only, and the current log-probs take their place.
 
     Attributes:
-        algorithm: Settings.
+        algorithm: Section ``algorithm`` of the configuration.
     """
 
     algorithm: AlgorithmSection

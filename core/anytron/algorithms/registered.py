@@ -1,4 +1,4 @@
-"""Find the advantage estimator and the policy loss that a configuration names, and call those of a user."""
+"""Find the advantage estimator and the policy loss that a configuration names, and call users' functions."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ LOSSES: Mapping[str, PolicyLossFunction] = MappingProxyType(
 
 
 def load_advantage(algorithm: AlgorithmSection) -> AdvantageFunction:
-    """Find the estimator.
+    """Find the advantage estimator that ``algorithm.advantage`` names.
 
     Raises:
         ConfigError: No estimator has that name, or it does not accept ``(batch, rewards, algorithm)``.
@@ -86,7 +86,7 @@ def load_advantage(algorithm: AlgorithmSection) -> AdvantageFunction:
 
 
 def policy_loss_function(algorithm: AlgorithmSection) -> PolicyLossFunction:
-    """Find the policy's loss of a token.
+    """Find the policy loss that ``algorithm.loss`` names.
 
     Raises:
         ConfigError: No loss has that name, or it does not accept ``(tokens, algorithm)``.
@@ -101,7 +101,7 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
         batch: B sequences with ``groups``; with ``values`` if there is a critic, and with the log-probs of the old
             policy and the reference if rewards are penalised.
         rewards: float32 ``[B]``, finite.
-        algorithm: Names the estimator.
+        algorithm: Section ``algorithm`` of the configuration, which names the estimator.
 
     Raises:
         DataError: The estimator raises, or returns an invalid value.
@@ -126,7 +126,7 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
 
 
 def call(kind: Kind, name: str, function: Callable[..., Any], *given: object) -> Any:
-    """Call the function that a key names. An exception of a user's function becomes an error with its place.
+    """Call the function that a key names; report an exception in a user's function with the place where it was raised.
 
     Raises:
         DataError: The user's function raised. Its cause is the original error, from which a worker can tell that the
@@ -138,7 +138,7 @@ def call(kind: Kind, name: str, function: Callable[..., Any], *given: object) ->
 
 
 def misfit(name: str, values: object, tokens: int) -> str:
-    """Return why values are not a tensor with a number for each token; empty if they are."""
+    """Say what ``values`` are if they are not a tensor with a number for each token; empty if they are one."""
     if not isinstance(values, Tensor):
         return f"a {type(values).__name__} as {name}"
     return "" if values.shape == (tokens,) else f"{name} of shape {list(values.shape)} for {tokens} tokens"

@@ -1,1 +1,1 @@
-"""The ground floor: errors, files, seeds, metrics, the terminal."""
+"""What all other packages use: errors, files, seeds, metrics, the terminal."""

@@ -1,8 +1,8 @@
-"""Engines, executors and sinks of metrics by name: what distributions offer through entry points.
+"""Find engines, executors and metric sinks by their names among the entry points of installed distributions.
 
 An entry point of ``anytron.executors`` or ``anytron.metric_sinks`` names a class. One of ``anytron.training_engines``
-or ``anytron.rollout_engines`` names an :class:`EngineInfo`, in a module that is light to import: what an engine can do
-and which options it has is known before the engine itself is imported, which happens in worker processes only.
+or ``anytron.rollout_engines`` names an :class:`EngineInfo`, in a module that is light to import. It says what an engine
+can do and which options it has; the engine itself is imported in worker processes only.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ Capability = Literal[
     "sleep",
     "routing",
 ]
-"""What not every engine can do. Each is a protocol of :mod:`anytron.workers.engines.training_engine` or
-:mod:`anytron.workers.engines.rollout_engine`, but for two. ``teacher``: ``score`` takes that role. ``routing``:
-responses carry their routing (rollout), passes repeat it (training)."""
+"""Optional abilities of engines. Each is a protocol of :mod:`anytron.workers.engines.training_engine` or
+:mod:`anytron.workers.engines.rollout_engine`, except ``teacher`` (``score`` accepts that role) and ``routing`` (responses
+of a rollout engine record the experts of each token, and passes of a training engine use the recorded experts)."""
 
 PlaceOf = Callable[[str], str | None]
-"""Gives the key at which a name belongs that stands where it is not known; None = it belongs nowhere."""
+"""Takes the name of an option that an engine does not know where it was set; returns the key at which it may be set, or
+None."""
 
 
 def nowhere(name: str) -> None:
-    """Return an empty place: the default of ``place_of``."""
+    """Return None for every name: the default of ``EngineInfo.place_of``."""
     del name
 
 
@@ -76,30 +77,31 @@ class EngineInfo:
         engine: The engine's class, ``module:Class``.
         options_model: A pydantic model of ``engine.options`` or ``rollout.options`` (``extra="forbid"``, every field
             with a docstring or description); None = no options.
-        capabilities: The optional protocols that the class implements.
-        platform_check: Function that reports what of a run the engine cannot do on a platform, ``module:function`` that
-            imports no engine: (:class:`anytron.config.schema.RunConfig`, :class:`anytron.device.platform.Platform`) ->
-            diagnostics; empty = nothing can be said before the engine is built.
+        capabilities: The optional features that the engine has (:data:`Capability`).
+        platform_check: ``module:function`` of a function that yields a diagnostic for each setting of a run that the
+            engine does not support on a platform: (:class:`anytron.config.schema.RunConfig`,
+            :class:`anytron.device.platform.Platform`) -> diagnostics. It must not import the engine. Empty = no checks.
         takes_stream: Rollout engines only: whether the process that builds the engine also loads weights, so that they
             may come on a stream (:class:`anytron.workers.weights.stream.WeightStream`).
         part_of: Rollout engines only: the name of the training engine whose ranks generate by themselves
             (:class:`anytron.workers.engines.training_engine.GeneratingEngine`); empty = it has its own processes and
             weights.
-        metrics: The metrics of a step that it reports besides those of every training engine
+        metrics: The metrics of a step that it reports besides the ones that every training engine reports
             (:mod:`anytron.record.tracking.metric_table`).
-        place_of: Function that finds where below the options an unknown name belongs; for error messages.
+        place_of: Function that maps an unknown name in the options to the option that has such a name inside it (``x``
+            -> ``transformer.x``), for error messages; it returns None if no option has.
         components: The libraries that it uses.
-        memory: Function that estimates the device memory of a rank, ``module:function`` that imports no engine; empty =
-            the engine gives no estimate. For a training engine
+        memory: ``module:function`` of a function that estimates the device memory of a rank and must not import the
+            engine; empty = the engine gives no estimate. For a training engine
             :class:`anytron.workers.engines.estimates.EstimatesTraining`; for a rollout engine
             :class:`anytron.workers.engines.estimates.EstimatesRollout`.
         process_bytes: Measured resident memory of one of the engine's processes before it has a model: Python and the
             imported packages. It matters only where the device is the CPU. 0 = not measured, or the engine has no
-            processes of its own.
-        flops: Training engines only: function that counts the floating-point operations of its models,
-            ``module:function`` that imports no engine (:class:`anytron.workers.engines.estimates.CountsFlops`);
-            empty = the engine does not count them.
-        reward_model: Training engines only: the class with which its ranks hold a reward model
+            separate processes.
+        flops: Training engines only: ``module:function`` of a function that counts the floating-point operations of its
+            models and must not import the engine (:class:`anytron.workers.engines.estimates.CountsFlops`); empty = the
+            engine does not count them.
+        reward_model: Training engines only: description of the class with which its ranks hold a reward model
             (:class:`anytron.workers.engines.training_engine.RewardModelEngine`); None = the engine cannot hold one.
     """
 
@@ -175,7 +177,7 @@ def find_component(group: str, name: str, key: str) -> EntryPoint:
         f"No installed distribution offers {name!r}.",
         where=where,
         why=f"installed are: {', '.join(known) or 'none'}",
-        fix=did_you_mean(name, known) or f"set {key} to one of them, or install the one that offers it",
+        fix=did_you_mean(name, known) or f"set {key} to an installed name, or install what offers {name!r}",
     )
 
 
@@ -207,9 +209,9 @@ def engine_info(group: str, name: str, key: str) -> EngineInfo:
     if not isinstance(info, EngineInfo):
         point = find_component(group, name, key)
         raise ConfigError(
-            f"The engine {name!r} has no description.",
+            f"The entry point of the engine {name!r} does not lead to an EngineInfo.",
             where=f"{key} (entry-point group {group})",
-            why=f"{point.value} is not an anytron.base.components.EngineInfo",
-            fix=f"reinstall the distribution that offers it ({point.dist.name if point.dist else 'unknown'})",
+            why=f"{point.value} is a {type(info).__name__}, not an anytron.base.components.EngineInfo",
+            fix=f"correct or reinstall the distribution that offers it: {point.dist.name if point.dist else 'unknown'}",
         )
     return info

@@ -37,7 +37,7 @@ class AnytronError(Exception):
 
     @property
     def details(self) -> list[tuple[str, str]]:
-        """Names and texts of ``where``, ``why`` and ``fix``, without empty ones; further lines are indented."""
+        """Names and texts of ``where``, ``why`` and ``fix``, without empty ones; lines after the first are indented."""
         named = (("where", self.where), ("why", self.why), ("fix", self.fix))
         # A cause may be a traceback of a user's code.
         return [(name, text.replace("\n", "\n    ")) for name, text in named if text]
@@ -66,7 +66,7 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
         prefix: Text before the known names, for example the section of a key.
 
     Returns:
-        ``did you mean PREFIXNAME?``, or nothing if no name is near.
+        ``did you mean PREFIXNAME?``; empty if no known name is similar.
     """
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {prefix}{near[0]}?" if near else ""
@@ -95,11 +95,11 @@ class PluginError(AnytronError):
 
 
 class PlatformError(PluginError):
-    """No platform, or not exactly one, can be used."""
+    """A platform is missing or cannot be used, or several can be used and none was chosen."""
 
 
 class HookContractError(PluginError):
-    """The value that a plugin returned breaks the contract of the hook."""
+    """A plugin returned a value that the hook does not allow."""
 
 
 class PatchError(AnytronError):

@@ -1,4 +1,4 @@
-"""Write files so that a crash, a full disk or a planted link cannot spoil them; make temporary directories."""
+"""Write files so that a crash, a full disk or a symbolic link cannot damage them; make temporary directories."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 def replacing(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
     """Write a new version of a text file: it appears as a whole when the ``with`` block ends without error.
 
-    A link at ``path`` is replaced, not followed. Characters that UTF-8 cannot hold are escaped as in JSON.
+    A symbolic link at ``path`` is replaced, not followed. Characters that UTF-8 cannot hold are escaped as in JSON.
     """
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)  # of a process that was killed
@@ -62,13 +62,13 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
 
 
 def write_durably(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a text file, as :func:`replacing` does."""
+    """Write ``text`` as the new version of a file, in the way of :func:`replacing`."""
     with replacing(path, mode) as file:
         file.write(text)
 
 
 def open_to_append(path: Path) -> int:
-    """Open a file, or make one, to write at its end; a link is an error. Returns its descriptor."""
+    """Open or create a file for appending and return its descriptor; a symbolic link is an error."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
@@ -114,7 +114,12 @@ def sync(path: Path) -> None:
 
 
 def exhausted(error: BaseException, where: str = "") -> ResourceError | None:
-    """Explain an error that means that the machine lacks a resource, or that a disk fails; None for other errors."""
+    """Return an explanation of an error that says that a resource is used up or a disk fails; None for any other error.
+
+    Args:
+        error: The error, which may come from a library that is not written in Python.
+        where: File or place for the explanation; empty = the file that the error names.
+    """
     number = error.errno if isinstance(error, OSError) else None
     if number is None and not isinstance(error, AnytronError):  # libraries in other languages have errors of their own
         text = str(error)
@@ -154,7 +159,7 @@ class Lock:
         OSError: The file cannot be opened.
 
     Attributes:
-        effective: False on a file system that has no locks: a second process is then not kept away.
+        effective: False if the file system has no locks, so that the lock cannot keep a second process away.
     """
 
     def __init__(self, path: Path) -> None:

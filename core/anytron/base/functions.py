@@ -1,8 +1,8 @@
-"""A user's functions: how each kind is called, what it must return, and the error if it fails.
+"""The functions that users write: how each kind is called, what it must return, and the error if it fails.
 
 Every function or class that a configuration names by ``file.py:name`` or ``module:name`` has a :class:`Kind`, and
-:func:`anytron.config.imports.resolve` checks it against that kind before anything starts. Later failures are described
-by its :class:`Called`, in terms of the user's file and the function's arguments, not of Anytron's code.
+:func:`anytron.config.imports.resolve` checks it against that kind before anything starts. The kind's :class:`Called`
+describes later failures in terms of the user's file and the function's arguments, not of Anytron's code.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Called:
             return Fault(
                 f"{self.name} is async.",
                 f"{place(function)}, is async, and is called without await",
-                "write def; inside, asyncio.run() waits for what is async",
+                "write def instead of async def; inside it, call async functions with asyncio.run()",
             )
         try:
             takes = inspect.signature(function)
@@ -100,12 +100,12 @@ class Called:
         return None
 
     def raised(self, error: BaseException, function: object) -> Fault:
-        """Return the fault of a function that raised, with the line in its file and the frames from there on."""
+        """Return the fault of a function that raised, with the line of its file and the traceback from there on."""
         line = _line(error, function)
         said = "".join(f": {text}" for text in str(error).strip().splitlines()[:1])
         headline = _writable(f"{type(error).__name__}{said}")
         if not isinstance(error, Exception):
-            fix = "let it return instead; run programs in a separate process"
+            fix = "let it return instead of exiting; run a program that exits in a process of its own (subprocess)"
             return Fault(f"{self.name} tried to end its process.", f"{headline} ({line})\n{traced(error)}", fix)
         fix = self.advised(f"correct {line}")
         return Fault(f"{self.name} raised.", f"{headline} ({line})\n{traced(error)}", fix)
@@ -116,7 +116,7 @@ class Called:
         Args:
             function: The user's function.
             returned: What it returned, as a phrase that follows "returned".
-            what: The headline of the error; it has a default.
+            what: The headline of the error; empty = "(name) returned an invalid value."
         """
         fix = self.advised(f"return {self.gives}")
         return Fault(
@@ -134,13 +134,14 @@ class Called:
 
         Args:
             function: The user's function.
-            where: ``where`` of the error.
+            where: What the function was called for, as ``where`` of the error: a key, a prompt or a row.
             kind: Class of the error.
 
         Raises:
             AnytronError: The function raised: an error of ``kind``, or its own AnytronError. Its cause is the
                 original error, from which a worker can tell that the device ran out of memory.
-            OSError: The function raised an OSError which says that the machine ran out of something.
+            OSError: The function raised an OSError that says that the machine ran out of a resource, such as disk
+                space.
         """
         try:
             yield
@@ -160,20 +161,20 @@ class Called:
         return found
 
     def advised(self, fix: str) -> str:
-        """Return a remedy, followed by a description of the arguments."""
+        """Return the remedy ``fix``, followed by a description of the arguments that the function is given."""
         return f"{fix}; {self.given}" if self.given else fix
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a key of the configuration may name.
+    """The kind of function or class that a key of the configuration names.
 
     Attributes:
         key: The key, with ``[]`` after a list.
         call: How the named function is called.
-        methods: Methods of the class, if the key may name a class whose objects are used.
-        made: How such a class is instantiated, if not in the way of ``call``.
-        options: Whether it also receives keyword arguments: those under ``options`` next to the key.
+        methods: Methods that an instance must have, if the key may name a class; empty = the key names a function.
+        made: How such a class is instantiated; None = it is called like a function, as ``call`` says.
+        options: Whether the entries of ``options`` next to the key are passed as keyword arguments, too.
     """
 
     key: str
@@ -183,13 +184,13 @@ class Kind:
     options: bool = False
 
     def check(self, found: Any, key: str, options: Iterable[str] = (), *, methods: bool = True) -> None:
-        """Check that what the key names can be called.
+        """Check that the object that a key names can be called as this kind requires.
 
         Args:
             found: The object that the key names.
             key: The key, as it stands in this configuration.
             options: Names of keyword arguments that are passed.
-            methods: Whether to check its methods too.
+            methods: Whether to check the methods of a class too.
 
         Raises:
             ConfigError: ``found`` is async, has the wrong arguments, or lacks a method.
@@ -221,7 +222,7 @@ def has(cls: Any) -> str:
 
 
 def is_async(found: object) -> bool:
-    """Whether something must be awaited; closes a coroutine, which would warn that it never was."""
+    """Whether an object must be awaited. A coroutine is closed, because it would warn that it was never awaited."""
     if inspect.iscoroutine(found):
         found.close()
     return inspect.isawaitable(found) or inspect.isasyncgen(found)
@@ -238,7 +239,7 @@ def place(function: object) -> str:
 
 
 def traced(error: BaseException) -> str:
-    """Return the traceback of what a user's code raised, without our frames before it, as text for any file."""
+    """Return the traceback of an error in a user's code as text, without the leading frames of Anytron."""
     first = trace = error.__traceback__
     while first is not None and first.tb_frame.f_code.co_filename.startswith(_OURS):
         first = first.tb_next

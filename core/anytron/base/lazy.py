@@ -1,7 +1,7 @@
 """Import the names of a public module when they are first asked for: importing the module itself imports nothing.
 
-A public module imports its names for type checkers only. Those imports also tell where each name is defined, so that
-there is no second list to keep in agreement.
+A public module imports its names for type checkers only. Those imports also say in which module each name is defined,
+so that no second list is needed.
 """
 
 from __future__ import annotations

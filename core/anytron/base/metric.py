@@ -15,8 +15,8 @@ class Metric:
     """One number of a training step.
 
     Attributes:
-        name: The key; a part in capitals (``NAME``) stands for any name, capitals inside of a part (``mean@N``) for a
-            number.
+        name: The key in ``metrics.jsonl``. Between slashes, a word in capitals (``NAME``) stands for any name; capitals
+            within a word (``mean@N``) stand for a number.
         unit: What it counts or measures; empty = a plain number.
         meaning: Meaning of the number, in a phrase.
         when: Which runs have it; empty = all.
@@ -38,10 +38,10 @@ def _with_a_number(part: str) -> str:
 
 
 def is_maximum(name: str) -> bool:
-    """Whether, by its name, a metric of an update is the maximum over its parts; all others are sums."""
+    """Whether a metric of an update is combined by the maximum, as its name says; all other metrics are summed."""
     return name.endswith("_max")
 
 
 def joined(name: str, parts: Iterable[float]) -> float:
-    """Combine the values of a metric from micro-batches or replicas into that of the mini-batch."""
+    """Combine a metric's values of several micro-batches or replicas into its value of the mini-batch."""
     return max(parts) if is_maximum(name) else sum(parts)

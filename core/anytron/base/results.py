@@ -30,7 +30,7 @@ class Result:
         fix: The command or setting that solves a failure.
         difference: The largest absolute difference; None if none was measured.
         tolerance: The largest difference allowed; None if none was measured.
-        made: Names of the cases that passed, if the check has cases.
+        made: Names of the cases that passed; empty if the check has no cases.
         left_out: Why cases were skipped, by case name; empty if the whole check was skipped.
         broken: Name of the smallest case that fails; None if no case does.
         notes: Further lines about a failure, by label.
@@ -56,7 +56,7 @@ class Result:
 
     @property
     def cases(self) -> int:
-        """Number of cases that were made, the failing one included."""
+        """Number of cases that were run, the failing one included."""
         return len(self.made) + (self.broken is not None)
 
     @property
@@ -88,8 +88,8 @@ def of_error(name: str, error: Exception, status: Status = "failed") -> Result:
 def in_one_line(error: BaseException) -> str:
     """Return an error in one line, without its fix.
 
-    A worker's traceback, or the end of its log, is in the named file. For an unexpected error the innermost line
-    is shown.
+    Of a worker's error, the line has the exception and the path of the log, which has the traceback. Of an exception
+    that is not an AnytronError, it has the innermost source line.
     """
     if not isinstance(error, AnytronError):
         frames = traceback.extract_tb(error.__traceback__)

@@ -1,7 +1,7 @@
-"""Text output for people that cannot move the cursor, reverse the direction of a line or hide text.
+"""Escape terminal output, so that no text can move the cursor, reverse the direction of a line or hide other text.
 
 Names of models, tensors, files and columns, keys, responses and exceptions may come from files that somebody else
-wrote. A terminal obeys the escape sequences in them, also later, when a person looks at a log.
+wrote. A terminal obeys escape sequences in them, even when a log is looked at later.
 """
 
 from __future__ import annotations

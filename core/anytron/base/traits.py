@@ -11,7 +11,7 @@ class ModelTraits:
 
     Attributes:
         causal: A token sees only itself and earlier ones.
-        vision: The model merges image tokens itself.
+        vision: The model takes images, and puts their embeddings into the sequence itself.
         latent_attention: Multi-latent attention (MLA); value and query head sizes may differ.
         linear_attention: Some layers are recurrent (Gated DeltaNet) and must not see padding.
         mixture_of_experts: Some layers route tokens to experts; padding must not be routed.

@@ -20,7 +20,8 @@ def installable(version: str) -> str:
     """Return the argument of ``pip install`` that installs a version of Anytron.
 
     Args:
-        version: ``anytron.__version__``. No package index has the version of a commit, ``0.1.dev12+g0123abcde``.
+        version: ``anytron.__version__``. For the version of a commit, ``0.1.dev12+g0123abcde``, which no package index
+            has, the argument is a clone of the sources.
     """
     if ".dev" not in version:
         return f"anytron=={version}"

@@ -156,7 +156,7 @@ def _check_keys(overrides: Sequence[str]) -> None:
             raise ConfigError(
                 "anytron chat does not use this key.",
                 where=one,
-                why=f"keys of these sections have an effect: {sections}",
+                why=f"only keys of these sections can have an effect: {sections}",
                 fix="remove it; options of the command begin with --, for example --max-new-tokens",
             )
 
@@ -220,9 +220,9 @@ def _opened(file: Path, overrides: Sequence[str]) -> OpenRun:
     refuse(run.diagnostics)
     if generates_in_training(run.config):
         raise ConfigError(
-            "This rollout engine cannot answer alone.",
+            "anytron chat cannot use this rollout engine.",
             where=f"rollout.engine = {run.config.rollout.engine}",
-            why="training ranks generate with it, and anytron chat starts none",
+            why="it generates on the training ranks, and anytron chat starts no training ranks",
             fix=f"set rollout.engine={ENGINE}, or remove rollout.engine",
         )
     return run

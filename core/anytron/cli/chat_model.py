@@ -43,7 +43,7 @@ class FoundModel:
     run: Path | None = None
 
     def check(self) -> None:
-        """Check the files, as far as that takes no engine.
+        """Check the files as far as possible without starting an engine.
 
         Raises:
             AnytronError: Files are missing, malformed or cut short.
@@ -54,10 +54,10 @@ class FoundModel:
             self.checkpoint.verify()
 
     def directory(self, new: Path, overrides: Sequence[str], command: str, tell: Callable[[str], None]) -> Path:
-        """Return the model directory; of a checkpoint it is written first.
+        """Return the model directory; if this is a checkpoint, write one from it first.
 
         Args:
-            new: Directory to write; it must not exist.
+            new: Directory to write if this is a checkpoint; it must not exist.
             overrides: Changes of the run's configuration.
             command: The command line that an error tells the user to repeat.
             tell: Receives a line about each thing that is done.
@@ -83,8 +83,8 @@ def find_model(path: Path) -> FoundModel:
     """Find the model that a path stands for. Nothing is loaded.
 
     Args:
-        path: A model directory; a run, whose ``hf`` is taken, or its newest checkpoint; a directory of checkpoints; a
-            checkpoint; or the file ``best``.
+        path: A model directory; the directory of a run (its ``hf`` is taken if it exists, else its newest checkpoint);
+            a directory of checkpoints (the newest is taken); a checkpoint; or the file ``best``.
 
     Raises:
         AnytronError: The path is none of these, or the run has saved no model.
@@ -105,10 +105,10 @@ def find_beginning(found: FoundModel, path: Path, overrides: Sequence[str]) -> F
     Args:
         found: The trained model.
         path: The path that the user gave, for errors.
-        overrides: Of the user; ``model.path`` names a directory that was moved.
+        overrides: The user's overrides; ``model.path`` says where the initial model is if it was moved.
 
     Raises:
-        AnytronError: No run is known, or its beginning no longer exists.
+        AnytronError: The run is not known, or the model that it began with no longer exists.
     """
     config = found.config
     if config is None:
@@ -118,7 +118,9 @@ def find_beginning(found: FoundModel, path: Path, overrides: Sequence[str]) -> F
             "The model that the run began with is not known.",
             where=str(path),
             why="this is a model directory, which does not say what run made it",
-            fix=f"name the run: {command} --compare" if inside else "name the directory of a run",
+            fix=f"name the run: {command} --compare"
+            if inside
+            else "give the directory of a run: anytron chat RUN --compare",
         )
     moved = [value for key, _, value in (one.partition("=") for one in overrides) if key == "model.path"]
     if not moved and config.resume not in ("never", "auto"):
@@ -171,17 +173,19 @@ def _nothing(path: Path) -> ConfigError:
         return ConfigError(what, where=str(path), why="no such file or directory", fix=fix)
     if not path.is_dir():
         fix = "give the directory of a run, of a Hugging Face model or of a checkpoint"
-        return ConfigError(what, where=str(path), why="it is a file, and only the file best selects a model", fix=fix)
+        why = "it is a file; of a run's files, only checkpoints/best can be given"
+        return ConfigError(what, where=str(path), why=why, fix=fix)
     if (path / "adapter_config.json").is_file():
         fix = (
             f"name the run: anytron chat {quote(str(path.parent))}"
             if (path.parent / CONFIG).is_file()
             else "name the directory of the run"
         )
-        return ConfigError(what, where=str(path), why="it holds adapters without the model below them", fix=fix)
+        why = "it holds LoRA adapters without the base model that they belong to"
+        return ConfigError(what, where=str(path), why=why, fix=fix)
     runs = sorted(path.glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime)
     if runs:
-        why = f"it is not a run, and holds these: {', '.join(sorted(file.parent.name for file in runs))}"
+        why = f"it is no run, but a directory of runs: {', '.join(sorted(file.parent.name for file in runs))}"
         return ConfigError(
             what, where=str(path), why=why, fix=f"choose a run: anytron chat {quote(str(runs[-1].parent))}"
         )
@@ -191,7 +195,7 @@ def _nothing(path: Path) -> ConfigError:
 
 
 def check_directory(directory: Path) -> None:
-    """Check that a model directory has sound JSON files, and safetensors files that are whole.
+    """Check that a model directory has valid JSON files, and safetensors files that are not cut short.
 
     Raises:
         ConfigError: A file is missing, malformed or cut short.
@@ -209,7 +213,7 @@ def check_directory(directory: Path) -> None:
         raise ConfigError(
             "The model directory has no safetensors file.",
             where=str(directory),
-            why=f"weights are read from this format only, and it has {names}",
+            why=f"weights are read only from safetensors files, and the directory has {names}",
             fix="load the model with transformers, and write it to another directory with save_pretrained",
         )
     for file in files:
@@ -230,7 +234,7 @@ def check_tokenizer(directory: Path, overrides: Sequence[str]) -> None:
         raise ConfigError(
             "The model directory has no tokenizer.",
             where=str(directory),
-            why="no file of it is named tokenizer*",
+            why="no file in it is named tokenizer*",
             fix=f"set a tokenizer: anytron chat {quote(str(directory))} model.tokenizer=DIRECTORY",
         )
 
@@ -243,7 +247,7 @@ def context_length(directory: Path) -> int | None:
 
 
 def stored_dtype(directory: Path) -> str:
-    """Read in which dtype to compute a model of which no run is known: bfloat16 if its weights have 16 bits."""
+    """Return the dtype to compute a model in if its run is not known: bfloat16 for 16-bit weights, else float32."""
     fields = _fields(directory)
     dtype = fields.get("dtype", fields.get("torch_dtype"))
     return "bfloat16" if dtype in ("bfloat16", "float16") else "float32"

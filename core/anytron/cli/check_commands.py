@@ -29,11 +29,11 @@ def verify(
 ) -> None:
     """Check that this model, in this layout, is computed correctly on this machine, before a run.
 
-    The run's own model, prompts and parallel sizes are used. Compared are: logits with Hugging Face's, packed with
-    padded sequences, the parallel layout with one rank, exported weights with the checkpoint bit
-    for bit, log-probs of the rollout with training's, and the platform's masks and attention with
-    their definition. The output also says which plugin supplied which kernel. The exit status is 1 if a check
-    fails; a check that cannot be made here is skipped, with the reason.
+    The run's own model, prompts and parallel sizes are used. The command compares logits with Hugging Face's, packed
+    with padded sequences, the parallel layout with one rank, exported weights with the checkpoint (bit for bit), the
+    rollout's log-probs with those of training, and the platform's masks and attention with their definition. The output
+    also says which plugin supplied which kernel. The exit status is 1 if a check fails; a check that cannot be made
+    here is skipped, with the reason.
 
     Example: anytron verify examples/grpo_sort.yaml parallel.tensor_model_parallel_size=2
     """
@@ -65,7 +65,7 @@ def conformance(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help=f"Print one object: {{platform, {RESULTS}}}.")] = False,
 ) -> None:
-    """Check a platform against the contract, rule by rule, on its device.
+    """Check, on its device, that a platform keeps every rule of Anytron's platform contract.
 
     No configuration is needed. A failure names the rule, shows the smallest case that fails and how far off it is,
     and says where the rule is explained. Rules that the platform declares not to support, or that this machine cannot
@@ -123,9 +123,9 @@ def doctor(
     """Examine this installation and suggest fixes.
 
     The examination covers versions and where modules come from, what is installed twice, version ranges, plugins,
-    platform, patches, devices, executors, which kernels are in use and why no faster ones are, and a few numbers that
-    they compute on the device, compared with float64. With CONFIG, it covers the engines of that run, all checks of the
-    run, and an estimate of its memory.
+    platform, patches, devices, executors, which kernels are in use and why no faster ones are, and a few results of
+    these kernels on the device, compared with float64. With CONFIG, it covers the engines of that run, all checks of
+    the run, and an estimate of its memory.
 
     The status of an entry is passed, warning, failed or skipped. The exit status is 1 if one failed.
 
@@ -153,9 +153,10 @@ def plan(
 ) -> None:
     """Estimate the memory of a run, part by part, before anything starts, and suggest settings that need less.
 
-    Parameters, gradients, optimizer, activations, logits and the cache of generation on the device that has the most;
-    nothing is built, so that it works on a machine without devices. Settings that would make it smaller are tried one
-    by one, and together until the run fits. The exit status is 1 if it does not fit.
+    The estimate has parameters, gradients, optimizer, activations, logits and the KV cache of generation, for the
+    device that needs the most memory. No model is built, so that the command works on a machine without devices.
+    Settings that would need less memory are tried one by one, and then together until the run fits. The exit status is
+    1 if it does not fit.
 
     Example: anytron plan examples/npu/grpo_qwen3_8b.yaml --memory 64GiB
     """

@@ -61,7 +61,7 @@ class ProgressBar(Watcher):
         self.bar.update(self._task, description=what)
 
     def made(self, result: Result) -> None:
-        """Print a line, and advance the bar."""
+        """Print the result as a line, and advance the bar."""
         self.results.append(result)
         self._notes.print(Text.assemble(f"{result.name}: ", _colored(result.status), f", {result.seconds:.1f} s"))
         self.bar.advance(self._task)
@@ -69,7 +69,7 @@ class ProgressBar(Watcher):
 
 @contextmanager
 def progress_of(notes: Console, facts: Mapping[str, Any], *, as_json: bool) -> Iterator[ProgressBar]:
-    """Show the progress of checks; after Ctrl-C, print the results so far together with the given facts."""
+    """Show the progress of checks; after Ctrl-C, print the results so far, and ``facts`` about what is checked."""
     watcher = ProgressBar(notes)
     try:
         with watcher.bar:

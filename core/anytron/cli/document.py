@@ -1,6 +1,7 @@
 """Write ``docs/reference/cli.md`` from the commands themselves.
 
-Run ``python -m anytron.cli.document docs/reference/cli.md`` after a change; a test compares.
+Run ``python -m anytron.cli.document docs/reference/cli.md`` after a change of a command; a test fails if the page is
+not up to date.
 """
 
 from __future__ import annotations

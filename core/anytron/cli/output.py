@@ -114,9 +114,9 @@ class Expendable:
 
 @contextlib.contextmanager
 def run_output() -> Iterator[Console]:
-    """Yield a console on stdout; if stdout or stderr is closed, the run goes on.
+    """Yield a console on stdout; if the reader of stdout or stderr is gone, the run goes on without that output.
 
-    Both are often the same pipe. The exit status of the run stays the same.
+    The exit status of the run does not change. Both streams are covered because they are often the same pipe.
     """
     with contextlib.redirect_stderr(Expendable(sys.stderr)):
         yield VisibleConsole(Expendable(unwrapped(sys.stdout)), soft_wrap=True)

@@ -80,7 +80,10 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _UNITS or float(match[1]) == 0:
         raise ConfigError(
-            "This is not a valid memory size.", where="--memory", why=f"'{text}'", fix="write, for example, 80GiB"
+            "This is not a valid memory size.",
+            where="--memory",
+            why=f"'{text}' is not a number above 0, alone (GiB) or with a unit: M, G or T",
+            fix="write, for example, 80GiB",
         )
     return int(float(match[1]) * 2 ** _UNITS[match[2].lower()])
 

@@ -36,9 +36,9 @@ def list_plugins(
     its device. ANYTRON_PLUGINS=a,b loads only those plugins beside the embedded ones;
     ANYTRON_DISABLE_PLUGINS=a,b leaves some out; ANYTRON_TRACE_HOOKS=1 prints every hook call.
 
-    The exit status is 1 if a plugin is broken, a duplicate, or written for another version of the
-    contract: runs refuse it. A platform whose device is absent is not an error. Nor is a missing package
-    that a plugin needs: it is listed, and `anytron doctor` tells whether a run could start.
+    The exit status is 1 if a plugin is broken, a duplicate, or written for another version of the plugin contract: runs
+    refuse it. A platform whose device is absent is not an error. Nor is a missing package that a plugin needs: it is
+    listed, and `anytron doctor` tells whether a run could start.
     """
     from anytron.device.loading import survey_plugins
 

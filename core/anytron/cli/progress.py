@@ -27,7 +27,7 @@ class WarningsOnly(Progress):
         self._console = console
 
     def warn(self, text: str) -> None:
-        """Print a line."""
+        """Print the warning as a line."""
         self._console.print(f"warning: {text}")
 
 
@@ -39,12 +39,12 @@ class PlainProgress(WarningsOnly):
         self._total = 0
 
     def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str], done: int = 0) -> None:
-        """Print the devices and who supplied the kernels, and remember the number of steps."""
+        """Print the devices and the plugins that supplied the kernels, and remember the number of steps."""
         self._total = total_steps
         self._console.print(_started(devices, kernels, done))
 
     def step(self, metrics: Mapping[str, float]) -> None:
-        """Print a line."""
+        """Print the number of the step and its most important metrics as a line."""
         self._console.print(f"step {metrics['step']:.0f}/{self._total}  {facts(metrics)}")
 
     def note(self, text: str) -> None:
@@ -73,14 +73,14 @@ class BarProgress(Progress):
         return self
 
     def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str], done: int = 0) -> None:
-        """Show the empty bar, and above it the devices and who supplied the kernels."""
+        """Show the empty bar, and above it the devices and the plugins that supplied the kernels."""
         self._bar.console.print(_started(devices, kernels, done))
         self._bar.update(
             self._task, total=total_steps, completed=done, facts=f"started in {time.monotonic() - self._began:.0f} s"
         )
 
     def part(self, name: str) -> None:
-        """Show this part of the step and the time at which it began."""
+        """Show the part of the step that begins now, with the time of its beginning."""
         self._bar.update(self._task, part=f"{name} since {time.strftime('%H:%M:%S')}")
 
     def step(self, metrics: Mapping[str, float]) -> None:

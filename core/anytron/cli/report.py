@@ -34,7 +34,7 @@ def run_report(paths: Sequence[Path], output: Path) -> None:
             "There are too many runs for one report.",
             where="command line",
             why=f"{len(different)} runs were given; a report shows at most {MOST_RUNS}",
-            fix="write several reports",
+            fix="write several reports, each of fewer runs and with its own --output",
         )
     _check(output)
     runs = [Run(path) for path in different]
@@ -70,5 +70,6 @@ def _check(output: Path) -> None:
     raise ConfigError(
         "The output file exists and is not a report.",
         where=str(output),
+        why="anytron report replaces only an earlier report",
         fix="choose another file with --output, or delete this one",
     )

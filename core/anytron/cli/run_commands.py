@@ -158,8 +158,8 @@ def chat(
     answered by itself: the model does not see earlier prompts and answers. Its chat template is applied if it has one;
     other models read the prompt as it is.
 
-    PATH may be a run: then hf/ answers, or the newest checkpoint if the run has not written hf/. A checkpoint is
-    exported to a temporary directory first. No training engine is started otherwise.
+    PATH may be a run: then hf/ answers, or the newest checkpoint if the run has not written hf/. A checkpoint is first
+    exported to a temporary directory, for which a training engine is started; in all other cases none is started.
 
     Answers go to stdout, everything else to stderr. The exit status is 0 at the end of the input and 130 after Ctrl-C.
 

@@ -1,4 +1,4 @@
-"""Signals, as every command that starts processes handles them."""
+"""The signal handling of every command that starts processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 
 def handle_signals() -> None:
-    """Unwind at signals that would end the process, so that neither processes nor exchanged weights are left.
+    """Turn SIGTERM, SIGHUP and SIGUSR1 into SystemExit, so that no worker process and no weight file is left behind.
 
     SIGHUP stays ignored under nohup. While steps are trained, the run handles these signals itself.
     """

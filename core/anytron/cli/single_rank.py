@@ -102,7 +102,7 @@ def write_model(
         out: The output directory; it must not exist.
         overrides: As for :func:`export_model`.
         command: The command line that an error tells the user to repeat with further overrides.
-        tell: Receives the lines of the opened run.
+        tell: Receives the lines that describe the opened run, such as its platform, one by one.
 
     Raises:
         AnytronError: The checkpoint would run code, or the run cannot be set up here.
@@ -159,7 +159,7 @@ def run_replay(path: Path, overrides: Sequence[str], *, checkpoint: Path | None,
     Args:
         path: A directory below ``bad_batches/``.
         overrides: Keys of the run's configuration to change, for example ``model.dtype=float32``.
-        checkpoint: A checkpoint to take the weights from.
+        checkpoint: A checkpoint to take the weights from; None = the saved weights, or else the initial model.
         as_json: Print JSON.
 
     Raises:

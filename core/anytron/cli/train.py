@@ -83,7 +83,7 @@ def _train_run(config: RunConfig, session: Session, console: Console) -> RunSumm
 
 
 def last_words(summary: RunSummary, *, supervised: bool) -> Iterator[str]:
-    """Return a line that says how a run ended.
+    """Yield the lines that say how a run ended.
 
     Args:
         summary: Summary of the run; if no step was done, it has no reward and no loss.
@@ -106,7 +106,7 @@ def show_config(path: Path, overrides: Sequence[str]) -> None:
     """Print the configuration of each stage as YAML, and print to stderr what plugins changed and why.
 
     Raises:
-        ConfigError: The run could not start; the configuration is printed all the same.
+        ConfigError: A run with this configuration would be refused; the configuration is printed all the same.
     """
     stages = open_stages(path, overrides)
     for line in dict.fromkeys(line for run in stages.values() for line in run.lines):

@@ -105,11 +105,11 @@ class AlgorithmSection(Section):
 
     @property
     def compares_a_group(self) -> bool:
-        """Whether advantages are differences within a group: a group of one response has no signal."""
+        """Whether advantages compare the responses to one prompt, so that a single response gives no signal."""
         compare = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
         return self.name == "rl" and self.advantage in compare
 
     @property
     def needs_groups(self) -> bool:
-        """Whether a prompt with one response has no signal."""
+        """Whether the run needs several responses to each prompt; with one, there is no learning signal."""
         return self.compares_a_group or self.dynamic_sampling

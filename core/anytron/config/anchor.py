@@ -27,7 +27,7 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``,
     ``teacher.path``, ``reward_model.path``, the file in every ``file.py:function`` and ``file.py:Class``, the paths
     among the options of registered sources of prompts, and ``rollout.python`` (whose links stay: an environment is
-    known by the path of its interpreter). Those of ``validation.sets`` are resolved like the run's own.
+    known by the path of its interpreter). The paths in ``validation.sets`` are resolved in the same way.
 
     Args:
         config: The configuration, as read from the file.

@@ -94,7 +94,7 @@ OPTION_PATHS = ("path", "image_folder")
 
 
 class MixedSource(Section):
-    """One source of a mix."""
+    """One of several sources whose prompts are mixed."""
 
     source: str
     """As ``data.source``."""
@@ -108,7 +108,7 @@ class MixedSource(Section):
 
     @property
     def title(self) -> str:
-        """The name, or the default for it."""
+        """``name``; by default the name of the source's file or function."""
         path = self.options.get("path")
         return self.name or Path(path if isinstance(path, str) and ":" not in self.source else self.source).name
 
@@ -166,7 +166,7 @@ class DataSection(Section):
         return self
 
     def keyed_sources(self, key: str = "data") -> dict[str, MixedSource]:
-        """The sources by their key in the configuration; this section has ``key``. A single one is a mix of one."""
+        """The sources by their keys in the configuration, such as ``data.mix.0``; ``key`` is this section's key."""
         if self.source is not None:
             return {key: MixedSource(source=self.source, options=self.options)}
         return {f"{key}.mix.{index}": one for index, one in enumerate(self.mix)}

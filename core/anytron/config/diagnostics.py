@@ -31,7 +31,7 @@ class Diagnostic:
 
     @property
     def where(self) -> str:
-        """Key and place."""
+        """The key, followed by the place in parentheses; only one of them if the other is empty."""
         return f"{self.key} ({self.place})" if self.key and self.place else self.key or self.place
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ def refuse(diagnostics: Iterable[Diagnostic]) -> None:
     """Raise one error for all diagnostics of severity ``error``; do nothing if there are none.
 
     Raises:
-        ConfigError: There is at least one.
+        ConfigError: At least one diagnostic has the severity ``error``.
     """
     errors = [diagnostic for diagnostic in diagnostics if diagnostic.severity == "error"]
     if not errors:

@@ -1,6 +1,7 @@
 """Write ``docs/reference/config.md`` from the schema of the configuration, and from the engines' options.
 
-Run ``python -m anytron.config.document docs/reference/config.md`` after a change; a test compares.
+Run ``python -m anytron.config.document docs/reference/config.md`` after a change of the schema; a test fails if the
+page is not up to date.
 """
 
 from __future__ import annotations
@@ -97,10 +98,10 @@ def _table(fields: Mapping[str, FieldInfo], model: type[BaseModel]) -> Iterator[
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return what is said of the fields of a model: their descriptions, or the docstrings that follow them.
+    """Return the descriptions of a model's fields: those in ``Field``, or else the docstrings that follow the fields.
 
-    pydantic can make descriptions of the docstrings. It reads every class's source for that whenever the class is
-    made, and every process makes those of the configuration.
+    The docstrings are read here and not by pydantic (``use_attribute_docstrings``), because pydantic would read the
+    source of every class of the configuration in every process.
     """
     said: dict[str, str] = {}
     for kind in reversed(model.__mro__):

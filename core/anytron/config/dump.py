@@ -1,4 +1,4 @@
-"""Write a configuration as YAML that is read back as it is, and JSON values without their secrets."""
+"""Write a configuration as YAML from which the same configuration is read, and remove secrets from JSON values."""
 
 from __future__ import annotations
 

@@ -37,9 +37,9 @@ def resolve(
         reference: A registered name, ``module:function``, or ``path/to/file.py:function``. A file is
             run once per process, however many references name it.
         kind: What the function must accept.
-        key: The configuration key that holds the reference, for error messages; default: the kind's.
+        key: The configuration key that holds the reference, for error messages; empty = the key of ``kind``.
         registered: Functions by registered name.
-        options: Names of the keyword arguments that it will be given.
+        options: Names of the keyword arguments that the function will be given.
 
     Raises:
         ConfigError: The name, file, module or function does not exist, cannot be called as its kind requires, or the
@@ -80,7 +80,9 @@ def resolve(
 
 
 def missing(reference: str, key: str) -> Iterator[Diagnostic]:
-    """Report the file or module of a reference that does not exist. Imports nothing; registered names are not checked.
+    """Yield an error if the file or module that a reference names does not exist. Nothing is imported.
+
+    Registered names are not checked.
 
     Args:
         reference: As for :func:`resolve`.

@@ -33,7 +33,7 @@ class Size:
 
     Attributes:
         characters: Length of its text, resolved.
-        depth: Keys in its longest chain of references.
+        depth: Number of keys in the value's longest chain of references.
         secret: Whether the value contains, directly or by reference, the value of an environment variable. It is also
             True where that cannot be known, because the name in a reference is itself a reference.
     """

@@ -1,8 +1,8 @@
 """Read JSON files that another user or another machine may have written.
 
-A fault of the file raises ``ValueError`` with a message for people. If the process has run out of file descriptors or
-the disk fails, the file is not at fault: this raises :class:`~anytron.base.errors.ResourceError`, and is never mistaken
-for a missing file.
+A fault of the file raises ``ValueError``, whose message describes the fault. If the process has run out of file
+descriptors or the disk fails, the file is not at fault: this raises :class:`~anytron.base.errors.ResourceError`, and is
+never mistaken for a missing file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEEPEST = 32
 
 
 def is_too_deep(value: Any, deepest: int = DEEPEST) -> bool:
-    """Whether mappings and lists are nested more than so many levels deep. Does not recurse."""
+    """Whether mappings and lists are nested more than ``deepest`` levels deep. Does not recurse."""
     level = [value]
     for _ in range(deepest + 1):
         level = [part for whole in level for part in _parts(whole)]
@@ -41,7 +41,7 @@ def is_writable(text: str) -> bool:
 
 
 def strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every string in mappings and lists, with its dotted key; a mapping's own keys come with them."""
+    """Yield (dotted key, string) for every string in mappings and lists; the keys of mappings are strings, too."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict):
@@ -93,7 +93,7 @@ def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
 
 
 def parse_json(data: bytes | str, deepest: int = DEEPEST) -> Any:
-    """Parse UTF-8 encoded JSON, nested at most so many levels deep.
+    """Parse UTF-8 encoded JSON that is nested at most ``deepest`` levels deep.
 
     Raises:
         ValueError: The bytes are not UTF-8 or not JSON, or the value is nested too deeply.
@@ -110,7 +110,7 @@ def parse_json(data: bytes | str, deepest: int = DEEPEST) -> Any:
 
 
 def parse_object(data: bytes | str, deepest: int = DEEPEST) -> dict[str, Any]:
-    """Parse UTF-8 encoded JSON that must be an object; raises as :func:`parse_json`, also for another value."""
+    """Parse UTF-8 encoded JSON as :func:`parse_json` does; ValueError, too, if it is not an object."""
     value = parse_json(data, deepest)
     if not isinstance(value, dict):
         raise ValueError(f"it is of type {type(value).__name__}, not an object")  # noqa: TRY004 - of the file

@@ -75,7 +75,7 @@ def read_config(path: Path, overrides: Sequence[str] = (), relative_to: Path | N
         path: YAML file. ``${section.key}`` refers to another key (OmegaConf's interpolation).
         overrides: ``section.key=value``; the value is YAML, ``section.list[0].key`` reaches into
             lists, and a later override wins.
-        relative_to: The directory of relative paths, in overrides too; default: the file's.
+        relative_to: The directory of relative paths, in overrides too; None = the directory of the file.
 
     Returns:
         The configuration, valid in itself, its paths absolute (:func:`anytron.config.anchor.anchor`), and
@@ -105,7 +105,7 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
     """Read all stages of a configuration, as :func:`read_config` reads one.
 
     Returns:
-        The stages by name, in the order of training; for a file without stages, the run itself under "".
+        The stages by name, in the order of training; for a file without stages, the run itself under the name "".
     """
     try:
         values, places = _read_values(path, overrides)
@@ -116,7 +116,7 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
                 "A stage cannot be trained on its own.",
                 where=places.of(STAGE),
                 why="it starts from the weights of the previous stage",
-                fix=f"remove {STAGE}; resume=auto skips the stages that are finished",
+                fix=f"remove the key {STAGE}; resume=auto skips the stages that are finished",
             )
         read: dict[str, tuple[RunConfig, Places]] = {}
         mistakes: list[Diagnostic] = []
@@ -166,7 +166,7 @@ def _secrets_in_public_keys(secret: Iterable[str]) -> Iterator[Diagnostic]:
                 "its value comes from an environment variable, and would be written to files of the run that other "
                 "users can read"
             )
-            fix = "write the text itself; put a secret into options, or read it in your own code"
+            fix = "if it is no secret, write the text itself; read a secret from the environment in your own code"
             yield Diagnostic("error", key, message, fix)
 
 
@@ -252,7 +252,7 @@ def _apply(tree: Any, override: str) -> str:
         raise ConfigError(
             f"Override {override!r} is not key=value.",
             where="command line",
-            fix="for example: trainer.total_steps=10",
+            fix="write KEY=VALUE, for example trainer.total_steps=10",
         )
     if _yaml_is_too_deep(value):
         raise _too_deep(f"command line: {key}")
@@ -264,7 +264,7 @@ def _apply(tree: Any, override: str) -> str:
             f"Override {override!r} cannot be applied.",
             where="command line",
             why=str(error).splitlines()[0],
-            fix="the key is section.key, or section.list[0].key, and the value is YAML",
+            fix="write section.key=VALUE or section.list[0].key=VALUE, with a VALUE that is YAML",
         ) from error
     return _dotted(key)
 

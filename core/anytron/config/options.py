@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def chosen_engines(engine: str, rollout: str) -> dict[str, EngineInfo]:
-    """Load the descriptions of a run's engines, by the key of their options.
+    """Load the descriptions of a run's engines; the keys are ``engine.options`` and ``rollout.options``.
 
     Engines that are not installed are left out: :mod:`anytron.run.preflight` reports them.
 
@@ -60,7 +60,7 @@ def model_diagnostics(
         place_of: Function that returns where below ``key`` an unknown name belongs, if that is known.
     """
     if model is None:
-        why = "unknown key: there are no options"
+        why = "unknown key: no options are accepted here"
         return [Diagnostic("error", f"{key}.{name}", why, "remove it") for name in options]
     try:
         model.model_validate(dict(options))
@@ -117,7 +117,7 @@ def known_keys(model: type[BaseModel], section: Sequence[str]) -> list[str]:
 
 
 def section_model(annotation: Any) -> type[BaseModel] | None:
-    """Return the section in an annotation: the annotation itself, or the type inside a list or an optional."""
+    """Return the section in an annotation, which may be inside a list or an Optional; None if there is none."""
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind

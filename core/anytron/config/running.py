@@ -183,7 +183,7 @@ class TrainerSection(Section):
 
 
 class CheckpointSection(Section):
-    """When the state of training is saved, so that ``resume`` can continue the run; also after the last step."""
+    """When the state of training is saved for ``resume``; besides these times, it is saved after the last step."""
 
     every_steps: int | None = Field(None, ge=1)
     """Save after every so many steps."""
@@ -201,7 +201,7 @@ class CheckpointSection(Section):
 
 
 class SinkSection(Section):
-    """Another place for metrics; ``metrics.jsonl`` always has all of them."""
+    """A place to which metrics go besides ``metrics.jsonl``, which always has all of them."""
 
     sink: str
     """``tensorboard``, ``wandb``, ``mlflow``, ``swanlab``, or another that is installed (entry-point group
@@ -249,7 +249,7 @@ class OptimizerSection(Section):
 
 
 class CriticSection(Section):
-    """The critic of PPO, a second model: for ``algorithm.advantage=gae``, which needs it, or your own estimator."""
+    """The critic of PPO, a second model. ``algorithm.advantage=gae`` requires it; your own estimator may use it."""
 
     path: str | None = None
     """Directory of the Hugging Face causal language model that it starts from, or of a ``critic/`` that a run has
@@ -263,7 +263,7 @@ class CriticSection(Section):
 
 
 class TeacherSection(Section):
-    """A model to learn from, itself not trained: for ``algorithm.distillation_coefficient``, or your own estimator."""
+    """A frozen model to learn from, for ``algorithm.distillation_coefficient`` or your own advantage estimator."""
 
     path: str
     """Directory of a Hugging Face causal language model and its tokenizer, in which every token of the policy has the

@@ -1,9 +1,9 @@
 """The schema of a run's YAML file: what is trained, and the file as a whole.
 
 Where prompts come from is in :mod:`anytron.config.data`, how responses are made in :mod:`anytron.config.generation`,
-how they are judged in :mod:`anytron.config.scoring`, what they teach in :mod:`anytron.config.algorithm`; the optimizer,
-the models beside the policy, and how the run is carried out in :mod:`anytron.config.running`. Every key is documented
-there or here and nowhere else: ``docs/reference/config.md`` is generated from them.
+how they are scored in :mod:`anytron.config.scoring`, how gradients are computed in :mod:`anytron.config.algorithm`; the
+optimizer, the models beside the policy, and how the run is carried out in :mod:`anytron.config.running`. Every key is
+documented there or here and nowhere else: ``docs/reference/config.md`` is generated from them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ModelSection(Section):
 
 
 class RunConfig(Section):
-    """A whole run."""
+    """The configuration of a whole run."""
 
     model: ModelSection
     data: DataSection
@@ -273,12 +273,12 @@ class RunConfig(Section):
 
     @property
     def group_size(self) -> int:
-        """Number of sequences of a step per prompt."""
+        """Number of responses to each prompt of a step; 1 in supervised fine-tuning."""
         return 1 if self.supervised else self.rollout.samples_per_prompt
 
     @property
     def longest_response(self) -> int:
-        """Most tokens of a response, in training or validation; with an environment, of a turn."""
+        """Limit of a response's tokens (of a turn's, with an environment): the largest of training and validation."""
         examined = [] if self.validation is None else self.validation.sets
         return max([self.rollout.max_new_tokens, *(one.max_new_tokens or 0 for one in examined)])
 
@@ -318,7 +318,7 @@ def default_run(sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     Every key has its default. Model, data and rewards, which a run must name, have placeholders.
 
     Args:
-        sections: Values to set, by section.
+        sections: Values to set, by section and key.
     """
     needed: dict[str, Any] = {
         "model": {"path": "model"},

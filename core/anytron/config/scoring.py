@@ -88,21 +88,21 @@ class ValidationSetSection(Section):
 
     @property
     def title(self) -> str:
-        """Its name in messages."""
+        """What messages call the set: ``validation set NAME``."""
         return f"validation set {self.name}"
 
     @property
     def mean_metric(self) -> str:
-        """Name of the metric that every set has: the mean reward."""
+        """Name of the metric that every set has in reinforcement learning: the mean reward."""
         return f"validation/{self.name}/mean@{self.samples_per_prompt}"
 
     def pass_metric(self, k: int) -> str:
-        """Name of the metric of an entry of ``pass_at``."""
+        """Name of the metric pass@k, for an entry k of ``pass_at``."""
         return f"validation/{self.name}/pass@{k}"
 
     @property
     def loss_metric(self) -> str:
-        """Name of the metric that every set has in supervised fine-tuning."""
+        """Name of the metric that every set has in supervised fine-tuning: the loss."""
         return f"validation/{self.name}/loss"
 
     @model_validator(mode="after")
@@ -142,7 +142,7 @@ class ValidationSection(Section):
     """``patience``: the smallest change that counts as better."""
 
     def criterion(self, *, supervised: bool) -> tuple[str, Direction]:
-        """``metric`` and ``direction``, or their defaults."""
+        """Return the metric that says which policy is best, and whether its highest or lowest value is best."""
         default = self.sets[0].loss_metric if supervised else self.sets[0].mean_metric
         return self.metric or default, self.direction or ("min" if supervised else "max")
 

@@ -84,14 +84,14 @@ Stage = tuple[dict[str, Any], dict[str, str]]
 
 
 def split_stages(values: Mapping[str, Any], by_key: Mapping[str, str]) -> dict[str, Stage]:
-    """Make the runs of a file that has stages.
+    """Make the configuration of each stage of a file that has stages.
 
     Args:
         values: The whole file, overrides applied.
         by_key: Place where each key of the file was set.
 
     Returns:
-        The stages in their order, by name.
+        By name, in the order of training: the keys of each stage's run, and the places where they were set.
 
     Raises:
         ConfigError: The stages are malformed, or one sets a key that applies to all stages.

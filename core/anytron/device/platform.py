@@ -39,7 +39,7 @@ class Probe:
 
     Attributes:
         availability: Usable, absent or broken.
-        reason: Finding of the probe, in one sentence.
+        reason: Why the device is usable, absent or broken, in one sentence.
         remedy: How to fix the problem; empty if usable.
         devices: Number of usable devices.
     """
@@ -118,12 +118,12 @@ class Platform(abc.ABC):
 
     Attributes:
         name: What users write in ``platform.name`` and ``ANYTRON_PLATFORM``.
-        api_version: Version of this contract that the platform was written for; required.
+        api_version: Version of the plugin contract that the platform was written for; required.
         accelerator: True for devices that are chosen before the CPU when they are usable.
         options_model: A pydantic model of ``platform.options`` (``extra="forbid"``); None = no options.
-        redirects_torch_cuda: Engine code that hard-codes ``torch.cuda`` is redirected to :meth:`runtime`.
-        portable_modules: Model building blocks that need a vendor's library come from the engine's
-            portable implementation, whose kernels the hooks supply.
+        redirects_torch_cuda: True: engine code that hard-codes ``torch.cuda`` is redirected to :meth:`runtime`.
+        portable_modules: True: instead of a vendor's modules, models are built from the engine's portable modules,
+            whose kernels the hooks supply.
         device_packages: Import packages that add this device to torch. They are hidden from processes
             of other platforms, as are all packages that torch would load by itself
             (:mod:`anytron.device.loading.session`): a platform that needs one must name it.
@@ -160,7 +160,7 @@ class Platform(abc.ABC):
         """Load the device's libraries and return the runtime; the same object at each call."""
 
     def configure_options(self, options: BaseModel | None) -> None:  # noqa: B027 - optional to override
-        """Receive the validated ``platform.options`` before any hook is called; in the driver again, with all edits.
+        """Receive the validated ``platform.options`` before any hook is called; in the driver again after all edits.
 
         A platform keeps its options, and nothing else. A decision for a run is returned by the hook ``configure`` as
         an edit of the options, with its reason. Hooks of a run receive its configuration and must not store it.
@@ -170,7 +170,7 @@ class Platform(abc.ABC):
         """Return the choices that the platform has made by itself, such as whose modules a model is built from.
 
         The first lines of a run and ``anytron doctor`` show the driver's answer; the call may take seconds and must
-        not initialise the device. ``patches.json`` has the answer of each training rank, from when its engine was
+        not initialise the device. ``patches.json`` has the answer that each training rank gave when its engine was
         built. A decision called ``modules`` explains :attr:`portable_modules`.
         """
         return ()
@@ -212,7 +212,8 @@ class Platform(abc.ABC):
 
         Args:
             facts: The settings of the engine.
-            ledger: The patches of this process; who replaces patched attributes calls ``revalidate``.
+            ledger: The patches of this process. Code here that replaces patched attributes must call
+                ``ledger.revalidate()`` afterwards.
         """
 
 
@@ -275,20 +276,20 @@ def decisions_of(platform: Platform) -> tuple[Decision, ...]:
     for one in found:
         if not isinstance(one, Decision):
             raise HookContractError(
-                f"Platform '{platform.name}' breaks the contract of decisions.",
-                why=f"the answer lists {one!r}, which is not a Decision",
+                f"Platform '{platform.name}' returned an invalid entry from decisions().",
+                why=f"{one!r} is not a Decision",
             )
     names = [one.name for one in found]
     if len(set(names)) < len(names):
         raise HookContractError(
-            f"Platform '{platform.name}' breaks the contract of decisions.",
-            why=f"two decisions have the same name: {', '.join(names)}",
+            f"Platform '{platform.name}' returned two decisions of the same name from decisions().",
+            why=f"their names are {', '.join(names)}",
         )
     return found
 
 
 def limits_of(platform: Platform) -> dict[Feature, str]:
-    """Ask a platform for its limits: the reason by feature.
+    """Ask a platform which features it lacks; return the reason for each feature.
 
     Raises:
         HookContractError: The answer contains an object that is not a Limit, or a limit without a reason.
@@ -315,14 +316,14 @@ def layout_constraints_of(platform: Platform, request: LayoutRequest) -> LayoutC
     found: object = platform.layout_constraints(request)
     if not isinstance(found, LayoutConstraints):
         raise HookContractError(
-            f"Platform '{platform.name}' breaks the contract of layout_constraints.",
-            why=f"the answer is {found!r}, which is not LayoutConstraints",
+            f"Platform '{platform.name}' returned an invalid value from layout_constraints().",
+            why=f"{found!r} is not a LayoutConstraints",
         )
     return found
 
 
 def declined(platform: Platform, asked: Iterable[Feature]) -> dict[Feature, str]:
-    """Find the requested features that a platform lacks: half a sentence with the reason, by feature.
+    """Return, for each requested feature that the platform lacks, a clause that says so and gives the reason.
 
     Raises:
         HookContractError: As :func:`limits_of`.

@@ -29,7 +29,7 @@ class MemoryStats:
 
 
 class DeviceRuntime(abc.ABC):
-    """The device interface for engines, the only place that names the device. There is one per process.
+    """The device interface for engines: all their code for the device goes through the one instance of a process.
 
     Engines whose code hard-codes ``torch.cuda`` are redirected to this object on platforms whose
     ``redirects_torch_cuda`` is True.
@@ -70,7 +70,7 @@ class DeviceRuntime(abc.ABC):
 
     @abc.abstractmethod
     def get_rng_state(self) -> torch.Tensor:
-        """uint8 state of the device's generator, on the host."""
+        """State of the device's generator, a uint8 tensor on the host."""
 
     @abc.abstractmethod
     def set_rng_state(self, state: torch.Tensor) -> None:
@@ -85,7 +85,7 @@ class DeviceRuntime(abc.ABC):
         return self.device_type
 
     def compute_capability(self) -> tuple[int, int]:
-        """(major, minor), for engine code that reads it; (0, 0) on devices without compute capabilities."""
+        """CUDA's compute capability (major, minor), for engine code that reads it; (0, 0) on devices that have none."""
         return (0, 0)
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:
@@ -115,8 +115,8 @@ class DeviceRuntime(abc.ABC):
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an error says that the device has no memory left.
 
-        A torch whose allocator is torch's own raises ``torch.OutOfMemoryError``, on every device. Libraries that
-        allocate by themselves raise other errors.
+        Torch's own allocator raises ``torch.OutOfMemoryError`` on every device. A device whose libraries allocate by
+        themselves and raise other errors overrides this method.
         """
         import torch
 
@@ -125,7 +125,7 @@ class DeviceRuntime(abc.ABC):
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
         """Mark a range in the device's own profiler; every call of a training engine is one range, named by the method.
 
-        Traces of ``trainer.profile`` have these ranges by themselves.
+        Traces of ``trainer.profile`` contain these ranges even where this method does nothing.
         """
         del name
         return nullcontext()
@@ -134,7 +134,7 @@ class DeviceRuntime(abc.ABC):
 class TorchDeviceRuntime(DeviceRuntime):
     """A device whose module in torch has the interface of ``torch.cuda``: ``torch.<device_type>``.
 
-    Plugins import what adds that module to torch before they make one.
+    A plugin must import the package that adds this module to torch before it makes an instance.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class TorchDeviceRuntime(DeviceRuntime):
         return int(self.module.device_count())
 
     def current_device(self) -> torch.device:
-        """``<device_type>:<index>``."""
+        """The current device, ``<device_type>:<index>``."""
         import torch
 
         return torch.device(self.device_type, self.module.current_device())
@@ -182,7 +182,7 @@ class TorchDeviceRuntime(DeviceRuntime):
         self.module.manual_seed(seed)
 
     def get_rng_state(self) -> torch.Tensor:
-        """uint8 state of the current device's generator."""
+        """State of the current device's generator, a uint8 tensor on the host."""
         state: torch.Tensor = self.module.get_rng_state()
         return state
 

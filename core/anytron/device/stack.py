@@ -1,4 +1,4 @@
-"""The device stack by itself, as used by Anytron's workers and by frameworks that bring their own trainer.
+"""The device stack alone (plugins, platform, patches), for Anytron's workers and for trainers of other frameworks.
 
 ``docs/how-to/use-in-your-own-trainer.md`` is a complete example with a Megatron model.
 """
@@ -55,11 +55,12 @@ class DeviceStack:
     def apply_phase(self, phase: Phase, patches: Iterable[Patch] = ()) -> list[PatchRecord]:
         """Apply the plugins' patches of a phase, and further patches of the caller.
 
-        Patches depend on the process alone. If an earlier engine of this process has applied them already, this only
-        checks that nothing imported since has replaced them.
+        Patches depend on the process alone, not on the engine. If an earlier engine of this process has applied them
+        already, this only checks that no module imported since has replaced them.
 
         Raises:
-            PatchError: A required patch cannot be applied, or ``before_import`` comes after the import.
+            PatchError: A required patch cannot be applied, or a ``before_import`` patch comes after the import of its
+                package.
         """
         if self.ledger.has_reached(phase):
             return self.ledger.revalidate()
@@ -80,11 +81,11 @@ class DeviceStack:
                 "The platform does not support this model.",
                 where=f"platform {self.platform.name}",
                 why="; ".join(refused.values()),
-                fix="change the model, its split or the format of its sequences, or use another platform",
+                fix="change the model, the parallel sizes or the sequence format (thd, bshd), or use another platform",
             )
 
     def undo(self) -> None:
-        """Undo all patches, the last one first: ``torch.cuda`` is torch's again.
+        """Undo all patches, the last one first; afterwards ``torch.cuda`` is torch's own again.
 
         Modules that were imported stay imported, and devices of other platforms stay hidden.
 

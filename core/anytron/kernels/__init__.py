@@ -1,4 +1,4 @@
-"""Kernels: the contracts of the kernel hooks, neutral kernels in pure torch, and parts to build others from."""
+"""The contracts of the kernel hooks, their default kernels in pure torch, and functions to build other kernels."""
 
 from typing import TYPE_CHECKING
 

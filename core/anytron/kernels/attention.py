@@ -1,8 +1,8 @@
 """Scaled dot-product attention, packed and padded: the neutral default of ``attention_kernel``.
 
 It reads the neutral kernel modes, which every kernel must know: the values of Transformer Engine's ``attn_mask_type``.
-Layers other than the language model's self-attention are called with them. Unlike in Transformer Engine, causality is
-always aligned to the last query and the last key.
+Layers other than the language model's self-attention are always called with one of these modes. Unlike in Transformer
+Engine, causality is always aligned to the last query and the last key.
 
 Shapes: B sequences, S positions, T packed tokens, H heads, D head size; q and k for queries and keys.
 """
@@ -41,14 +41,14 @@ WITH_TENSOR = frozenset({"padding", "padding_causal", "arbitrary"})
 def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None = None) -> AttentionKernel:
     """Return an attention kernel for one layer, built on torch's ``scaled_dot_product_attention``.
 
-    A platform may give another ``operator`` with the same signature.
+    A platform may pass another ``operator`` with the same signature.
 
     Sequences of similar length share a call in thd, so that the number of calls grows with the
-    logarithm of the range of lengths, not with the number of sequences. Where queries and keys
-    differ in number, the last query stands at the last key. Padding rows (thd) and rows whose keys
-    are all masked give zeros and no gradient.
+    logarithm of the range of lengths, not with the number of sequences. Where queries and keys differ in number,
+    causality is aligned bottom right: the last query sees the last key. Padding rows (thd) and rows whose keys are all
+    masked give zeros and no gradient.
 
-    The kernel reads the neutral modes only (:func:`is_causal`); any other mode raises
+    The kernel knows only the neutral modes (see :func:`is_causal`); any other mode raises
     :class:`~anytron.base.errors.HookContractError`.
     """
     return _Attention(operator or scaled_dot_product_attention, spec.scale, spec.traits.window)
@@ -68,10 +68,10 @@ def is_causal(call: AttentionCall, kernel: str) -> bool:
     causal = known.get(call.mode)
     if causal is None:
         raise HookContractError(
-            f"The {kernel} does not know the kernel mode '{call.mode}'.",
+            f"The {kernel} does not support the kernel mode '{call.mode}'.",
             where=f"attention in {call.format}",
-            why=f"{_source(call)}; this kernel reads {', '.join(sorted(known))}",
-            fix="let that plugin also return an attention_kernel that reads this mode, or let it return one of the "
+            why=f"{_source(call)}; this kernel supports {', '.join(sorted(known))}",
+            fix="let that plugin also return an attention_kernel that supports this mode, or let it return one of the "
             "modes above",
         )
     expected = call.format == "bshd" and call.mode in WITH_TENSOR
@@ -79,15 +79,15 @@ def is_causal(call: AttentionCall, kernel: str) -> bool:
         raise HookContractError(
             f"The kernel mode '{call.mode}' does not match its mask.",
             where=f"{kernel}, attention in {call.format}",
-            why=f"{_source(call)}, and this mode "
-            + ("needs a mask tensor, but there is no tensor" if expected else "takes no mask tensor, but there is one"),
+            why=f"{_source(call)}; this mode "
+            + ("needs a mask tensor, but there is none" if expected else "takes no mask tensor, but there is one"),
             fix="let build_attn_mask return a mode that matches its tensor",
         )
     return causal
 
 
 def _source(call: AttentionCall) -> str:
-    return f"plugin '{call.mode_from}' answered it to build_attn_mask" if call.mode_from else "the caller gave it"
+    return f"build_attn_mask of plugin '{call.mode_from}' returned it" if call.mode_from else "the caller passed it"
 
 
 @dataclass(frozen=True)

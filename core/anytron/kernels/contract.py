@@ -1,10 +1,10 @@
 """The contract of kernels: what each is built from, what it is called with, and what it returns.
 
 These rules hold for every kernel. Operands and incoming gradients may have any strides, and a kernel must not overwrite
-them; only ``adam`` does. Results are on the operands' device. Random numbers are drawn for dropout only, and from the
-device's default generator, whose state recomputation restores.
+them; only ``adam`` does. Results are on the operands' device. Random numbers are drawn for dropout only, from the
+device's default generator, because recomputation restores its state.
 
-Even if there are no rows to compute, the results depend on all operands (:func:`zeros_from`).
+Even if there are no rows to compute, the results must depend on all operands in autograd (:func:`zeros_from`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class AttentionSpec:
         v_dim: Value head size. Packed values of MLA come padded with zeros to ``qk_dim``: the result is as wide
             as the values of the call.
         scale: Factor of the scores before softmax.
-        traits: Causal, and the other properties of the model. ``traits.window`` is the layer's sliding window, which no
-            call repeats: a kernel hides what lies outside of it, whatever the mode and the mask say.
+        traits: Properties of the model, such as causal attention. ``traits.window`` is the layer's sliding window,
+            which no call repeats: a kernel hides what lies outside of it, whatever the mode and the mask say.
         dropout: Attention dropout while training.
-        sinks: A learnt logit per head joins the softmax's denominator.
+        sinks: Whether a learnt logit per head is added to the softmax's denominator (attention sinks).
         device_type: ``torch.device`` type of the operands.
     """
 
@@ -59,11 +59,11 @@ class AttentionCall:
 
     Attributes:
         format: ``thd`` (cumulative lengths given) or ``bshd``.
-        mode: How to read the mask. In the language model's self-attention it is the ``kernel_mode`` that the
-            platform answered to ``build_attn_mask``; in other layers (cross-attention, vision towers) it is
-            a neutral one, so that a kernel with modes of its own must know those as well
-            (:func:`anytron.kernels.attention.is_causal` reads them).
-        mode_from: The plugin that answered ``mode``, for messages; empty where no plugin did.
+        mode: How to read the mask. In the language model's self-attention it is the ``kernel_mode`` of the mask that
+            ``build_attn_mask`` returned; in other layers (cross-attention, vision towers) it is a neutral mode, so that
+            a kernel with modes of its own must know the neutral modes too (:func:`anytron.kernels.attention.is_causal`
+            reads them).
+        mode_from: The plugin that chose ``mode``, for messages; empty if no plugin chose it.
         cu_seqlens_q: thd: int32 ``[B + 1]`` real query lengths, leading 0.
         cu_seqlens_kv: thd: int32 ``[B + 1]`` real key lengths.
         cu_seqlens_q_padded: thd: int32 ``[B + 1]`` where sequences start in the buffer; None = there is no padding
@@ -73,7 +73,7 @@ class AttentionCall:
         max_seqlen_kv: thd: upper bound of the key lengths; None = not known.
         mask: bshd: the mask's tensor, bool, broadcastable to ``[B, H, Sq, Sk]``, True = MASKED; None without one. It
             hides pairs besides those that ``mode`` hides: with a causal mode, both count.
-        sinks: float ``[H]`` logits, if the layer has them.
+        sinks: float ``[H]`` logits of the attention sinks; None if the layer has none.
         dropout: Probability in force now (0 in evaluation).
     """
 
@@ -95,16 +95,16 @@ class AttentionKernel(Protocol):
     """Compute scaled dot-product attention.
 
     ``query`` is ``[T, H, D]`` in thd and ``[B, S, H, D]`` in bshd, ``key`` and ``value`` alike with
-    ``num_kv_heads`` heads; query head ``h`` reads key head ``h // (H / num_kv_heads)``. The answer has the query's
-    leading shape and ``[H, Dv]``, and its element type.
+    ``num_kv_heads`` heads; query head ``h`` reads key head ``h // (H / num_kv_heads)``. The result is ``[T, H, Dv]`` or
+    ``[B, S, H, Dv]``, with the query's element type.
 
     - In thd the buffer may end in padding and have padding between sequences, whose numbers mean nothing and
       may be NaN. Padding rows and rows that see no key give zeros and no gradient, never NaN.
     - Where queries and keys differ in number, as in context parallelism, a sequence's last query stands at its last
       key: causality is aligned bottom right. (``is_causal`` of torch's ``scaled_dot_product_attention`` is top left.)
       A sequence may be empty.
-    - Only ``call.mode`` decides about causality, also in a layer of a causal model: there, the mask tensor alone may
-      hide what has to be hidden.
+    - Only ``call.mode`` says whether the call is causal, even in a causal model: with a mode that is not causal, the
+      mask tensor hides later keys, if they have to be hidden.
     - A kernel is called for many micro-batches, again in recomputation, and on other threads. It must take all that it
       needs from the arguments of the call.
     """
@@ -137,8 +137,8 @@ class KernelSpec:
         device_type: ``torch.device`` type of the operands.
         dtype: Element type of the weights or of the operands (``adam``: float32, that of the master weights); None =
             not known.
-        options: Known arguments that are the same in each call of the kernel. ``rms_norm`` and ``layer_norm``
-            have ``eps`` (float) and ``zero_centered`` (bool); the others have none.
+        options: Arguments that are known in advance and are the same in each call of the kernel. ``rms_norm`` and
+            ``layer_norm`` have ``eps`` (float) and ``zero_centered`` (bool); the others have none.
     """
 
     device_type: str
@@ -153,7 +153,7 @@ class LogProbSpec:
     Attributes:
         vocab_size: Real entries of the vocabulary; logits of padding entries are excluded.
         tensor_parallel: Ranks that share the vocabulary.
-        chunk_tokens: A tile of the vocabulary has at most as many logits as this many tokens.
+        chunk_tokens: Limit of a tile's size: as many logits as this number of tokens has on one rank.
         device_type: ``torch.device`` type of the operands.
         dtype: Element type of the operands; None = not known.
     """
@@ -205,8 +205,8 @@ class KernelSource(Protocol):
 def zeros_from(shape: Sequence[int], first: Tensor, *others: Tensor | None) -> Tensor:
     """Return zeros that depend on operands, so that each operand gets a gradient of zeros instead of none.
 
-    A rank whose output depends on no operand would skip the backward pass, including its collectives, and the other
-    ranks would wait for it in them for ever.
+    A rank whose output depends on no operand would skip the backward pass with its collectives, in which the other
+    ranks would wait for ever.
 
     Args:
         shape: Shape of the result.

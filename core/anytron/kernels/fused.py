@@ -47,7 +47,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tens
         x: ``[..., N]``: hidden states, or heads of queries and keys, where N is the size of a head.
         weight: ``[N]``.
         eps: Added to the mean square.
-        zero_centered: The factor is ``1 + weight``.
+        zero_centered: Whether the factor is ``1 + weight`` instead of ``weight``.
     """
     if zero_centered:
         return _scaled(x.float(), 1.0 + weight.float(), eps).to(x.dtype)
@@ -101,7 +101,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_
 def swiglu(x: Tensor) -> Tensor:
     """Gate the second half of the last dimension by SiLU of the first: ``[..., 2 N]`` -> ``[..., N]``.
 
-    Megatron's order of the halves (``megatron/core/fusions/fused_bias_swiglu.py``). Only ``x`` is kept for the
+    The order of the halves is Megatron's (``megatron/core/fusions/fused_bias_swiglu.py``). Only ``x`` is kept for the
     backward pass.
     """
     gated: Tensor = _SwiGLU.apply(x)  # type: ignore[no-untyped-call]
@@ -130,13 +130,13 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
-    """Rotate the first ``R`` entries of the last dimension; the others pass.
+    """Rotate the first ``R`` entries of the last dimension; the others are returned unchanged.
 
     Args:
         x: ``[..., D]``: queries, or keys, with their heads in the dimension before the last.
         freqs: Angles in radians, broadcastable to ``[..., R]``, R <= D; each angle stands in it
             twice: halves one after the other, or neighbours if ``interleaved``.
-        interleaved: Pairs are neighbours (GPT-J) instead of i and i + R/2 (GPT-NeoX, Hugging Face).
+        interleaved: Rotate pairs of neighbours (GPT-J) instead of the entries i and i + R/2 (GPT-NeoX, Hugging Face).
     """
     # Cast before multiplying, as Hugging Face and Megatron do.
     cos, sin = freqs.cos().to(x.dtype), freqs.sin().to(x.dtype)
@@ -198,10 +198,10 @@ def grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> T
     Args:
         x: ``[T, K]``, rows sorted by group.
         weights: One weight ``[N, K]`` for each group.
-        splits: Rows of each group; may be 0; their sum is T.
+        splits: Number of rows of each group, which may be 0; the sum is T.
 
     Returns:
-        ``[T, N]``. A group without rows gives its weight a zero gradient, not none.
+        ``[T, N]``. The weight of a group without rows gets a gradient of zeros, not None.
     """
     parts = torch.split(x, list(splits))
     return torch.cat([functional.linear(part, weight) for part, weight in zip(parts, weights, strict=True)])
@@ -211,8 +211,9 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu
     """Convolve each channel with the last ``W`` tokens of its own sequence.
 
     ``y[t] = sum over j < W of weight[:, W - 1 - j] * x[t - j]``; before a sequence's first token stand zeros. This is
-    ``torch.nn.Conv1d`` with one group per channel, padded on the left. One product per tap instead of a grouped
-    convolution: faster on a CPU, and the ends of packed sequences cost one comparison. Computed in float32 at least.
+    ``torch.nn.Conv1d`` with one group per channel, padded on the left. It is computed as one product per tap instead of
+    a grouped convolution, which is faster on a CPU and handles the ends of packed sequences with one comparison.
+    The arithmetic is float32 or wider.
 
     Args:
         x: ``[B, S, D]``; packed, ``[1, T, D]``.
@@ -265,7 +266,7 @@ def adam(
 ) -> None:
     """Make one Adam step in place (Kingma and Ba, arXiv:1412.6980; AdamW, arXiv:1711.05101).
 
-    As FusedAdam of Apex and Transformer Engine: one step number for all tensors, moments in float32,
+    Like FusedAdam of Apex and Transformer Engine, it has one step number for all tensors, moments in float32, and
     arithmetic in float32 whatever the parameters' type.
 
     Args:

@@ -50,7 +50,7 @@ def gated_delta_rule(
 
     There is no loop over sequences: all chunks of a micro-batch are computed together, and the states of
     all sequences advance together, so that the number of iterations is the number of chunks of the longest
-    sequence. Computed in float32 at least.
+    sequence. The arithmetic is float32 or wider.
 
     Args:
         query: ``[B, S, H, K]``, normalised by :func:`l2norm`; packed, ``[1, T, H, K]``.

@@ -52,9 +52,10 @@ _MULTIPLE = 128
 def make_log_prob(spec: LogProbSpec, arithmetic: TileArithmetic | None = None) -> LogProbKernel:
     """Make a log-prob kernel; without ``arithmetic`` the neutral default of ``log_prob_kernel``, in pure torch.
 
-    A tile has at most as many logits as ``spec.chunk_tokens`` tokens have, but at least :data:`NARROWEST_TILE` per
-    token. The neutral default computes logits in the weight's element type and everything after them in float32. It
-    holds two tiles in float32, and with a 16-bit weight one more tile of its type.
+    A tile has at most as many logits as ``spec.chunk_tokens`` tokens have on one rank, but at least
+    :data:`NARROWEST_TILE` logits per token. The neutral default computes logits in the weight's element type and
+    everything after them in float32. It holds two tiles in float32, and with a 16-bit weight one more tile in the
+    weight's type.
     """
     tiles = TorchTiles() if arithmetic is None else arithmetic
 
@@ -68,12 +69,12 @@ def make_log_prob(spec: LogProbSpec, arithmetic: TileArithmetic | None = None) -
 
 
 def tile_width(tokens: int, entries: int, chunk_tokens: int) -> int:
-    """Return the entries of the vocabulary per tile, for tiles as equal as possible.
+    """Return the number of vocabulary entries in a tile, such that all tiles are about equally wide.
 
     Args:
-        tokens: Tokens whose logits a tile holds.
-        entries: Entries of the vocabulary on this rank.
-        chunk_tokens: Number of tokens whose logits are as many as a tile may have.
+        tokens: Number of tokens whose logits a tile holds.
+        entries: Number of vocabulary entries on this rank.
+        chunk_tokens: Limit of a tile's size: as many logits as this number of tokens has on this rank.
     """
     if tokens <= chunk_tokens or entries <= NARROWEST_TILE:
         return max(1, entries)
@@ -170,9 +171,9 @@ class Shard:
     """The operands of one rank.
 
     Attributes:
-        hidden: ``[N, H]``.
+        hidden: Hidden states ``[N, H]``.
         weight: ``[R, H]``: this rank's rows of the output layer, without padding rows.
-        labels: int64 ``[N]``: rows of ``weight``; -1 = ignored, or a row of another rank.
+        labels: int64 ``[N]``: each label as a row of ``weight``; -1 = the label is ignored or on another rank.
         temperature: Logits are divided by it.
         width: Entries of the vocabulary in one tile.
     """
@@ -190,12 +191,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class Upstream:
-    """Values other than the logits on which the gradients depend: each float32 ``[N]``.
+    """What the gradients depend on besides the logits: values per token, each float32 ``[N]``.
 
     Attributes:
-        peak: The highest logit m of all ranks, divided by the temperature as all logits.
+        peak: m, the highest logit of all ranks after division by the temperature.
         log_total: log s.
-        mean: e / s, the mean of the logits less ``peak``.
+        mean: e / s, the mean of the logits under the softmax, minus ``peak``.
         grad_log_probs: Gradient of the loss by the log-probs; 0 where the label is ignored.
         grad_entropy: Gradient of the loss by the entropies; 0 where the label is ignored.
     """
@@ -208,23 +209,24 @@ class Upstream:
 
 
 class TileArithmetic(Protocol):
-    """Arithmetic of logits, tile by tile."""
+    """Compute the logits of a rank tile by tile, and reduce them to statistics or gradients."""
 
     def statistics(self, shard: Shard) -> Tensor:
-        """Reduce tiles of any width: float32 ``[tiles, 4, N]`` of m, s, e and the label's logit.
+        """Return m, s, e and the label's logit of each tile and token: float32 ``[tiles, 4, N]``.
 
-        The logit is 0 where the tile does not have the label.
+        The label's logit is 0 in tiles that do not contain the label. Tiles may have any width.
         """
 
     def gradients(self, shard: Shard, upstream: Upstream) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the rows of each tile, and the gradient of its undivided logits: ``[N, rows]`` as the weight's dtype.
+        """Yield (rows, gradient) of each tile; the gradient ``[N, rows]`` is that of the tile's logits.
 
-        The gradient may be overwritten when the next one is asked for.
+        These are the logits before division by the temperature. The gradient has the weight's dtype. It may be
+        overwritten when the next one is asked for.
         """
 
 
 class TorchTiles:
-    """Make a tile's logits in memory, and compute with them in place: two tiles of float32 exist at a time.
+    """Compute a tile's logits in memory and work on them in place, so that only two float32 tiles exist at a time.
 
     The two are allocated once per pass, because on a CPU new memory costs as much time as a pass over it.
     """

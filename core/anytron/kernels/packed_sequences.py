@@ -44,9 +44,9 @@ class MicroBatchCache(Generic[Made]):
         """Return the cached value of this micro-batch, or make it.
 
         Args:
-            call: Call whose four cumulative lengths, with their tensor versions, are the key; a change in place is
-                noticed.
-            facts: Other values on which the cached value depends; only the value for the last ones is kept.
+            call: Call whose four tensors of cumulative lengths, with their versions, are the key, so that a change in
+                place is noticed.
+            facts: Other values on which the cached value depends; only the result for the last ``facts`` is kept.
             make: Function that makes the value.
         """
         key = call.cu_seqlens_q
@@ -79,7 +79,7 @@ class Rows(NamedTuple):
     empty: Tensor | None
 
     def take(self, tensor: Tensor) -> Tensor:
-        """Rows of ``tensor`` ``[M, ...]``: ``[N, ...]``."""
+        """Return these rows of ``tensor`` ``[M, ...]``, as ``[N, ...]``."""
         taken = tensor.index_select(0, self.source)
         return taken if self.empty is None else taken.index_fill_(0, self.empty, 0)
 
@@ -103,7 +103,7 @@ class _Rearrange(torch.autograd.Function):
 
 
 def rearrange(tensor: Tensor, there: Rows | None, back: Rows | None) -> Tensor:
-    """Take the rows that ``there`` names; ``back`` gives, for each row of ``tensor``, its new place."""
+    """Take the rows that ``there`` names. ``back`` has the new place of each row of ``tensor``, for the gradient."""
     rearranged: Tensor = _Rearrange.apply(tensor, there, back)  # type: ignore[no-untyped-call]
     return rearranged
 
@@ -124,7 +124,7 @@ class Side(NamedTuple):
 
 
 class Restriction(NamedTuple):
-    """Which pairs of a dense batch may attend.
+    """Which pairs (query, key) of a dense batch may attend.
 
     Attributes:
         visible: bool, broadcastable to ``[n, H, rows, columns]``, True = KEEP. A row that may see no key is
@@ -155,7 +155,7 @@ class Group:
         columns: Keys per sequence, with padding.
         same: Whether every sequence has as many keys as queries.
         full: Whether every sequence has ``columns`` keys.
-        sighted: Whether every query, also of padding, sees a key unless a window hides all.
+        sighted: Whether, without a window, every query sees at least one key, padding queries included.
     """
 
     query_lengths: Tensor
@@ -173,10 +173,10 @@ class Group:
         return self.query_lengths.numel()
 
     def restriction(self, causal: bool, window: Window | None) -> Restriction | None:
-        """Which pairs may attend; None if the causal flag alone is enough.
+        """Return which pairs may attend; None if the kernel's causal flag alone says so.
 
-        It is enough if in a causal sequence all padded keys come after every real query; the results of padded queries
-        are not used.
+        The flag is enough if, in a causal sequence, all padding keys come after every real query: results of padding
+        queries are not used.
         """
         asked = (causal, window)
         if asked not in self._restrictions:
@@ -207,7 +207,7 @@ class PackedPlan:
     keys: Side
 
     def split(self, tensor: Tensor, side: Side, lengths: Sequence[int]) -> list[Tensor]:
-        """Packed ``[T, ...]`` -> for each group ``[n, L, ...]``, ``lengths`` being the groups' L."""
+        """Split packed ``[T, ...]`` into ``[n, L, ...]`` for each group; ``lengths`` are the groups' L."""
         if side.stride is not None:
             (group,), (length,) = self.groups, lengths
             shape = (group.count, side.stride, *tensor.shape[1:])
@@ -221,7 +221,7 @@ class PackedPlan:
         ]
 
     def join(self, outputs: list[Tensor], total: int) -> Tensor:
-        """For each group ``[n, rows, ...]`` -> packed ``[total, ...]``, zero where there is padding."""
+        """Join the groups' ``[n, rows, ...]`` into packed ``[total, ...]``, which is zero at padding."""
         if self.queries.stride is None:
             slots = torch.cat([output.flatten(0, 1) for output in outputs])
             return rearrange(slots, self.queries.packed, self.queries.grouped)
@@ -236,9 +236,9 @@ class PackedPlan:
 def forbidden_pairs(
     rows: int, columns: int, causal: bool, window: Window | None, device: torch.device
 ) -> Tensor | None:
-    """Pairs that position alone forbids, bool ``[rows, columns]``, True = MASKED; None if all may attend.
+    """Return pairs that position alone forbids, bool ``[rows, columns]``, True = MASKED; None if all may attend.
 
-    The last query stands at the last key.
+    Positions are aligned bottom right: the last query has the position of the last key.
     """
     if not causal and window is None:
         return None
@@ -262,9 +262,9 @@ _plans: MicroBatchCache[PackedPlan | None] = MicroBatchCache()
 
 
 def plan_for(call: AttentionCall, query_rows: int, key_rows: int) -> PackedPlan | None:
-    """The plan of the micro-batch that ``call`` describes; None if there is no query at all.
+    """Return the plan for the micro-batch that ``call`` describes; None if there is no query at all.
 
-    The first call of a micro-batch copies the lengths to the host; the others find the plan.
+    The first call of a micro-batch copies the lengths to the host; later calls find the cached plan.
     """
     return _plans.find(call, (query_rows, key_rows), lambda: _make_plan(call, query_rows, key_rows))
 
@@ -348,6 +348,6 @@ def _side(
 
 
 def rows_from(source: Tensor, device: torch.device) -> Rows:
-    """Rows from host indices in which -1 stands for an empty row."""
+    """Make :class:`Rows` from indices on the host, in which -1 stands for an empty row."""
     empty = (source < 0).nonzero()[:, 0]
     return Rows(source.clamp(min=0).to(device), empty.to(device) if empty.numel() else None)

@@ -1,1 +1,1 @@
-"""Checks of a platform, an installation and a run before training: the kit, verification, doctor, planning."""
+"""Checks before training: the conformance kit of platforms, ``anytron verify``, ``doctor`` and ``plan``."""

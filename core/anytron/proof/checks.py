@@ -1,4 +1,4 @@
-"""The common frame of all checks: how a check is defined and made, and the report of several checks."""
+"""What all checks have in common: how a check is defined and run, and the report of several checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Inapplicable(Exception):  # noqa: N818 - no error at all
-    """A check, or a case of one, does not apply here: its result is ``skipped``.
+    """Raised if a check, or a case of a check, does not apply here: its result is ``skipped``.
 
     Args:
         reason: The reason, without a full stop.
@@ -30,10 +30,10 @@ class Inapplicable(Exception):  # noqa: N818 - no error at all
 
 @dataclass(frozen=True)
 class Check:
-    """One check. A tuple of checks, in the order in which they are made, is what a command checks.
+    """One check of a command, which makes a tuple of checks in their order.
 
     Attributes:
-        name: Unique in its tuple.
+        name: Name of the check, unique among the checks of the command.
         function: Function that makes the check and returns its result, or several; its docstring describes the check.
     """
 
@@ -46,10 +46,10 @@ class Check:
         return inspect.getdoc(self.function) or ""
 
     def results(self, *subject: Any) -> Iterator[Result]:
-        """Make the check; an exception becomes a result.
+        """Make the check and yield its results; an exception becomes a result.
 
         Args:
-            subject: What is checked.
+            subject: Arguments of the check's function.
         """
         try:
             found = self.function(*subject)
@@ -67,16 +67,16 @@ class Watcher:
     """Receives the progress of checks; this base class ignores it."""
 
     def begins(self, what: str) -> None:
-        """A check, named here, or the preparation of all checks begins."""
+        """Receive the name of the check, or of the preparation, that begins now."""
 
     def made(self, result: Result) -> None:
-        """A check has ended."""
+        """Receive the result of a check that has ended."""
 
 
 def make(
     checks: Iterable[Checked], results_of: Callable[[Checked], Iterable[Result]], watcher: Watcher
 ) -> Iterator[Result]:
-    """Make checks one after the other.
+    """Make checks one after the other, and yield their results with the seconds that they took.
 
     Args:
         checks: Checks, in order.
@@ -113,7 +113,7 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of results by status; and numbers of cases that were made and skipped, if checks have cases."""
+        """Number of results by status; if checks have cases, also the numbers of cases that were run and skipped."""
         found: dict[str, int] = {status: sum(one.status == status for one in self.results) for status in STATUSES}
         made = sum(one.cases for one in self.results)
         skipped = sum(one.skipped for one in self.results)

@@ -35,7 +35,7 @@ class Share:
 
     Attributes:
         who: Role of each process: ``training rank``, ``reward model rank``, ``rollout replica`` or ``driver``.
-        count: How many are on the device.
+        count: Number of such processes on the device.
         parts: Memory of each process on the device, part by part.
     """
 
@@ -45,7 +45,7 @@ class Share:
 
     @property
     def slug(self) -> str:
-        """``who``, for names of entries."""
+        """``who`` with hyphens instead of spaces, for the names of results."""
         return self.who.replace(" ", "-")
 
     @property
@@ -56,11 +56,11 @@ class Share:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """The processes on one device of a kind: the device that needs the most memory.
+    """The processes on one device: the one that needs the most memory among the devices of its kind.
 
     Attributes:
         name: Kind of device: ``training``, ``rollout`` or ``machine``.
-        shares: The processes on it.
+        shares: The processes on the device, by kind.
         total: Memory of the device in bytes; None = not known.
     """
 
@@ -70,13 +70,13 @@ class DevicePlan:
 
     @property
     def crowd(self) -> str:
-        """Description of the processes on the device, for messages."""
+        """The processes on the device in words, for messages: ``2 training ranks and 1 driver``."""
         counted = [f"{share.count} {share.who}{'s' * (share.count > 1)}" for share in self.shares]
         return " and ".join(filter(None, [", ".join(counted[:-1]), counted[-1]]))
 
     @property
     def place(self) -> str:
-        """Description of the device, for messages."""
+        """The device in words, for messages: ``the machine`` or ``a device``."""
         return "the machine" if self.name == "machine" else "a device"
 
     @property
@@ -97,11 +97,11 @@ class DevicePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Memory that a run needs.
+    """The device memory that a run needs.
 
     Attributes:
         devices: Plans of the devices, one for each kind.
-        parameters: Numbers in the model.
+        parameters: Number of the model's parameters.
         silent: Engines that give no estimate; their memory is missing in the plan.
     """
 
@@ -122,10 +122,10 @@ class Plan:
 
 
 def as_installed(run: RunConfig) -> tuple[RunConfig, str]:
-    """Replace engines that no installed distribution offers by the default engine with its default options.
+    """Replace a training engine that no installed distribution offers by the default one with its default options.
 
     Returns:
-        The configuration, and a description of the replacements; empty if there were none.
+        The configuration, and a description of the replacement; empty if the engine is installed.
     """
     asked, default = run.engine.name, EngineSection().name
     if asked in component_names(TRAINING_ENGINES):
@@ -138,7 +138,7 @@ def as_installed(run: RunConfig) -> tuple[RunConfig, str]:
 def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None = None) -> Plan:
     """Estimate the memory that the run needs on its devices, from the configuration alone.
 
-    An accelerator has one training rank. On the CPU all processes share the machine's memory.
+    One training rank is assumed on each accelerator. On the CPU, all processes share the machine's memory.
 
     Args:
         run: The configuration.
@@ -156,7 +156,7 @@ def make_plan(run: RunConfig, device: DeviceMemory, prompt_tokens: float | None 
         raise ConfigError(
             "The memory of this run cannot be estimated.",
             where="engine.name",
-            why=f"the engine {run.engine.name} gives no estimate",
+            why=f"the engine {run.engine.name} has no memory estimate",
             fix="start with a small engine.max_tokens_per_micro_batch "
             "and watch the device's memory with its vendor's tool",
         )
@@ -234,9 +234,9 @@ class Remedy:
     """Settings that lower the memory of the fullest device.
 
     Attributes:
-        overrides: As on the command line, ``key=value``.
-        needed: Bytes on the fullest device with them.
-        fits: Whether every device has room then.
+        overrides: The settings as on the command line, ``key=value``.
+        needed: Bytes on the fullest device with these settings.
+        fits: Whether every device then has enough memory; None if that is not known.
     """
 
     overrides: tuple[str, ...]
@@ -247,16 +247,16 @@ class Remedy:
 def remedies(
     run: RunConfig, plan: Plan, replan: Callable[[Sequence[str]], Plan | None]
 ) -> tuple[list[Remedy], Remedy | None]:
-    """Try each setting alone, and then the best of them together.
+    """Try each setting of :func:`candidates` alone, and then those that help together.
 
     Args:
         run: The configuration.
         plan: Plan of the run.
-        replan: Returns the plan with more overrides; None if the configuration refuses them.
+        replan: Function that returns the plan with more overrides; None if the configuration refuses them.
 
     Returns:
-        The settings that save enough alone, the largest saving first. If the device's memory is known, then also the
-        first settings of :func:`candidates` that together make the run fit.
+        The settings that each save at least :data:`WORTH` of the memory, the largest saving first; and, if the run is
+        known not to fit, settings among them that together make it fit (None if there are none).
     """
     helpful = []
     for override in candidates(run):
@@ -268,7 +268,7 @@ def remedies(
 
 
 def candidates(run: RunConfig) -> Iterator[str]:
-    """Return settings to try, as overrides: first those that cost time, then more devices, then changes of training."""
+    """Yield settings to try, as overrides: first those that cost time, then more devices, then changes of training."""
     engine, rollout, parallel = run.engine, run.rollout, run.parallel
     if rollout.placement == "colocated" and rollout.engine != engine.name and not rollout.sleep:
         yield "rollout.sleep=true"

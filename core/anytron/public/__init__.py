@@ -1,6 +1,6 @@
 """The public modules: what other packages may import. Everything else is private.
 
-The names of a module are those of its ``__all__``; :mod:`anytron.public.document` writes them all into
+The public names of a module are listed in its ``__all__``; :mod:`anytron.public.document` writes them all into
 ``docs/reference/api.md``.
 """
 

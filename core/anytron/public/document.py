@@ -1,6 +1,7 @@
 """Write ``docs/reference/api.md`` from the public modules.
 
-Run ``python -m anytron.public.document docs/reference/api.md`` after a change; a test compares.
+Run ``python -m anytron.public.document docs/reference/api.md`` after a change of public names; a test fails if the page
+is not up to date.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ class Named(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The class or function, or the target of an alias."""
+        """The object that has the name: a class, a function, or what an alias stands for."""
         return getattr(importlib.import_module(self.module), self.name)
 
     @property
     def home(self) -> ModuleType:
-        """The module that defines it."""
+        """The module that defines the name, found by following imports."""
         module, name = importlib.import_module(self.module), self.name
         while place := homes(Path(str(module.__file__))).get(name):
             module, name = importlib.import_module(place[0]), place[1]
@@ -243,7 +244,7 @@ def render() -> str:
 
 
 def names(module: str) -> list[Named]:
-    """The public names of a module."""
+    """Return the public names of a module."""
     return [Named(name, module) for name in importlib.import_module(module).__all__]
 
 

@@ -1,1 +1,1 @@
-"""What a run keeps: metrics, sinks, the report, checkpoints, validation."""
+"""What a run records: metrics and their sinks, reports, checkpoints and validation results."""

@@ -36,7 +36,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     C(samples, k)`` (https://arxiv.org/abs/2107.03374, equation 1), in exact integers.
 
     Args:
-        samples: Responses to the prompt.
+        samples: Number of responses to the prompt.
         passed: Number of responses that passed.
         k: Number of tries, from 1 to ``samples``.
     """
@@ -44,7 +44,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def interval(values: Tensor) -> tuple[float, float] | None:
-    """Return the confidence interval of the mean of prompts' numbers: percentiles of the bootstrap over prompts.
+    """Return the confidence interval of the mean over prompts: percentiles of the bootstrap over prompts.
 
     Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3. The result is the same
     whenever it is computed from the same numbers: the random generator has a fixed seed. If all numbers are equal, the
@@ -77,10 +77,10 @@ ROUNDING = 1e-6
 
 
 def set_metrics(section: ValidationSetSection, samples: Sequence[Sample], rewards: RewardScores) -> dict[str, float]:
-    """Compute the metrics of a set.
+    """Compute the metrics of a validation set.
 
     Args:
-        section: The set.
+        section: Configuration section of the set.
         samples: ``section.samples_per_prompt`` responses to each prompt, side by side.
         rewards: Rewards of the samples. A response that was dropped counts neither as passed nor as failed, and a
             prompt with fewer than k other responses is not counted in ``pass@k``.
@@ -123,7 +123,7 @@ class Standing:
 
     Attributes:
         best_step: The step with its best value; None as long as all values were NaN.
-        best: The best value.
+        best: The best value; None as long as all values were NaN.
         waited: Number of validations since ``best_step``.
     """
 
@@ -140,7 +140,7 @@ def is_better(value: float, best: float | None, direction: Direction, min_delta:
 
 
 def standing(found: Iterable[tuple[int, float]], direction: Direction, min_delta: float) -> Standing:
-    """Compute the best value of a metric and the number of validations since, step by step.
+    """Find the best value of a metric, and count the validations after it; ``found`` holds (step, value) pairs.
 
     As in other trainers' early stopping, a value that is better by ``min_delta`` or less is ignored. The best value
     stays, so that several small improvements count once their sum exceeds ``min_delta``.

@@ -1,7 +1,7 @@
 """Batches that rollout, rewards and training exchange: ragged sequences of tokens, never padded.
 
 All per-token values are flat ``[T]`` and in *token* coordinates: entry t belongs to token t. The
-log-prob of a token is that of drawing it after the tokens before it; the entry of the first token of
+log-prob of a token is the log-probability of drawing it after the tokens before it; the entry of the first token of
 a sequence is 0. Log-probs of prompts are not computed, because prompts are not trained; these entries are 0 too.
 """
 
@@ -29,10 +29,11 @@ class RaggedBatch:
         tokens: int64 ``[T]``.
         response_mask: bool ``[T]``, True = the model wrote the token. Tokens that an environment wrote within a
             response are not trained; the model reads them like a prompt.
-        temperature: Sampling temperature; log-probs are those of logits divided by it.
+        temperature: Sampling temperature; log-probs are computed from logits divided by it.
         groups: int64 ``[B]``, number of the prompt of each sequence; sequences of a prompt are
             adjacent, and there may be a different number for each prompt. None if every sequence has its own prompt.
-        rollout_log_probs: float32 ``[T]``, as the rollout engine computed them; 0 outside of responses.
+        rollout_log_probs: float32 ``[T]``, as the rollout engine computed them; 0 outside of responses. None if no
+            rollout engine did.
         old_log_probs: float32 ``[T]``, log-probs of the training engine before this step's updates; None if the
             batch is used for a single update, which takes the current log-probs.
         reference_log_probs: float32 ``[T]``, log-probs of the reference model; None without one.
@@ -46,7 +47,7 @@ class RaggedBatch:
         loss_weights: float32 ``[T]``, weight of each token in the loss. For a mean, they add up to 1 over all
             micro-batches and ranks of one optimizer update. None before they are known.
         token_shares: float32 ``[T]``, weights for the averages of metrics: equal for all response tokens of the
-            update, 0 elsewhere, with a sum of 1.
+            update, 0 elsewhere, with a sum of 1. None before they are known.
         routing: uint8 or int16 ``[T, L, K]``, the experts that each of L mixture-of-experts layers chose for
             a token, either in the rollout or when the old log-probs were computed. From the rollout, the row of the
             last token of a sequence is not valid. None if routing is not replayed.
@@ -120,11 +121,11 @@ def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:
     """Return the flat indices of the tokens of some sequences.
 
     Args:
-        lengths: int64 ``[B]``.
-        sequences: int64 ``[K]``.
+        lengths: int64 ``[B]``, tokens of each sequence of the batch.
+        sequences: int64 ``[K]``, indices of the sequences.
 
     Returns:
-        int64, as long as these sequences together.
+        int64, one index for each token of these sequences.
     """
     starts = torch.cumsum(lengths, 0) - lengths
     chosen = lengths[sequences]

@@ -69,7 +69,10 @@ class ContextShard:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
-            raise DataError("Impossible context-parallel shard.", why=f"rank {self.rank} of size {self.size}")
+            raise DataError(
+                "A context-parallel rank must be from 0 to the context-parallel size minus 1.",
+                why=f"the rank is {self.rank}, the size {self.size}",
+            )
 
     @property
     def chunks(self) -> int:
@@ -92,7 +95,10 @@ class LayoutConstraints:
 
     def __post_init__(self) -> None:
         if self.align < 1 or self.bucket < 1:
-            raise DataError("Layout constraints must be at least 1.", why=f"align {self.align}, bucket {self.bucket}")
+            raise DataError(
+                "align and bucket of LayoutConstraints must be at least 1.",
+                why=f"align is {self.align}, bucket is {self.bucket}",
+            )
 
     def merge(self, other: LayoutConstraints) -> LayoutConstraints:
         """Combine two constraints: take the least common multiple of each field."""
@@ -146,7 +152,7 @@ class SequenceLayout:
 
     @cached_property
     def longest(self) -> int:
-        """Real tokens of the longest sequence."""
+        """Number of real tokens of the longest sequence."""
         return int(self.lengths.max())
 
     @property
@@ -209,7 +215,7 @@ class SequenceLayout:
 
         Args:
             values: ``[R, C, ...]`` of this rank.
-            gather: Function from :func:`gather_slots`; required if ``shard.size > 1``.
+            gather: Function from :func:`gather_slots`, required if ``shard.size > 1``; None = there is one shard.
 
         Returns:
             ``[T, ...]``.
@@ -323,7 +329,7 @@ def gather_slots(group: ProcessGroup) -> Callable[[Tensor], Tensor]:
     The returned function takes this rank's slots ``[N, ...]`` and gives all ranks' ``[size * N, ...]``
     in rank order. The gradient flows through the local slice only: each rank's loss sees all
     tokens, and the gradients of the parameters are summed over context-parallel ranks afterwards, so
-    that a gradient through the others' slices would count every token ``size`` times.
+    that a gradient through other ranks' slices would count every token ``size`` times.
 
     Args:
         group: The context-parallel process group.

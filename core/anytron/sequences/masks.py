@@ -1,4 +1,4 @@
-"""The contract of attention masks: a mask carries its meaning in its type.
+"""Attention masks that plugins build: the type of a mask says how to read it.
 
 A mask is computed from the :class:`~anytron.sequences.SequenceLayout`, and no code derives a layout from a mask. The
 polarity is stored with the mask, because common conventions contradict each other: Megatron's softmax and
@@ -73,7 +73,7 @@ class MaskRequest:
         traits: Properties of the model.
         parallel: The parallel sizes.
         accepted: The kinds that can reach the model's attention, as the engine says (docs/reference/families.md).
-        layout: The micro-batch's layout; None at build. The kind and kernel mode of the answer must
+        layout: The micro-batch's layout; None when the engine is built. The kind and kernel mode of the mask must
             depend on the other fields only.
     """
 
@@ -90,18 +90,18 @@ class AttnMask:
 
     Attributes:
         kind: Form of ``tensor``.
-        kernel_mode: How the attention kernel must read it. Any word that the platform's own kernel knows; the
+        kernel_mode: How the attention kernel must read ``tensor``: any word that the platform's own kernel knows; the
             reference kernel knows Transformer Engine's ``attn_mask_type``
             (:mod:`anytron.kernels.attention`). A mask and its mode always travel together.
-        tensor: The mask itself, shaped as ``kind`` says; None for kind ``none`` and at build.
+        tensor: The mask itself, shaped as ``kind`` says; None for kind ``none`` and when the engine is built.
         polarity: Meaning of True in ``tensor``; None if and only if ``tensor`` is None.
-        padding_mask: bool ``[R, C]``, True = MASKED, for MoE routing; None if no one reads it.
+        padding_mask: bool ``[R, C]``, True = MASKED, for MoE routing; None if nothing reads it.
         linear_attn_mask: bool ``[B, S]`` over all context-parallel shards, True = KEEP, for
-            Gated DeltaNet; None if no one reads it.
-        reader: For platforms whose modules are not portable: returns which pairs of tokens the vendor's
-            attention lets through, given this mask. A mode that Transformer Engine does not have
-                needs a reader, because the engine cannot call the vendor's kernel by itself.
-        plugin: The plugin that answered, for messages; the facade fills it in.
+            Gated DeltaNet; None if nothing reads it.
+        reader: For platforms whose modules are not portable: returns which pairs of tokens the vendor's attention lets
+            through, given this mask. It is required for a mode that Transformer Engine does not have, because the
+            engine cannot call the vendor's kernel by itself; otherwise None.
+        plugin: Name of the plugin that built the mask, for messages; the core fills it in.
     """
 
     kind: MaskKind
@@ -121,7 +121,7 @@ class AttnMask:
         if (self.tensor is None) != (self.polarity is None):
             raise HookContractError(
                 "A mask must have both a tensor and a polarity, or neither.",
-                why=f"tensor {'absent' if self.tensor is None else 'given'}, polarity {self.polarity}",
+                why=f"the tensor is {'absent' if self.tensor is None else 'given'}, the polarity is {self.polarity}",
             )
         if self.kind is MaskKind.NONE and self.tensor is not None:
             raise HookContractError("A mask of kind 'none' must not have a tensor.")
@@ -162,21 +162,21 @@ def scope_of(mask: AttnMask) -> ScopeFactory:
 
 
 def current_mask() -> AttnMask | None:
-    """The platform's mask for the micro-batch whose forward pass, or recomputation, is running here."""
+    """Return the mask for the micro-batch whose forward pass, or recomputation, is running; None without one."""
     return _current.get()
 
 
 def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plugin: str) -> None:
-    """Check a plugin's answer against the contract.
+    """Check that the mask that a plugin built obeys the rules of ``build_attn_mask``.
 
     Args:
-        mask: The plugin's answer.
-        request: The request to which the mask is the answer.
-        built: The answer at engine build; None if this is that answer.
+        mask: The mask.
+        request: The request for which the plugin built it.
+        built: The mask that the plugin returned when the engine was built; None if ``mask`` is that one.
         plugin: Name of the plugin, for the message.
 
     Raises:
-        HookContractError: The answer breaks a rule; the error names plugin and rule.
+        HookContractError: The mask breaks a rule; the error names the plugin and the rule.
     """
 
     def refuse(rule: str, why: str) -> NoReturn:
@@ -185,24 +185,24 @@ def check_mask(mask: AttnMask, request: MaskRequest, built: AttnMask | None, plu
         )
 
     if not isinstance(mask, AttnMask):
-        refuse("the answer is an AttnMask", f"it is {type(mask).__name__}")
+        refuse("its result must be an AttnMask", f"it is a {type(mask).__name__}")
     if mask.kind not in request.accepted:
         names = ", ".join(sorted(kind.value for kind in request.accepted))
-        refuse("the kind must be one that the model accepts", f"answered {mask.kind.value}, accepted: {names}")
+        refuse("the kind must be one that the model accepts", f"it is {mask.kind.value}, not one of: {names}")
     if built is not None and (mask.kind, mask.kernel_mode) != (built.kind, built.kernel_mode):
         refuse(
-            "kind and kernel mode are fixed at engine build",
-            f"then {built.kind.value}/{built.kernel_mode}, now {mask.kind.value}/{mask.kernel_mode}",
+            "kind and kernel mode must stay as they were when the engine was built",
+            f"they were {built.kind.value}/{built.kernel_mode}, and are now {mask.kind.value}/{mask.kernel_mode}",
         )
     layout = request.layout
     if layout is None:
         return
     if mask.tensor is None and mask.kind is not MaskKind.NONE:
-        refuse("a micro-batch's mask needs its tensor", f"kind {mask.kind.value} without a tensor")
+        refuse("a micro-batch's mask needs a tensor", f"the mask has the kind {mask.kind.value}, but no tensor")
     if request.traits.linear_attention and request.format == "bshd" and mask.linear_attn_mask is None:
         refuse(
             "recurrent layers in bshd need linear_attn_mask",
-            "without it padding enters their state; give bool [B, S], True = keep",
+            "it is None, and padding would enter their state; give bool [B, S], True = keep",
         )
     for name in ("tensor", "padding_mask", "linear_attn_mask"):
         tensor: Tensor | None = getattr(mask, name)
@@ -214,11 +214,11 @@ def _check_tensor(
     name: str, tensor: Tensor, kind: MaskKind, layout: SequenceLayout, refuse: Callable[[str, str], NoReturn]
 ) -> None:
     if tensor.dtype is not layout.valid.dtype:  # bool, without importing torch
-        refuse("masks are bool", f"{name} is {tensor.dtype}")
+        refuse("masks must be bool", f"{name} is {tensor.dtype}")
     shapes = _shapes(name, kind, layout)
     if tensor.shape not in shapes:
         expected = " or ".join(str(tuple(shape)) for shape in dict.fromkeys(shapes))
-        refuse("the shape follows from the kind", f"{name} is {tuple(tensor.shape)}, expected {expected}")
+        refuse("a mask must have the shape of its kind", f"{name} has {tuple(tensor.shape)}, not {expected}")
 
 
 def _shapes(name: str, kind: MaskKind, layout: SequenceLayout) -> list[tuple[int, ...]]:

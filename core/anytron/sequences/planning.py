@@ -2,8 +2,8 @@
 
 No other file checks the lengths of a ragged batch, or decides to which length each sequence is padded. The rules are
 those of Megatron-Core's context parallelism and of Transformer Engine's FP8 kernels, as verl, ms-swift and slime use
-them (docs/explanation/layouts.md). Elsewhere they are written out once for text, once for vision models and once for
-labels, and disagree (verl ``models/mcore/util.py:861-891`` leaves out FP8).
+them (docs/explanation/layouts.md). Other frameworks implement them separately for text, for vision models and for
+labels, and the implementations disagree (verl ``models/mcore/util.py:861-891`` leaves out FP8).
 
 First the *whole* is planned: all padded sequences one after the other. Then each context-parallel shard
 selects slots of the whole, in another order. The fields of a rank's layout describe the slots of its shard.
@@ -47,18 +47,19 @@ def plan_layout(
     """Turn lengths into a layout.
 
     Each sequence is padded on the right to a multiple of ``tensor_parallel`` (``2 * tensor_parallel * cp``
-    with context parallelism) and of ``constraints.align``. FP8 (Transformer Engine's block sizes) needs
-    multiples of 16 per sequence and of 128 alignments in total in thd; in bshd the row length grows
-    until ``B * S`` is such a multiple. Padding of the total is added to the last sequence.
+    with context parallelism) and of ``constraints.align``. FP8 (Transformer Engine's block sizes) needs more padding:
+    in thd each sequence has a multiple of 16 tokens too, and the total is a multiple of 128 times that first multiple;
+    in bshd the row length grows until ``B * S`` is a multiple of 128 on every rank. Padding of the total is added to
+    the last sequence.
 
     Args:
-        lengths: Real lengths, each at least 1; a sequence of ints or an int tensor ``[B]``, best on
-            the host (one on a device costs the one copy that a micro-batch may cost).
+        lengths: Real lengths, each at least 1; a sequence of ints or an int tensor ``[B]``, preferably on the
+            host: a tensor on a device is copied to the host, which waits for the device.
         format: ``thd`` or ``bshd``.
         tensor_parallel: Tensor-parallel size (sequence parallelism splits the rows by it).
         shard: The context-parallel shard; default: no context parallelism.
-        constraints: Requirements of the platform.
-        fp8: Pad for FP8 kernels.
+        constraints: Requirements of the platform; None = it has none.
+        fp8: Whether to pad for FP8 kernels.
         context_length: The longest sequence that the model reads; None = no limit. Positions of
             padding stay below it too, for models that look positions up in a table.
         input_layout: How the model takes its input; see :data:`InputLayout`.
@@ -92,10 +93,11 @@ def plan_layout(
 def _check_options(format: Format, tensor_parallel: int, input_layout: InputLayout) -> None:
     where = "plan_layout"
     if format not in ("thd", "bshd"):
-        raise DataError("Unknown sequence format.", where=where, why=f"{format!r}", fix="use 'thd' or 'bshd'")
+        why = f"format is {format!r}"
+        raise DataError("Unknown sequence format.", where=where, why=why, fix="use 'thd' or 'bshd'")
     if input_layout not in ("shard", "whole", "rows"):
-        fix = "use 'shard', 'whole' or 'rows'"
-        raise DataError("Unknown value of input_layout.", where=where, why=f"{input_layout!r}", fix=fix)
+        why, fix = f"input_layout is {input_layout!r}", "use 'shard', 'whole' or 'rows'"
+        raise DataError("Unknown value of input_layout.", where=where, why=why, fix=fix)
     if tensor_parallel < 1:
         raise DataError("The tensor-parallel size must be at least 1.", where=where, why=f"it is {tensor_parallel}")
     if format == "bshd" and input_layout == "rows":
@@ -169,8 +171,8 @@ def checked_lengths(lengths: Sequence[int] | Tensor, context_length: int | None 
     """Check lengths: at least one sequence, none empty, none longer than the model's context.
 
     Args:
-        lengths: Real lengths; a sequence of ints or an int tensor ``[B]``. One on a device is copied
-            to the host, once: the only synchronisation that a layout costs.
+        lengths: Real lengths; a sequence of ints or an int tensor ``[B]``. A tensor on a device is
+            copied to the host, once: the only synchronisation that a layout costs.
         context_length: The longest sequence that the model reads; None = no limit.
 
     Returns:
@@ -181,9 +183,13 @@ def checked_lengths(lengths: Sequence[int] | Tensor, context_length: int | None 
     """
     real = lengths.cpu() if isinstance(lengths, Tensor) else torch.tensor(lengths)
     if real.ndim != 1 or real.numel() == 0:
-        raise DataError("A layout needs at least one sequence.", where="lengths", why=f"shape {tuple(real.shape)}")
+        raise DataError(
+            "A layout needs the lengths of at least one sequence, in one dimension.",
+            where="lengths",
+            why=f"their shape is {tuple(real.shape)}",
+        )
     if real.dtype.is_floating_point or real.dtype.is_complex or real.dtype is torch.bool:
-        raise DataError("Lengths must be integers.", where="lengths", why=f"dtype {real.dtype}")
+        raise DataError("Lengths must be integers.", where="lengths", why=f"their dtype is {real.dtype}")
     real = real.to(torch.int64)
     shortest, longest = (int(end) for end in real.aminmax())
     if shortest < 1:
@@ -194,14 +200,14 @@ def checked_lengths(lengths: Sequence[int] | Tensor, context_length: int | None 
         raise DataError(
             "A sequence is longer than the model's context.",
             where="lengths",
-            why=f"sequence {index} has length {longest}, the context {context_length}",
+            why=f"sequence {index} has {longest} tokens, but the context has only {context_length}",
             fix="use shorter prompts, or lower rollout.max_new_tokens",
         )
     return real
 
 
 def padded_packed(real: Tensor, align: int, bucket: int, cp: int, *, fp8: bool) -> Tensor:
-    """Lengths in a packed buffer: int64 ``[B]``; padding of the total is added to the last sequence."""
+    """Return padded lengths in a packed buffer, int64 ``[B]``; the last sequence gets the padding of the total."""
     per_sequence = math.lcm(FP8_SEQUENCE, align) if fp8 else align
     padded = (real + (per_sequence - 1)).div_(per_sequence, rounding_mode="floor").mul_(per_sequence)
     # The bucket counts the packed buffer of all shards; the deficit must keep the last sequence aligned.
@@ -215,14 +221,14 @@ def padded_packed(real: Tensor, align: int, bucket: int, cp: int, *, fp8: bool) 
 
 
 def padded_rows(real: Tensor, align: int, bucket: int, ranks: int, *, fp8: bool) -> Tensor:
-    """Lengths where each sequence has a row: int64 ``[B]``, all the same.
+    """Return the padded lengths where each sequence has a row: int64 ``[B]``, all equal.
 
     Args:
-        real: int64 ``[B]``.
-        align: Tokens of which a row is a multiple.
-        bucket: Second such multiple, from the platform's bucket.
-        ranks: Tensor times context parallel ranks, between which FP8 blocks are split.
-        fp8: ``B * S`` is a multiple of 128 blocks on every rank.
+        real: int64 ``[B]``, lengths without padding.
+        align: The row length is a multiple of this many tokens.
+        bucket: The row length is also a multiple of this many tokens (:class:`LayoutConstraints`).
+        ranks: Tensor-parallel size times context-parallel size: over so many ranks FP8 blocks are split.
+        fp8: Whether ``B * S`` must be a multiple of 128 tokens on every rank.
     """
     if fp8:
         block = FP8_TOTAL * ranks
@@ -231,12 +237,12 @@ def padded_rows(real: Tensor, align: int, bucket: int, ranks: int, *, fp8: bool)
 
 
 def round_up(value: int, multiple: int) -> int:
-    """Return the smallest multiple that is not below ``value``."""
+    """Return the smallest multiple of ``multiple`` that is not below ``value``."""
     return -(-value // multiple) * multiple
 
 
 def zigzag_order(padded: Tensor, size: int, slots: int) -> Tensor:
-    """Return the position in the whole of each slot; slots are ordered by rank: int64 ``[slots]``.
+    """Return the position of each slot in the whole, int64 ``[slots]``; slots are ordered by rank.
 
     Each sequence is cut into ``2 * size`` chunks; rank ``r`` holds the chunks ``r`` and ``2 * size - 1 - r`` of each
     sequence in turn. Nothing waits for the device.
@@ -258,5 +264,5 @@ def zigzag_order(padded: Tensor, size: int, slots: int) -> Tensor:
 
 
 def inverted(order: Tensor) -> Tensor:
-    """Invert a permutation, int64 ``[K]``; for that of :func:`zigzag_order`, return the slot of each position."""
+    """Invert a permutation, int64 ``[K]``; of :func:`zigzag_order` the inverse gives the slot of each position."""
     return torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))

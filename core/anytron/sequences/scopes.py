@@ -51,7 +51,7 @@ def combine(*factories: ScopeFactory | None) -> ScopeFactory | None:
 
 
 def parts(factory: ScopeFactory | None) -> tuple[ScopeFactory, ...]:
-    """Return the scopes that were combined, first to last; a single scope is returned itself."""
+    """Return the scopes that were combined, first to last; a scope that was not combined is returned alone."""
     if isinstance(factory, _Combined):
         return tuple(part for combined in factory.factories for part in parts(combined))
     return () if factory is None else (factory,)

@@ -62,7 +62,7 @@ class Pieces:
         return int((self.starts + layout.padded_lengths).max())
 
     def position_ids(self, layout: SequenceLayout, context_length: int) -> Tensor:
-        """Positions in the whole sequences, int64 ``[R, C]``, of a layout of the pieces; those of padding continue."""
+        """Return positions in the whole sequences, int64 ``[R, C]``, for a layout of the pieces, padding included."""
         padded = torch.diff(layout.cu_seqlens_padded.long())
         starts = torch.repeat_interleave(self.starts.to(padded.device), padded, output_size=layout.position_ids.numel())
         return (layout.position_ids + starts).clamp_(max=context_length - 1)
@@ -130,8 +130,9 @@ class SharedPrompts:
     Attributes:
         pieces: The pieces that the layout arranges (host).
         cu_seqlens_keys: int32 ``[P + 1]``, leading 0: cumulative numbers of the keys of each piece (device).
-        keys: From the layout's ``N`` slots to the keys of all pieces, which are those of whole sequences.
-        answers: From the pieces' ``T'`` tokens to the ``T`` flat tokens of the sequences.
+        keys: Copies the layout's ``N`` slots to the keys of all pieces. The keys of a piece are its tokens and all
+            earlier tokens of its sequence.
+        answers: Copies rows of the pieces' ``T'`` tokens to the ``T`` flat tokens of the sequences.
     """
 
     pieces: Pieces
@@ -175,13 +176,13 @@ def scope_of(prompts: SharedPrompts) -> ScopeFactory:
 
 
 def current_prompts() -> SharedPrompts | None:
-    """The shared prompts of the micro-batch whose forward pass, or recomputation, is running here; None without."""
+    """Return the shared prompts of the micro-batch whose forward pass, or recomputation, is running, if it has any."""
     return _current.get()
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """For each of ``K`` copies, the number of the original row among ``N`` rows.
+    """Copies rows: for each of ``K`` copies it holds the index of the original among ``N`` rows.
 
     Copying is a gather, and so is summing the copies' gradients: a scatter-add is slow on CPUs, and on some devices not
     deterministic.
@@ -202,8 +203,8 @@ class Repeats:
         """Plan copying and summing, on the host.
 
         Args:
-            source: int64 ``[K]`` below ``rows``.
-            rows: N.
+            source: int64 ``[K]``, the original row of each copy.
+            rows: Number of original rows, N.
         """
         times = torch.bincount(source, minlength=rows)
         repeated = (times > 1).nonzero()[:, 0]
@@ -239,7 +240,7 @@ class Repeats:
         return taken
 
     def collect(self, copies: Tensor) -> Tensor:
-        """Add up each row's copies: ``[K, ...]`` -> ``[N, ...]``, 0 where there is none. The transpose of taking."""
+        """Add up each row's copies: ``[K, ...]`` -> ``[N, ...]``, 0 where there is none. Transpose of :meth:`take`."""
         collected = copies.index_select(0, self._single).index_fill_(0, self._other, 0)
         if not len(self._repeated):
             return collected

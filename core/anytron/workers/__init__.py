@@ -1,1 +1,1 @@
-"""Processes that hold engines: the protocols of engines, the transfer of weights, executors."""
+"""Processes that hold engines: the interfaces of engines, the transfer of weights, executors."""

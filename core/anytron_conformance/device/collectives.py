@@ -136,7 +136,7 @@ def collective_results(subject: Subject, case: Case) -> None:
 
 
 def compare_collective(member: Member, name: str, dtype_name: str) -> None:
-    """Make one collective and compare its result; the numbers are exact in any order."""
+    """Call one collective and compare its result exactly: the numbers add up to the same sum in any order."""
     call, define = COLLECTIVES[name]
     dtype = getattr(torch, dtype_name)
     own = _of(member.rank).to(member.subject.device, dtype)

@@ -37,11 +37,11 @@ PROCESSES = [
     cases=PROCESSES,
 )
 def environment_is_plain(subject: Subject, case: Case) -> None:
-    """The platform alone is asked, twice, for the environment of processes of each role. All values must be text.
+    """The platform's ``runtime_env`` is called twice for processes of each role. All values must be text.
 
     A value that changes from call to call (a port, a time) differs between the ranks that must agree on it. Then
-    ``configure`` is asked with a deterministic run: a platform that stores this setting would give each process the
-    environment of the run that was configured last.
+    ``configure`` is called with a deterministic run, and ``runtime_env`` once more for the first run: a platform that
+    stores the setting would give each process the environment of the run that was configured last.
     """
     hooks, config = hooks_of(subject.platform), subject.source.config()
     first, second = (hooks.runtime_env(case.values, config) for _ in range(2))
@@ -63,7 +63,7 @@ def _compare(first: Mapping[str, str], second: Mapping[str, str], when: str) -> 
     cases=PROCESSES,
 )
 def environment_agrees(subject: Subject, case: Case) -> None:
-    """All installed plugins are asked together, as before a process of a run is started."""
+    """``runtime_env`` of all installed plugins is called, as before the start of a process of a run."""
     subject.hooks.runtime_env(case.values, subject.source.config())
 
 
@@ -83,7 +83,7 @@ def environment_reaches_ranks(subject: Subject, case: Case) -> None:
 
 
 def compare_environment(member: Member) -> None:
-    """Compare this rank's environment with the plugins' answer at its start; later answers keep existing values."""
+    """Compare this rank's environment with the variables that the plugins set when the rank started."""
     for name, value in member.subject.session.environment.items():
         if os.environ.get(name) != value:
             raise Broken(f"{name} is not what runtime_env sets.", f"{os.environ.get(name)!r}, wanted {value!r}")

@@ -76,8 +76,8 @@ def memory_figures(subject: Subject, case: Case) -> None:
 def peak_memory(subject: Subject, case: Case) -> None:
     """A tensor of 64 MiB is made and freed, and the peak reset after that; the next peak must not contain it.
 
-    A runtime that does not override `reset_peak_memory_stats` counts from the start of the process; then only the
-    first half is checked, and the second is counted as skipped.
+    A runtime that does not override `reset_peak_memory_stats` counts from the start of the process. Then
+    only the peak of the first tensor is checked, and the check after the reset is counted as skipped.
     """
     del case
     _made(subject)  # what the first tensor brings along would hide the difference

@@ -43,7 +43,7 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     needs=[Feature.OWN_DEVICE],
 )
 def own_device(subject: Subject, case: Case) -> None:
-    """A platform with `accelerator = True` that computes on the CPU would be a silent fallback.
+    """A tensor is made and multiplied on the device: with `accelerator = True` the device type must not be `cpu`.
 
     A development platform that emulates its device on the CPU declares `Feature.OWN_DEVICE` in `limits()`.
     """
@@ -97,7 +97,7 @@ def tensors_stay(subject: Subject, case: Case) -> None:
     "devices as the probe counted.",
 )
 def probe_and_runtime(subject: Subject, case: Case) -> None:
-    """The probe is asked twice, the runtime fetched twice, and the current device set again.
+    """`probe()` and `runtime()` are called twice each, and the current device is set again.
 
     A runtime made anew at each call loses its state; with a device count that differs from the probe's, a run could
     start without a device for some rank. A process uses one device; another rule checks that each rank has its own.
@@ -132,7 +132,7 @@ def probe_and_runtime(subject: Subject, case: Case) -> None:
     "Name, decisions, limits and requirements keep their contracts, and required packages are installed.",
 )
 def says_what_it_is(subject: Subject, case: Case) -> None:
-    """`decisions()`, `limits()` and the hook `requirements` are asked, and a second platform object is made.
+    """`decisions()`, `limits()` and the hook `requirements` are called, and a second platform object is made.
 
     The constructor must work on any machine, any number of times, because the loader makes an object of every installed
     platform.

@@ -36,7 +36,7 @@ def rng_round_trip(subject: Subject, case: Case) -> None:
     """Seed, draw, save, draw, restore, draw: the last two draws are equal, and so are the states after them.
 
     Recomputation and checkpoints rely on it. Usual faults: the state of another generator is saved, or a state is
-    taken and not set.
+    accepted but not set.
     """
     runtime, draw = subject.runtime, DRAWS[case.values]
     runtime.manual_seed(1234)

@@ -48,7 +48,7 @@ def packed_attention(subject: Subject, case: Case) -> None:
     Real lengths (``cu_seqlens_q``) and padded ones (``cu_seqlens_q_padded``) differ: sequences start at the padded
     offsets, and the rows between have no effect, give 0 and get no gradient. A kernel that reads at the real
     lengths' offsets, that lets a sequence see its neighbour, or that scales by ``1 / sqrt(size)`` instead of
-    ``spec.scale`` breaks it.
+    ``spec.scale`` breaks the rule.
     """
     dtype, (layer, packing) = case.values
     packed(subject, layer, packing, dtype).hold(subject)
@@ -95,7 +95,7 @@ def masked_attention(subject: Subject, case: Case) -> None:
 
     True means MASKED. With ``padding_causal`` causality hides pairs in addition; with ``arbitrary`` only the mask
     does, also in a layer of a causal model. A kernel that reads True as "keep", that ignores the mask where the mode is
-    causal, or whose softmax of a row without keys is NaN breaks it.
+    causal, or whose softmax of a row without keys is NaN breaks the rule.
     """
     dtype, (layer, mode, mask) = case.values
     padded(subject, layer, (2, 5, 5), dtype, mode, mask).hold(subject)
@@ -114,7 +114,8 @@ def masked_attention(subject: Subject, case: Case) -> None:
 def grouped_attention(subject: Subject, case: Case) -> None:
     """Call the kernel with fewer heads of keys than of queries.
 
-    A kernel that reads head ``h % G``, or whose gradient of a key head has the part of one query head only, breaks it.
+    A kernel breaks the rule if query head ``h`` reads key head ``h % G``, or if a key head gets the gradient of only
+    one of its query heads.
     """
     dtype, (sequence_format, layer) = case.values
     if sequence_format == "thd":
@@ -173,8 +174,8 @@ def windowed_attention(subject: Subject, case: Case) -> None:
     """Call the kernel of a layer whose ``spec.traits.window`` hides keys; the call itself does not contain the window.
 
     A query sees ``(left, right)`` neighbours, both ends included; -1 = all. Cases with fewer queries than keys, and in
-    bshd with a mask, are included. A kernel that claims windows and ignores them breaks it: it must answer None to such
-    a spec.
+    bshd with a mask, are included. A kernel that ignores windows breaks the rule: its hook must answer None to a spec
+    with a window.
     """
     dtype, (sequence_format, layer) = case.values
     if sequence_format == "thd":
@@ -201,7 +202,8 @@ def windowed_attention(subject: Subject, case: Case) -> None:
 def attention_with_sinks(subject: Subject, case: Case) -> None:
     """Call the kernel of a layer with attention sinks, as in gpt-oss.
 
-    A kernel that ignores ``call.sinks``, or gives them no gradient, breaks it: it must answer None to such a spec.
+    A kernel that ignores ``call.sinks``, or gives them no gradient, breaks the rule: its hook must answer None to a
+    spec with sinks.
     """
     dtype, (sequence_format, layer) = case.values
     if sequence_format == "thd":

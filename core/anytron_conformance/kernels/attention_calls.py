@@ -1,4 +1,4 @@
-"""Layers, calls of their attention kernel, and the definition of each call."""
+"""Attention layers, and calls of their kernels, each with the float64 definition of its result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Layer:
         groups: Number of heads of keys and values.
         size: Size of a head of queries and keys.
         v_size: Size of a head of values.
-        causal: A query sees no later key.
+        causal: Whether keys that come after a query are hidden from it.
         window: (left, right) neighbours that a query sees; -1 = all.
         sinks: Whether a logit per head joins the softmax's denominator.
         pads_values: Whether values are padded with zeros to the size of queries, as in packed latent attention.
@@ -98,8 +98,8 @@ class Packing:
         keys: Real keys of each sequence; None = as many as queries.
         gaps: Padding after each sequence, in the buffers of queries and of keys.
         tail: Padding at the end of the buffers.
-        says_starts: Whether the call has the padded lengths; without them, there must be no gaps.
-        says_longest: Whether the call has the longest lengths, or upper bounds.
+        says_starts: Whether the call gives the padded lengths; without them, there must be no gaps.
+        says_longest: Whether the call gives the longest lengths; False = None in their place.
     """
 
     queries: tuple[int, ...]
@@ -120,7 +120,7 @@ class Packing:
         return list(accumulate((length + gap for length, gap in zip(lengths, gaps, strict=True)), initial=0))
 
     def rows(self, lengths: tuple[int, ...]) -> int:
-        """Number of rows of a buffer."""
+        """Number of rows of the buffer that holds sequences of these lengths, padding included."""
         return self.ends(lengths)[-1] + self.tail
 
     def padding(self, lengths: tuple[int, ...]) -> Tensor:
@@ -151,14 +151,14 @@ def packed(
     attend: AttentionKernel | None = None,
     **others: Any,
 ) -> Comparison:
-    """Compare a packed call in a neutral mode.
+    """Return the comparison of a packed call, in a neutral mode, with its definition.
 
     Args:
         subject: The platform.
         layer: The layer.
         packing: The sequences.
         dtype: Element type of the operands.
-        attend: The layer's kernel; None = ask for one.
+        attend: The layer's kernel; None = the one that the platform's hooks return.
         others: Fields of :class:`Comparison`.
     """
     mode = next(mode for mode, causal in PACKED.items() if causal == layer.causal)
@@ -203,7 +203,7 @@ def padded(
     attend: AttentionKernel | None = None,
     **others: Any,
 ) -> Comparison:
-    """Compare a padded call in a neutral mode.
+    """Return the comparison of a padded call, in a neutral mode, with its definition.
 
     Args:
         subject: The platform.
@@ -212,7 +212,7 @@ def padded(
         dtype: Element type of the operands.
         mode: A neutral kernel mode.
         mask: bool, broadcastable to ``[B, H, Sq, Sk]``, True = MASKED.
-        attend: The layer's kernel; None = ask for one.
+        attend: The layer's kernel; None = the one that the platform's hooks return.
         others: Fields of :class:`Comparison`.
     """
     rows, queries, keys = shape

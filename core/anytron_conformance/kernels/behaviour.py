@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sample:
-    """One kernel.
+    """One kernel, with calls on which its behaviour is checked.
 
     Attributes:
-        calls: Function that makes two calls of different shapes in a dtype.
+        calls: Function that makes two calls of different shapes, for operands of a dtype.
         needs: Features that the kernel requires and a platform may lack.
     """
 

@@ -31,11 +31,11 @@ class Comparison:
         result_dtype: Element type of the results; None = as ``dtype``.
         in_float32: Operands that are float32 for any dtype of the others.
         frozen: Operands for which no gradient is requested.
-        meaningless: For operands, the rows whose numbers have no meaning: bool, over their first dimensions. They have
-            no gradient.
-        garbage: Value of the numbers in these rows.
+        meaningless: Rows of operands whose numbers must not matter, by the operand's name: bool, over its first
+            dimensions. They get no gradient.
+        garbage: Value with which the rows in ``meaningless`` are filled.
         empty: Rows of the results that must be 0: bool, over their first dimensions; they also receive a gradient.
-        because: Why these rows are 0, for the message.
+        because: Why the rows in ``empty`` are 0, for the message.
         lay: Function that copies operands and incoming gradients to a memory layout that callers of a kernel may use.
         factor: Factor of the usual tolerance.
     """
@@ -204,7 +204,10 @@ def sliced(tensor: Tensor) -> Tensor:
 
 
 def split_off(tensor: Tensor) -> Tensor:
-    """Copy into a part of a larger tensor: among its heads, like queries in a fused projection, or within each row."""
+    """Copy into a part of a larger tensor, whose other part is NaN, as queries lie in the output of a fused projection.
+
+    With three or more dimensions the last but one (heads) is twice as large, else the last.
+    """
     heads = tensor.dim() >= 3
     halves = torch.full((2, *tensor.shape), torch.nan, dtype=tensor.dtype, device=tensor.device)
     larger = torch.cat(tuple(halves), dim=-2 if heads else -1)

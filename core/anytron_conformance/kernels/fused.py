@@ -41,7 +41,7 @@ def fused(subject: Subject, name: KernelName, dtype: torch.dtype, **options: Any
 def rms_norm_of(
     subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], zero_centered: bool = False, **others: Any
 ) -> Comparison:
-    """Compare ``rms_norm`` on numbers whose mean square is about ``eps``; the first row is 0."""
+    """Return the comparison of ``rms_norm`` on rows whose mean square is about ``eps``; the first row is 0."""
     eps = 0.1
     kernel = fused(subject, KernelName.RMS_NORM, dtype, eps=eps, zero_centered=zero_centered)
     operands = {"input": _rows(shape), "weight": drawn(shape[-1], seed=1)}
@@ -62,7 +62,7 @@ def layer_norm_of(
     bias: bool = True,
     **others: Any,
 ) -> Comparison:
-    """Compare ``layer_norm`` of the same numbers."""
+    """Return the comparison of ``layer_norm`` on the rows of :func:`rms_norm_of`."""
     eps = 0.1
     kernel = fused(subject, KernelName.LAYER_NORM, dtype, eps=eps, zero_centered=zero_centered)
     operands = {"input": _rows(shape), "weight": drawn(shape[-1], seed=1)}
@@ -126,7 +126,7 @@ def layer_norm(subject: Subject, case: Case) -> None:
 
 
 def swiglu_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], **others: Any) -> Comparison:
-    """Compare ``swiglu``."""
+    """Return the comparison of ``swiglu`` on an input of a shape."""
     kernel = fused(subject, KernelName.SWIGLU, dtype)
     return Comparison(kernel, reference_swiglu, {"input": drawn(*shape)}, dtype, **others)
 
@@ -143,7 +143,7 @@ def swiglu_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...], **ot
     ),
 )
 def swiglu(subject: Subject, case: Case) -> None:
-    """Gate, also without rows, as for an expert without tokens. A kernel that swaps the halves breaks it."""
+    """Call ``swiglu``, also without rows, as an expert without tokens does. A kernel must not swap the halves."""
     dtype, (shape, lay) = case.values
     swiglu_of(subject, dtype, shape, lay=lay).hold(subject)
 
@@ -156,7 +156,7 @@ def rope_of(
     interleaved: bool,
     **others: Any,
 ) -> Comparison:
-    """Compare ``rope`` with angles ``[T, 1, ..., R]`` of the positions 0, 37, 74, ..."""
+    """Return the comparison of ``rope`` with angles ``[T, 1, ..., R]`` of the positions 0, 37, 74, ..."""
     kernel = fused(subject, KernelName.ROPE, dtype)
     angles = torch.outer(37.0 * torch.arange(shape[0]), 0.1 ** torch.linspace(0, 3, turned // 2))
     doubled = angles.repeat_interleave(2, -1) if interleaved else torch.cat([angles, angles], -1)
@@ -200,7 +200,7 @@ def rope(subject: Subject, case: Case) -> None:
 
 
 def grouped_mm_of(subject: Subject, dtype: torch.dtype, splits: tuple[int, ...], **others: Any) -> Comparison:
-    """Compare ``grouped_mm`` of 8 numbers to 16."""
+    """Return the comparison of ``grouped_mm`` with weights ``[16, 8]``, one for each of the groups in ``splits``."""
     kernel = fused(subject, KernelName.GROUPED_MM, dtype)
     weights = {f"weight of group {group}": drawn(16, 8, seed=group + 1) for group in range(len(splits))}
     return Comparison(
@@ -245,7 +245,7 @@ ADAM: Mapping[str, Any] = MappingProxyType({"lr": 0.02, "beta1": 0.9, "beta2": 0
 
 
 def adam_of(subject: Subject, dtype: torch.dtype, shape: tuple[int, ...]) -> Comparison:
-    """Compare parameters after a step of AdamW from moments of zero; no gradients are compared."""
+    """Return the comparison of parameters after a step of AdamW from moments of zero; gradients are not compared."""
     step_of = fused(subject, KernelName.ADAM, torch.float32)
     form = {**ADAM, "decoupled": True, "weight_decay": 0.3, "bias_correction": True}
 

@@ -39,7 +39,7 @@ def convolution_of(
     silu: bool = True,
     **others: Any,
 ) -> Comparison:
-    """Compare ``causal_conv1d`` of 6 channels over 4 tokens.
+    """Return the comparison of ``causal_conv1d`` with 6 channels and 4 taps.
 
     Args:
         subject: The platform.
@@ -90,7 +90,7 @@ def convolution_of(
     ),
 )
 def convolution(subject: Subject, case: Case) -> None:
-    """Convolve packed sequences and rows, shorter than the taps too, and compare with the sum over taps.
+    """Convolve packed sequences and padded rows, some with fewer tokens than taps, and compare with the sum over taps.
 
     Packed sequences must not see their neighbours, forward or backward.
     """
@@ -101,7 +101,7 @@ def convolution(subject: Subject, case: Case) -> None:
 def delta_rule_of(
     subject: Subject, dtype: torch.dtype, lengths: tuple[int, ...], *, rows: int = 1, rest: int = 0, **others: Any
 ) -> Comparison:
-    """Compare ``gated_delta_rule`` of 2 heads; arguments as for :func:`convolution_of`."""
+    """Return the comparison of ``gated_delta_rule`` with 2 heads; arguments as for :func:`convolution_of`."""
     kernel = fused(subject, KernelName.GATED_DELTA_RULE, dtype)
     told = _told(lengths, rows, subject.device)
     total = sum(lengths) + rest

@@ -36,7 +36,7 @@ class Problem:
         entries: Size of the vocabulary.
         padding: Number of padding rows of the output layer.
         temperature: Logits are divided by it.
-        chunk_tokens: As in the spec.
+        chunk_tokens: ``LogProbSpec.chunk_tokens``, which bounds the logits that exist at the same time.
         ranks: Number of ranks that share the vocabulary.
     """
 
@@ -48,7 +48,7 @@ class Problem:
     ranks: int = 1
 
     def kernel(self, subject: Subject, dtype: torch.dtype) -> LogProbKernel:
-        """Return the kernel that a model gets."""
+        """Return the log-prob kernel that a model gets for such tokens."""
         spec = LogProbSpec(self.entries, self.ranks, self.chunk_tokens, subject.device.type, dtype)
         return subject.hooks.log_prob_kernel(spec)
 
@@ -66,7 +66,10 @@ class Problem:
     def compared(
         self, subject: Subject, dtype: torch.dtype, score: LogProbKernel | None = None, **others: Any
     ) -> Comparison:
-        """Compare the kernel with its definition. ``others`` are fields of :class:`Comparison`."""
+        """Return the comparison of a kernel (``score``, or the one of the hooks) with its definition.
+
+        ``others`` are fields of :class:`Comparison`.
+        """
         labels = torch.tensor(self.labels, dtype=torch.int64, device=subject.device)
         found = score or self.kernel(subject, dtype)
         rows = torch.arange(self.entries + self.padding) >= self.entries
@@ -251,7 +254,7 @@ def extreme(subject: Subject, case: Case) -> None:
     ),
 )
 def strided(subject: Subject, case: Case) -> None:
-    """Pass operands that are views of larger tensors, and such gradients."""
+    """Pass operands, and incoming gradients, that are views of larger tensors."""
     dtype, lay = case.values
     Problem(_tokens(5), padding=3).compared(subject, dtype, lay=lay).hold(subject)
 
@@ -283,7 +286,7 @@ def tensor_parallel(subject: Subject, case: Case) -> None:
 
 
 def score_on_rank(member: Member, problem: Problem, dtype: torch.dtype) -> None:
-    """Score tokens on one rank."""
+    """Score tokens with this rank's rows of the output layer, and compare results and gradients with the definition."""
     import torch.distributed as dist
 
     subject = member.subject

@@ -29,7 +29,7 @@ class Nothing:
     """A call of a kernel that has nothing to compute.
 
     Attributes:
-        call: Function that makes the call in a dtype.
+        call: Function that makes the call, for operands of a dtype.
         shape: Shape of each result, whose entries are all 0.
         results: Number of results.
     """
@@ -39,7 +39,7 @@ class Nothing:
     results: int = 1
 
     def compared(self, subject: Subject, dtype: torch.dtype) -> Comparison:
-        """Compare the results, and the gradient of each operand, with zeros."""
+        """Return the comparison of the results, and of each operand's gradient, with zeros."""
 
         def definition(*operands: Tensor) -> tuple[Tensor, ...]:
             none = torch.stack([one.flatten()[:0].sum() for one in operands]).sum()

@@ -114,9 +114,9 @@ def with_empty_shares(subject: Subject, case: Case) -> None:
 
     The cases are: sequences of one token, and of fewer tokens than there are context-parallel ranks, one in each
     micro-batch and all in one pack; a replica that runs fillers only, or has no image; experts without tokens;
-    prediction modules without targets; a pipeline stage without trainable weights. One rank computes the same in one
-    pack. A rank that skips parts without work also skips the collectives there, and the others wait for it: the rule
-    then fails at its time limit.
+    prediction modules without targets; a pipeline stage without trainable weights. The expected results are those of
+    one rank that computes all sequences in one pack. A rank that skips parts without work also skips the collectives
+    there, and the others wait for it: the rule then fails at its time limit.
     """
     family, layout, trained = case.values
     observer = Observer.of(subject)

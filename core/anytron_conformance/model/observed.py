@@ -38,8 +38,8 @@ class Truth:
 
     Attributes:
         batch: Recorded trajectories.
-        logits: float32 ``[T', V]`` of the first sequences.
-        gradients: float32, of the loss of all sequences, by the weights' names in files.
+        logits: Logits of the first sequences, float32 ``[T', V]``.
+        gradients: Gradients of the loss of all sequences, float32, by the weights' names in files.
     """
 
     batch: RaggedBatch
@@ -48,14 +48,14 @@ class Truth:
 
     @classmethod
     def of(cls, model: Path, batch: RaggedBatch, dtype: torch.dtype) -> Truth:
-        """Compute the results."""
+        """Compute a model's results with transformers."""
         expected = expected_gradients(model, None, dtype, replace(batch, temperature=OTHER_TEMPERATURE))
         return cls(expected.batch, expected_logits(model, dtype, first_sequences(batch)), expected.gradients)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Results of an engine for a model in a layout. A result that failed is a :class:`Broken`.
+    """Results of an engine for a model in a layout. Reading one that could not be computed raises :class:`Broken`.
 
     Attributes:
         config: Configuration of the engine.
@@ -81,19 +81,19 @@ class Seen:
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """float32, by the weights' names in files."""
+        """Gradients of the loss of all sequences, float32, by the weights' names in files."""
         if isinstance(self._gradients, Broken):
             raise self._gradients
         return self._gradients
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing."""
+        """Whether all results could be computed."""
         return not isinstance(self._forward, Broken) and not isinstance(self._gradients, Broken)
 
 
 class Built(NamedTuple):
-    """An engine.
+    """A training engine that has been built.
 
     Attributes:
         config: Configuration of the engine.
@@ -164,7 +164,7 @@ class Observer:
         return Built(config, self._ranks.build(config))
 
     def once(self, what: Hashable, compute: Callable[[], Kept]) -> Kept:
-        """Compute a value when the first of several cases needs it."""
+        """Return the value with the key ``what``; the first case that needs it computes it."""
         if what not in self._kept:
             self._kept[what] = compute()
         return cast("Kept", self._kept[what])
@@ -225,7 +225,7 @@ class Family:
         name: Key of :data:`anytron_conformance.tiny_models.CONFIGS`.
         title: Name of the model for users.
         needs: Features that the model requires and a platform may lack.
-        changes: Fields of the config that differ from the named one.
+        changes: Fields of the model's config that differ from that entry.
     """
 
     name: str
@@ -241,7 +241,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to arrange a model and its sequences.
+    """One way to arrange a model and its sequences over ranks.
 
     Attributes:
         name: Name of the layout for users.

@@ -68,7 +68,7 @@ def weights_of(model: Path) -> dict[str, Tensor]:
 
 
 def gradients_shown(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the gradients of an update with :data:`SHOWN`, float32, by the weights' names in files."""
+    """Compute the gradients of an update by plain SGD (:data:`SHOWN`) from the weights before and after it, float32."""
     return {name: (before[name] - tensor) / RATE for name, tensor in after.items() if name in before}
 
 
@@ -130,8 +130,8 @@ def adapters(subject: Subject, case: Case) -> None:
     """Do one update of adapters on every linear layer, after which none of their factors is 0.
 
     The exported weights must be those of the model, with the product of both factors added where there is an adapter
-    and unchanged elsewhere; log-probs and gradients must be those of transformers with these weights. Linear layers of
-    a vendor break it if they omit the adapter in the forward or the backward pass.
+    and unchanged elsewhere; log-probs and gradients must be those of transformers with these weights. A vendor's
+    linear layers break the rule if they omit the adapter in the forward or the backward pass.
     """
     family, layout = case.values
     observer = Observer.of(subject)
@@ -203,8 +203,8 @@ def critic(subject: Subject, case: Case) -> None:
     """Compute values of all tokens with a second model, and do one update of it.
 
     transformers computes hidden states and the same clipped loss; the change of each weight must be its gradient. Hooks
-    break it if they treat every output as log-probs of a response (values belong to each token, and may be positive),
-    and kernels or scopes if they keep state of the policy, which is in the same process.
+    break the rule if they treat every output as log-probs of a response (values belong to each token, and may be
+    positive); kernels and scopes break it if they keep state of the policy, which is in the same process.
     """
     family, layout = case.values
     observer = Observer.of(subject)
@@ -254,8 +254,8 @@ def prediction(subject: Subject, case: Case) -> None:
     """Do one update of a tiny DeepSeek-V3 of two layers, with two modules that predict one and two more tokens ahead.
 
     The definition is section 2.2 of the paper (https://arxiv.org/abs/2412.19437), computed with the layers of
-    transformers; the change of each weight must be its gradient. A vendor's own modules break it if they combine
-    hidden states and embeddings differently, or shift tokens across the borders of packed sequences.
+    transformers; the change of each weight must be its gradient. A vendor's own modules break the rule if they
+    combine hidden states and embeddings differently, or shift tokens across the borders of packed sequences.
     """
     family, layout = case.values
     observer = Observer.of(subject)
@@ -310,7 +310,7 @@ def router_replay(subject: Subject, case: Case) -> None:
     """Send each token to random experts, as if a rollout had chosen them (``rollout.replay_routing``).
 
     transformers computes with the same experts, weighted by its own scores. Kernels for routing, or for the
-    permutation of tokens, break it if they choose experts themselves, and hooks if they change the order of tokens.
+    permutation of tokens, break the rule if they choose experts themselves; hooks, if they change the order of tokens.
     """
     family, layout = case.values
     observer = Observer.of(subject)

@@ -63,7 +63,7 @@ def model_logits(subject: Subject, case: Case) -> None:
 
     transformers computes them on the host, one sequence after another; their log-softmax must agree. Faults of
     attention (packed sequences that see each other, a wrong scale, wrong key heads), of norms (eps), of positions, and
-    of hooks that change the micro-batch break it. Level ``kernels`` finds the kernel at fault.
+    of hooks that change the micro-batch break the rule. Level ``kernels`` finds the kernel at fault.
     """
     seen = _see(subject, case)
     result = compare_logits("", seen.dtype, seen.truth.logits, seen.forward.logits)
@@ -78,10 +78,10 @@ def model_logits(subject: Subject, case: Case) -> None:
     limit_s=START_S,
 )
 def model_log_probs(subject: Subject, case: Case) -> None:
-    """Score the same sequences at the temperatures 1 and 0.7, as a training step does.
+    """Score eight sequences at the temperatures 1 and 0.7, as a training step does.
 
-    Faults of the log-prob kernel (temperature, entropy, padded vocabulary) break it, and a ``postprocess_output`` that
-    returns values in another order.
+    Faults of the log-prob kernel (temperature, entropy, padded vocabulary) break the rule, and so does a
+    ``postprocess_output`` that returns values in another order.
     """
     seen = _see(subject, case)
     first = first_sequences(seen.truth.batch)
@@ -100,7 +100,7 @@ def model_gradients(subject: Subject, case: Case) -> None:
     """Do the passes of an update on eight sequences at temperature 0.7, with a loss that has all of its terms.
 
     transformers computes the same loss, whose old log-probs lie on both sides of the clip bounds. Every parameter must
-    have a gradient. A wrong backward pass of a kernel breaks it. The message names the first parameter with a
+    have a gradient. A wrong backward pass of a kernel breaks the rule. The message names the first parameter with a
     difference on the way back from the loss, and the kernel to check.
     """
     seen = _see(subject, case)
@@ -117,8 +117,8 @@ def model_gradients(subject: Subject, case: Case) -> None:
 def packed_equals_padded(subject: Subject, case: Case) -> None:
     """Compute the same values in both formats on one rank.
 
-    Kernels break it if they let a token see padding or another sequence of the pack, and masks if they differ between
-    the formats.
+    Kernels break the rule if they let a token see padding or another sequence of the pack; masks, if they differ
+    between the formats.
     """
     _compare_with_one_rank(subject, case, "Padded rows give other numbers than packed sequences.")
 
@@ -133,8 +133,8 @@ def packed_equals_padded(subject: Subject, case: Case) -> None:
 def tensor_parallel(subject: Subject, case: Case) -> None:
     """Split every layer over two ranks, activations outside of attention and MLP too (sequence parallelism).
 
-    Wrong collectives break it (a sum that averages, or omits a rank), and a log-prob kernel that treats its part of the
-    vocabulary as the whole.
+    Wrong collectives (a sum that averages, or omits a rank) break the rule, and so does a log-prob kernel that treats
+    its part of the vocabulary as the whole.
     """
     _compare_with_one_rank(subject, case, "Two tensor-parallel ranks give other numbers than one rank.")
 
@@ -150,8 +150,8 @@ def pipeline_parallel(subject: Subject, case: Case) -> None:
     """Split the layers over two ranks, which send each other activations and their gradients.
 
     This includes an interleaved schedule, with two pieces of the model on each rank (PP2 x VPP2).
-    Point-to-point communication that does not wait breaks it, and hooks that keep state of one micro-batch, or of one
-    piece of the model, while several are in progress.
+    Point-to-point communication that does not wait breaks the rule, and so do hooks that keep state of one
+    micro-batch, or of one piece of the model, while several are in progress.
     """
     _compare_with_one_rank(subject, case, "Two pipeline stages give other numbers than one stage.")
 
@@ -166,8 +166,8 @@ def pipeline_parallel(subject: Subject, case: Case) -> None:
 def context_parallel(subject: Subject, case: Case) -> None:
     """Split every sequence over two ranks.
 
-    Attention kernels break it if they treat a part of a sequence as the whole: the last query is at the last of the
-    keys that it may see.
+    Attention kernels break the rule if they treat a part of a sequence as the whole: the last query of a part is at
+    the last of the keys that it may see, not at the end of the sequence.
     """
     _compare_with_one_rank(subject, case, "Two context-parallel ranks give other numbers than one rank.")
 
@@ -183,8 +183,8 @@ def expert_parallel(subject: Subject, case: Case) -> None:
     """Share the experts of each layer between two data-parallel ranks, which exchange tokens.
 
     This includes sharing between two tensor-parallel ranks, each with whole experts (TP2, EP2), and between four ranks,
-    of which two share each expert (DP2, TP2, EP2, ETP2). Faults of all-to-all collectives of unequal parts break it,
-    and of kernels for the permutation of tokens or for grouped products.
+    of which two share each expert (DP2, TP2, EP2, ETP2). Faults of all-to-all collectives of unequal parts, of
+    kernels for the permutation of tokens and of grouped products break the rule.
     """
     _compare_with_one_rank(subject, case, "Two expert-parallel ranks give other numbers than one rank.")
 

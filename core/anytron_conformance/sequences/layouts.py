@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     cases=[scene.case for scene in scenes(parallel=((1, 1), (2, 1), (1, 2), (2, 2)))],
 )
 def constraints_are_fixed(subject: Subject, case: Case) -> None:
-    """Each rank asks separately, when its engine is built: ranks with different answers would wait for each other."""
+    """``layout_constraints`` is called twice. Each rank calls it: with different layouts, ranks wait for each other."""
     scene: Scene = case.values
     request = LayoutRequest(scene.format, scene.traits, scene.sizes)
     first, second = (layout_constraints_of(subject.platform, request) for _ in range(2))
@@ -94,7 +94,7 @@ def alignment_suffices(subject: Subject, case: Case) -> None:
     cases=[scene.case for scene in scenes(parallel=((1, 1), (2, 1), (1, 2)))],
 )
 def inputs_keep_tokens(subject: Subject, case: Case) -> None:
-    """The hook gets a micro-batch on each context-parallel rank, and the tokens of all ranks are combined again.
+    """``preprocess_sequences`` gets a micro-batch on each context-parallel rank; the tokens of all ranks are combined.
 
     Every token must occur once, with its own position, and with the next token of its sequence as label.
     The hook must not change its argument in place, because engines use it elsewhere.
@@ -150,7 +150,7 @@ SHAPES: tuple[tuple[int, ...], ...] = ((), (3,))
 def outputs_come_back(subject: Subject, case: Case) -> None:
     """Values that differ for every token, with NaN in padding, are converted back and multiplied with weights.
 
-    The gradient of a real slot is its token's weight, that of padding 0. With a hook that detaches its answer, nothing
+    The gradient of a real slot is its token's weight, that of padding 0. With a hook that detaches its result, nothing
     is trained; with one that drops or reorders tokens, each token gets the advantage of another.
     """
     layout = planned_layout(subject, case.values).to(subject.device)
@@ -167,7 +167,7 @@ def outputs_come_back(subject: Subject, case: Case) -> None:
     limit_s=360.0,
 )
 def context_parallel_outputs(subject: Subject, case: Case) -> None:
-    """Two ranks hold their parts of each sequence, and each gets the values of all tokens."""
+    """Each of two ranks holds its part of each sequence, and must get back the values of all tokens."""
     on_ranks(subject, 2, compare_shard, case.values)
 
 

@@ -44,7 +44,7 @@ def attention_of(
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return a layer's attention: the kernel, with the mask that the engine passes, in the scope of the micro-batch.
 
-    ``[R, C, H, D]`` -> ``[R, C, H, Dv]``.
+    It maps ``[R, C, H, D]`` to ``[R, C, H, Dv]``, with R rows of C tokens each.
 
     Raises:
         Inapplicable: The model's modules are a vendor's, which call their own attention.
@@ -100,7 +100,7 @@ def mask_is_read(subject: Subject, case: Case) -> None:
     """The layouts of all context-parallel ranks and the mask are read pair by pair.
 
     The mask's own reader is used, or the kit's reader for modes of Transformer Engine. A mode that only the platform's
-    own kernel knows is checked by influence alone.
+    own kernel knows is checked by the rule ``mask-by-influence`` alone.
     """
     scene: Scene = case.values
     shards = [ContextShard(scene.context, rank) for rank in range(scene.context)]
@@ -129,7 +129,7 @@ def mask_is_read(subject: Subject, case: Case) -> None:
     ],
 )
 def mask_companions(subject: Subject, case: Case) -> None:
-    """The maps are compared with the layout. True is MASKED in ``padding_mask``, KEEP in ``linear_attn_mask``.
+    """Both maps must match the layout. True means MASKED in ``padding_mask`` and KEEP in ``linear_attn_mask``.
 
     Padding that is routed takes capacity of an expert; padding that enters a recurrent state stays in it.
     """

@@ -34,7 +34,7 @@ PLAIN = (type(None), bool, int, float, str, bytes, list, tuple, torch.Tensor)
     cases=CASES,
 )
 def scopes_restore(subject: Subject, case: Case) -> None:
-    """The variables of the platform's own modules, the environment and torch's settings are read before and after.
+    """Variables of the platform's modules, the environment and torch's settings are compared before and after a scope.
 
     State that remains would affect the next micro-batch: wrong lengths, or a mask of another shape.
     """

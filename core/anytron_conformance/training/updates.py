@@ -43,7 +43,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {**ADAM, "model": {"lora": {"rank": 4, "dr
 
 
 class Repetition:
-    """The recording of a subject, and the ranks that repeat it.
+    """The updates that the platform ``cpu`` has recorded for a subject, and the subject's ranks, which repeat them.
 
     Args:
         subject: The platform.
@@ -101,8 +101,8 @@ def recorded_updates(subject: Subject, case: Case) -> None:
 
     The platform ``cpu`` does the same updates on one rank. Losses and gradient norms of each update must agree, and so
     must the change of each weight (in bfloat16, the log-probs after all updates). Faults that level ``model`` finds
-    break it, and faults of the optimizer, of the gradients' sum over replicas, and of state that one update leaves to
-    the next.
+    break the rule, and so do faults of the optimizer, of the gradients' sum over replicas, and of state that one update
+    leaves to the next.
     """
     name, sections = case.values
     repetition = Repetition.of(subject)
@@ -133,8 +133,8 @@ def recorded_updates(subject: Subject, case: Case) -> None:
 def recomputation(subject: Subject, case: Case) -> None:
     """Compute gradients of adapters with dropout, once with ``engine.recompute=full`` and once without.
 
-    A recomputation must draw the same random numbers as the forward pass. A runtime breaks it that does not restore the
-    state of its generator, and scopes that cannot be entered a second time.
+    A recomputation must draw the same random numbers as the forward pass. A runtime that does not restore the state of
+    its generator breaks the rule, and so do scopes that cannot be entered a second time.
     """
     del case
     repetition = Repetition.of(subject)
@@ -163,8 +163,8 @@ def restored_checkpoint(subject: Subject, case: Case) -> None:
     """Train adapters with dropout: an update, a checkpoint, two more updates; then those two from the checkpoint.
 
     The final weights must be the same, because a checkpoint holds the states of the optimizer and of all random
-    generators. A runtime breaks it whose generator's state cannot be read or restored, and copies to the host that do
-    not wait.
+    generators. A runtime whose generator state cannot be read or restored breaks the rule, and so do copies to the
+    host that do not wait.
     """
     del case
     repetition = Repetition.of(subject)

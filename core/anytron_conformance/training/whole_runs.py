@@ -121,7 +121,7 @@ COMPARED = ("reward/", "loss/", "policy/", "rollout/", "grad_norm")
 
 
 class Runs:
-    """The runs of a subject.
+    """The runs of a platform, each done once.
 
     Args:
         subject: The platform.
@@ -133,7 +133,7 @@ class Runs:
 
     @classmethod
     def of(cls, subject: Subject) -> Runs:
-        """Return the runs of a subject."""
+        """Return the runs of a subject; there is one object for each subject."""
         return subject.keep("runs", lambda: cls(subject))
 
     def make(self, name: str, **changes: object) -> Run:
@@ -161,7 +161,7 @@ def sampled_steps(subject: Subject, case: Case) -> None:
     """Do three steps of a run: a tiny Qwen3 learns to sort digits, with a reference model and two updates per step.
 
     Every metric must be finite, gradients must not be 0, no update skipped, and the run must warn of nothing. The
-    difference of log-probs between rollout and training engine may be that of rounding.
+    log-probs of rollout and training engine may differ by rounding only.
     """
     require_devices(subject.session, 2 if case.values else 1)
     made = Runs.of(subject).make(case.name, **case.values)
@@ -187,10 +187,10 @@ def sampled_steps(subject: Subject, case: Case) -> None:
     limit_s=START_S,
 )
 def resumed_run(subject: Subject, case: Case) -> None:
-    """Do the third step of that run again, in new processes, from the checkpoint after the second.
+    """Do three steps, then the third again in new processes, from the checkpoint after the second.
 
-    Rewards, losses and gradient norms must be the same. Faults that ``restored-checkpoint`` finds break it, and
-    state that is in a process but in no checkpoint.
+    Rewards, losses and gradient norms must be the same. Faults that ``restored-checkpoint`` finds break the rule, and
+    so does state that is in a process but in no checkpoint.
     """
     del case
     runs = Runs.of(subject)

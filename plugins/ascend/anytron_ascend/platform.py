@@ -61,7 +61,7 @@ _OTHER = "or choose another platform, for example ANYTRON_PLATFORM=cpu"
 
 
 class AscendPlatform(Platform):
-    """The platform ``ascend``: portable modules and redirection of ``torch.cuda`` to torch_npu, or MindSpeed's."""
+    """The platform ``ascend``: models use portable modules with torch_npu's kernels, or MindSpeed's modules."""
 
     name = "ascend"
     api_version = 1
@@ -77,12 +77,12 @@ class AscendPlatform(Platform):
 
     @property
     def portable_modules(self) -> bool:  # type: ignore[override]
-        """The adaptor's answer."""
+        """Whether models are built from the portable modules, as the adaptor says."""
         return self._adaptor.portable_modules
 
     @property
     def redirects_torch_cuda(self) -> bool:  # type: ignore[override]
-        """The adaptor's answer."""
+        """Whether the engine redirects ``torch.cuda`` to the NPU, as the adaptor says."""
         return self._adaptor.redirects_torch_cuda
 
     def configure_options(self, options: BaseModel | None) -> None:
@@ -101,7 +101,7 @@ class AscendPlatform(Platform):
         return [Decision("modules", modules, f"platform.options.adaptor={adaptor} {set_by}")]
 
     def limits(self) -> list[Limit]:
-        """Declare that attention sinks are not supported if CANN has no operator for them, and the adaptor's limits."""
+        """Return the limits of the adaptor; attention sinks are one more if CANN has no operator for them."""
         missing = [name for name in _SINKS if not cann.has_operator(name)]
         reason = f"this CANN has no {missing[0]}, which came with CANN 8.5.0" if missing else ""
         own = [Limit(Feature.ATTENTION_SINKS, reason)] if missing else []
@@ -159,7 +159,7 @@ class AscendPlatform(Platform):
 
     @hookimpl
     def configure(self, config: RunConfig) -> list[ConfigEdit | Diagnostic]:
-        """Check the options against torch_npu and vLLM's environment, ask the adaptor, and set vLLM's options."""
+        """Check the options, vLLM's packages and the adaptor against the run, and set vLLM's options."""
         own = _option_diagnostics(self._options, config.engine.name)
         checked = [*own, *self._adaptor.configure(config), *vllm_ascend.diagnostics(config)]
         return [*checked, *vllm_ascend.rollout_edits(config)]
@@ -226,12 +226,13 @@ def _option_diagnostics(options: AscendOptions, engine: str) -> Iterable[Diagnos
             f"is {options.adaptor}, but the engine {MINDSPEED_LLM} selects its own adaptor",
             "remove platform.options.adaptor, or set engine.name=megatron",
         )
-    found = Version(_installed("torch-npu") or "0")
-    if options.expandable_segments and found < Version(EXPANDABLE_SEGMENTS_SINCE):
+    found = _installed("torch-npu")
+    if options.expandable_segments and (found is None or Version(found) < Version(EXPANDABLE_SEGMENTS_SINCE)):
         yield Diagnostic(
             "error",
             "platform.options.expandable_segments",
-            f"expandable segments need torch_npu {EXPANDABLE_SEGMENTS_SINCE} or later, and {found} is installed",
+            f"expandable segments need torch_npu {EXPANDABLE_SEGMENTS_SINCE} or later, and the installed version is "
+            f"{found or 'none'}",
             "set it to false",
         )
 

@@ -85,8 +85,8 @@ def diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "error",
             "rollout.engine",
-            f"on NPUs vLLM {vllm.version} needs {PACKAGE}{wanted}, and {PACKAGE} {there} in its environment",
-            f"pip install '{PACKAGE}{wanted}' there, or set rollout.engine=transformers",
+            f"on NPUs vLLM {vllm.version} needs {PACKAGE}{wanted}, but {PACKAGE} {there} in vLLM's environment",
+            f"pip install '{PACKAGE}{wanted}' in that environment, or set rollout.engine=transformers",
         )
 
 

@@ -30,7 +30,7 @@ class CpuRuntime(DeviceRuntime):
         """Accept any rank's index: all of them mean the one CPU device.
 
         Raises:
-            EngineError: A negative index.
+            EngineError: The index is negative.
         """
         if index < 0:
             raise EngineError("Invalid device index.", where="CpuRuntime.set_device", why=f"{index} is negative")
@@ -42,7 +42,7 @@ class CpuRuntime(DeviceRuntime):
         """Do nothing: torch keeps no cache of host memory."""
 
     def memory_stats(self) -> MemoryStats:
-        """Resident memory of this process against the machine's.
+        """Resident memory of this process, and the total memory of the machine.
 
         ``allocated`` and ``reserved`` are the resident set (``/proc/self/statm``, in pages),
         ``peak_allocated`` its maximum so far (``getrusage``, in KiB on Linux).

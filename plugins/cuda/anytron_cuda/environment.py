@@ -41,7 +41,7 @@ each shape, hence for each token that Hugging Face's models generate; with masks
 
 @dataclass(frozen=True)
 class Needs:
-    """The properties of a run, besides the options, on which the variables depend.
+    """The properties of a run, besides ``platform.options``, on which environment variables depend.
 
     Attributes:
         deterministic: ``engine.deterministic``.
@@ -58,7 +58,7 @@ class Needs:
 
 
 def needs_order(tensor: int, context: int, compute_capability: tuple[int, int] | None) -> bool:
-    """Whether kernels must be queued one by one: tensor or context parallelism on GPUs before Blackwell.
+    """Whether a run needs one queue for all kernels: with tensor or context parallelism on GPUs before Blackwell.
 
     Megatron-LM refuses to start otherwise (megatron/training/arguments.py, ``validate_args``, with the remark that the
     requirement "no longer exists since the Blackwell architecture"); Megatron-Core says that it is needed "for a
@@ -68,7 +68,7 @@ def needs_order(tensor: int, context: int, compute_capability: tuple[int, int] |
 
 
 def has_compiler(environment: Mapping[str, str]) -> bool:
-    """Whether Triton would find a C compiler, as it looks for one, and Python's headers (triton/runtime/build.py)."""
+    """Whether Triton would find a C compiler and Python's headers, by its own rules (triton/runtime/build.py)."""
     headers = Path(sysconfig.get_path("include", scheme="posix_prefix"), "Python.h")
     return headers.is_file() and ("CC" in environment or any(shutil.which(name) for name in ("gcc", "clang")))
 
@@ -113,8 +113,8 @@ def contradictions(options: CudaOptions, needs: Needs, user: Mapping[str, str]) 
         fix = f"unset {VISIBLE_DEVICES}, or remove platform.options.visible_devices"
         yield Diagnostic("error", "platform.options.visible_devices", message, fix)
     elif options.visible_devices is not None and (count := options.visible_devices.count(",") + 1) < needs.ranks:
-        message = f"{options.visible_devices} lists {count} GPUs, and {needs.ranks} training ranks need one each"
-        fix = "list more GPUs, or lower a size in parallel"
+        message = f"{options.visible_devices} lists {count} GPUs, but {needs.ranks} training ranks need one each"
+        fix = "list more GPUs, or lower a size of the section parallel"
         yield Diagnostic("error", "platform.options.visible_devices", message, fix)
     allocator = user.get(ALLOCATOR, user.get(ALLOCATOR_TOO))
     if allocator is not None and options.expandable_segments and EXPANDABLE not in allocator.replace(" ", ""):

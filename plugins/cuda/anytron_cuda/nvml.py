@@ -61,7 +61,7 @@ def read_driver(library: str = LIBRARY) -> Driver | None:
     """Query NVML; None if it is not installed.
 
     Raises:
-        NvmlError: NVML is installed but does not answer, for example because the driver was replaced since the start.
+        NvmlError: NVML is installed but does not answer, for example because the driver was updated without a restart.
     """
     try:
         nvml = ctypes.CDLL(library)

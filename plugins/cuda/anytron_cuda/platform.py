@@ -67,7 +67,7 @@ class CudaPlatform(Platform):
 
     @property
     def portable_modules(self) -> bool:  # type: ignore[override]
-        """The choice in the options, else one by installed packages; :meth:`configure` sets the options of a run."""
+        """Whether models use portable modules: ``platform.options.modules``; if auto, by installed packages."""
         return self._modules(imported=False).value == modules.PORTABLE
 
     def configure_options(self, options: BaseModel | None) -> None:
@@ -95,7 +95,7 @@ class CudaPlatform(Platform):
         return peak_flops(self.runtime().device_name(), dtype, self._options.peak_tflops)
 
     def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
-        """Import Transformer Engine if models use it, and let torch refuse nondeterministic operations if so set."""
+        """Import Transformer Engine if models use it; in a deterministic run, let torch refuse other operations."""
         del ledger
         import torch
 
@@ -114,7 +114,7 @@ class CudaPlatform(Platform):
 
     @hookimpl
     def configure(self, config: RunConfig) -> Iterator[ConfigEdit | Diagnostic]:
-        """Fix the choice of modules for all ranks; check the environment, and whether the GPU supports FP8."""
+        """Give all ranks the same choice of modules; check the environment, and whether the GPU supports FP8."""
         chosen = self._modules(imported=True, against=_against_transformer_engine(config))
         if (chosen.value == modules.PORTABLE) != self.portable_modules:  # which is all that ranks look at
             yield ConfigEdit(modules.OPTION, chosen.value, chosen.reason)

@@ -1,4 +1,4 @@
-"""``python -m anytron_swift``."""
+"""``python -m anytron_swift``, which does the same as ``anytron-swift``."""
 
 from anytron_swift.cli import main
 

@@ -1,7 +1,7 @@
 """The platform's masks for ms-swift's padded rows.
 
-ms-swift prepares a micro-batch in one function, and calls models in many. So the function stores the micro-batch for
-the next call of any model in this process, a policy or its reference.
+ms-swift prepares a micro-batch in one function, and calls models in many. The patched function stores the micro-batch
+for the next call of any model in this process, a policy or its reference.
 
 Packed sequences are left to ms-swift. Their kernels need no mask, and Anytron has no layout for ms-swift's buffer,
 which context parallelism fills up with dummy sequences.

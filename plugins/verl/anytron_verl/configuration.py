@@ -51,7 +51,8 @@ def compose(path: Path, overrides: Sequence[str]) -> Any:
             "Only verl's Megatron engine can be verified.",
             where=f"{path}: actor_rollout_ref.actor.strategy",
             why=f"it is {strategy!r}",
-            fix="add model_engine=megatron to the overrides, or 'override model_engine: megatron' to its defaults",
+            fix="add model_engine=megatron to the overrides, or 'override model_engine: megatron' to the defaults of "
+            "the file",
         )
     return section
 

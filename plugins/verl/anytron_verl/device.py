@@ -62,7 +62,7 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
         return module
 
     def is_available(self) -> bool:
-        """Return True: a session has been opened on it."""
+        """Return True: the device stack opens only on a platform that can be used."""
         return True
 
     def current_device(self) -> int:
@@ -125,8 +125,8 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
     def ray_resource_name(self) -> str:
         """The platform's resource; ``GPU`` if it has none, because verl requires ``GPU`` or ``NPU`` before it starts.
 
-        The process that starts replicas reads this before it looks for their class, so the class is registered at this
-        time.
+        The process that starts replicas calls this method before it looks up the class of replicas, so this method
+        registers the class.
         """
         _register_rollout()
         return self._platform.ray_resource or "GPU"

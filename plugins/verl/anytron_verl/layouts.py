@@ -1,7 +1,8 @@
 """Anytron's layouts and masks in the calling convention of ``verl.models.mcore.util``.
 
 verl's tensors are jagged: ``values()`` are flat, ``[T, ...]``, as in Anytron, and ``offsets()`` are the starts of
-sequences. All tensors of a micro-batch are arranged by one layout, which is made before the forward pass.
+sequences. All tensors of a micro-batch are arranged by one layout, which is made before the forward pass: R rows
+of C positions.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Layouts:
         self._preparer(1)  # what the platform declines is refused now, before anything is computed
 
     def settle(self, modules: Iterable[nn.Module]) -> None:
-        """Set the mask type of a vendor's attention modules, which are not portable, for the platform's masks."""
+        """Set the mask type that the platform's masks need, on modules of a vendor; portable modules need none."""
         if not self._stack.platform.portable_modules:
             set_mask_type(modules, self._preparer(1).mask_kind, self._format)
 

@@ -5,7 +5,7 @@ programs exchange data in files of one directory:
 
 1. ``expected``: without the plugin and without Megatron, transformers computes logits of sequences drawn at random;
 2. ``alone``: if the configuration has several ranks, one rank computes their log-probs;
-3. ``ranks``: as many ranks as the parallel sizes need make the checks.
+3. ``ranks``: the checks, on as many ranks as the parallel sizes need.
 """
 
 from __future__ import annotations

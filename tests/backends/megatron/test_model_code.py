@@ -132,7 +132,7 @@ def test_a_run_refuses_a_model_that_is_built_of_its_directorys_code(directory, w
     )
     status, said = at_a_terminal("-m", "anytron", "train", str(tmp_path / "run.yaml"))
     assert status == 1
-    assert "no model directory runs code" in said
+    assert "Anytron runs no code of a model directory" in said
     assert "Traceback" not in said
     assert not witness.exists()
 

@@ -112,9 +112,9 @@ def test_a_critic_of_the_policys_model_is_not_remarked_on():
     ("model", "critic", "key", "says"),
     [
         ({}, {"num_experts": 4, "num_hidden_layers": 2}, "critic.path", "mixture of experts with 2 layers cannot be"),
-        ({"vision_config": {"depth": 1}}, None, "critic", "this is a vision-language model"),
-        ({"vocab_size": 90}, {"vocab_size": 80}, "critic.path", "has 80 tokens, but the policy has 90"),
-        ({}, {"max_position_embeddings": 32}, "critic.path", "has 32 positions, but the policy has 64"),
+        ({"vision_config": {"depth": 1}}, None, "critic", "the policy or the critic is a vision-language model"),
+        ({"vocab_size": 90}, {"vocab_size": 80}, "critic.path", "knows 80 tokens (vocab_size), fewer than the 90"),
+        ({}, {"max_position_embeddings": 32}, "critic.path", "32 positions (max_position_embeddings), fewer"),
         ({}, {"model_type": "qwen33"}, "critic.path", "the critic's model: the engine does not know"),
         (
             {},

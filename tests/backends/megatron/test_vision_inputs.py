@@ -128,13 +128,13 @@ SPLIT = [3, VISION_START, IMAGE_TOKEN, 7, IMAGE_TOKEN, VISION_END]
 @pytest.mark.parametrize(
     ("prompt", "images", "reason"),
     [
-        ([3, *image(1, 4, 4)], patches((1, 4, 2)), "4 image tokens, and patches for 2"),
-        ([3, *image(1, 4, 4)], None, "4 image tokens, and patches for 0"),
-        ([3, 4], patches((1, 4, 4)), "0 image tokens, and patches for 4"),
+        ([3, *image(1, 4, 4)], patches((1, 4, 2)), "4 image tokens, but patches for 2"),
+        ([3, *image(1, 4, 4)], None, "4 image tokens, but patches for 0"),
+        ([3, 4], patches((1, 4, 4)), "0 image tokens, but patches for 4"),
         (SPLIT, patches((1, 2, 4)), "the 2 tokens of an image are not contiguous"),
-        ([3, *image(1, 4, 4)], ImagePatches(torch.zeros(16, 7), torch.tensor([[1, 4, 4]])), "patches of 7 values"),
-        ([3, *image(1, 4, 4)], ImagePatches(torch.zeros(15, WIDTH), torch.tensor([[1, 4, 4]])), "15 patches, and"),
-        ([3, IMAGE_TOKEN], patches((1, 3, 2)), "not multiples of the 2 merged patches"),
+        ([3, *image(1, 4, 4)], ImagePatches(torch.zeros(16, 7), torch.tensor([[1, 4, 4]])), "patches have 7 values"),
+        ([3, *image(1, 4, 4)], ImagePatches(torch.zeros(15, WIDTH), torch.tensor([[1, 4, 4]])), "15 patches, but"),
+        ([3, IMAGE_TOKEN], patches((1, 3, 2)), "not multiples of spatial_merge_size 2"),
         ([3, VIDEO_TOKEN], None, "video token"),
     ],
 )
@@ -166,7 +166,7 @@ def remarks(model, freeze=(), **parallel):
 def test_parts_are_frozen_of_vision_language_models_only():
     assert remarks(CONFIGS["qwen3_vl"], ["vision_tower", "aligner"]) == []
     assert remarks(CONFIGS["qwen3"], ["aligner"]) == [
-        ("error", "model.freeze", "a model without vision_config has no parts aligner")
+        ("error", "model.freeze", "the model has no vision_config, so it has no parts to freeze: aligner")
     ]
 
 

@@ -83,7 +83,7 @@ def test_more_ranks_than_the_cluster_has_devices_are_refused_before_anything_sta
     with pytest.raises(ConfigError, match=r"too few CHIP") as caught:
         make_executor(3)
 
-    assert "need 3 CHIP, and the cluster has 2" in caught.value.why
+    assert "need 3 CHIP, but the cluster has 2" in caught.value.why
     assert """ray start --head --resources='{"CHIP": 3}'""" in caught.value.fix
     assert not (tmp_path / "run").exists()
 
@@ -248,7 +248,7 @@ def test_a_node_that_is_lost_is_reported_and_others_take_its_place(ray, cluster,
 
     with pytest.raises(ProcessLost, match=r"rank 0 failed in echo\(\): its Ray agent is gone"):
         group.call("echo")
-    with pytest.raises(ProcessLost, match=r"machine of rank 0 is gone"):
+    with pytest.raises(ProcessLost, match=r"machine of training rank 0: the machine is gone"):
         executor.start(GroupSpec("rollout", "anytron.training_engines", "small", 1, 1))
 
     executor.end()

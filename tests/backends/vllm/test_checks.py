@@ -159,7 +159,7 @@ def test_a_torchvision_that_cannot_be_imported_is_an_error_with_its_reason(site)
             "3 key",
         ),
         ({}, {"options": {"max_model_len": 8}}, "rollout.options.max_model_len", "leave no room for a prompt"),
-        ({}, {"options": {"max_model_len": 65}}, "rollout.options.max_model_len", "the model's context is 64 tokens"),
+        ({}, {"options": {"max_model_len": 65}}, "rollout.options.max_model_len", "the model's context of 64"),
         (
             {},
             {"options": {"engine_args": {"logprobs_mode": "processed_logprobs"}}},
@@ -189,7 +189,7 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4}
     [
         ({}, CpuPlatform(), 513, "model.lora.rank", "up to rank 512"),
         (EXPERTS, CpuPlatform(), 8, "rollout.lora", "experts with adapters in Triton kernels"),
-        (EXPERTS, Accelerator(), 8, "rollout.lora", "no test compares vLLM's qwen3_moe with adapters"),
+        (EXPERTS, Accelerator(), 8, "rollout.lora", "no test compares vLLM's log-probs of qwen3_moe with"),
     ],
 )
 def test_adapters_that_vllm_cannot_compute_with_are_refused_unless_they_are_merged(

@@ -86,5 +86,5 @@ def test_numbers_outside_of_responses_do_not_matter(batch, logits):
 
 
 def test_a_field_that_is_missing_is_named(batch, logits):
-    with pytest.raises(DataError, match=r"(?s)required field.*SupervisedLoss.*loss_weights"):
+    with pytest.raises(DataError, match=r"(?s)field loss_weights is missing.*SupervisedLoss"):
         SupervisedLoss()(outputs(logits, batch), batch)

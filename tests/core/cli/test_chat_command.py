@@ -219,7 +219,7 @@ def refused(monkeypatch, tmp_path):
 
 def test_a_path_without_a_model_says_what_is_missing(copy, refused, tmp_path):
     assert "no such file or directory" in refused(tmp_path / "nowhere").why
-    assert "only the file best" in refused(copy / "config.yaml").why
+    assert "only checkpoints/best can be given" in refused(copy / "config.yaml").why
     (tmp_path / "empty").mkdir()
     assert "neither config.json (a model) nor config.yaml (a run)" in refused(tmp_path / "empty").why
     assert refused(tmp_path).fix == f"choose a run: anytron chat {copy}"
@@ -236,7 +236,7 @@ def test_a_comparison_needs_the_model_at_the_start(copy, refused):
     bare = refused(copy / "start", compare=True)
     assert (bare.what, bare.fix) == (
         "The model that the run began with is not known.",
-        "name the directory of a run",
+        "give the directory of a run: anytron chat RUN --compare",
     )
     assert refused(copy / "hf", compare=True).fix == f"name the run: anytron chat {copy} --compare"
     gone = copy.with_name("gone")
@@ -289,9 +289,9 @@ def test_a_directory_without_tokenizer_is_not_given_an_empty_one(copy, refused):
         ((), {"prompts": " \n\n"}, "it ended without a line of text"),
         ((), {"prompts": "hello\n\xff\n"}, "can't decode byte 0xff"),
         ((), {"max_new_tokens": 64}, "the model's context, which has 64 tokens"),
-        (("rollout.engine=megatron",), {}, "training ranks generate with it"),
+        (("rollout.engine=megatron",), {}, "it generates on the training ranks"),
         (("rollout.engine=nobody_has_it",), {}, "installed are"),
-        (("trainer.total_steps=3",), {}, "keys of these sections have an effect"),
+        (("trainer.total_steps=3",), {}, "keys of these sections can have an effect"),
         ((), {"system": "hello", "plain": True}, "--plain leaves out the chat template"),
     ],
 )

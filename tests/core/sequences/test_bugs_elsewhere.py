@@ -63,9 +63,9 @@ def test_5_a_square_mask_over_the_local_zigzag_is_refused(cp):
     rows, columns = layout.shape
     local = torch.zeros(rows, 1, columns, columns, dtype=torch.bool)
     mask = AttnMask(MaskKind.FULL_4D, "arbitrary", local, Polarity.MASKED)
-    with pytest.raises(HookContractError, match="shape follows from the kind"):
+    with pytest.raises(HookContractError, match="must have the shape of its kind"):
         check_mask(mask, request_for(layout, {MaskKind.FULL_4D}), None, "toy")
-    with pytest.raises(HookContractError, match="no exact attention mask") as refusal:
+    with pytest.raises(HookContractError, match="no exact mask") as refusal:
         hooks_of().build_attn_mask(request_for(layout, {MaskKind.FULL_4D}))
     assert f"context parallel {cp}" in refusal.value.where
 
@@ -140,7 +140,7 @@ def test_32_a_full_mask_has_the_keys_of_all_ranks():
 
     check_mask(answer(rows, 1, columns, 2 * columns), request, None, "toy")
     for wrong in ((rows, 1, columns, columns), (rows, 1, 2 * columns, 2 * columns)):
-        with pytest.raises(HookContractError, match="shape follows from the kind"):
+        with pytest.raises(HookContractError, match="must have the shape of its kind"):
             check_mask(answer(*wrong), request, None, "toy")
 
 

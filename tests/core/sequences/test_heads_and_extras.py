@@ -117,7 +117,7 @@ def test_positions_of_padding_stay_inside_of_the_context():
         ({"input_layout": "model"}, "Unknown value of input_layout"),
         ({"format": "bshd", "input_layout": "rows"}, "input_layout='whole'"),
         ({"tensor_parallel": 0}, "The tensor-parallel size must be at least 1"),
-        ({"context_length": 4}, "length 5, the context 4"),
+        ({"context_length": 4}, "5 tokens, but the context has only 4"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(arguments, message):
@@ -128,10 +128,10 @@ def test_options_that_do_not_fit_are_refused(arguments, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ContextShard(2, 2), "rank 2 of size 2"),
-        (lambda: ContextShard(0), "rank 0 of size 0"),
-        (lambda: LayoutConstraints(align=0), "align 0"),
-        (lambda: LayoutConstraints(bucket=-8), "bucket -8"),
+        (lambda: ContextShard(2, 2), "the rank is 2, the size 2"),
+        (lambda: ContextShard(0), "the rank is 0, the size 0"),
+        (lambda: LayoutConstraints(align=0), "align is 0"),
+        (lambda: LayoutConstraints(bucket=-8), "bucket is -8"),
     ],
 )
 def test_impossible_shards_and_constraints_are_refused(make, message):

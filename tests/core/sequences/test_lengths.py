@@ -27,6 +27,6 @@ def test_impossible_lengths_are_refused(lengths, message):
 
 def test_a_sequence_longer_than_the_context_is_refused():
     assert checked_lengths([3, 8], context_length=8).tolist() == [3, 8]
-    with pytest.raises(DataError, match="sequence 1 has length 9, the context 8") as caught:
+    with pytest.raises(DataError, match="sequence 1 has 9 tokens, but the context has only 8") as caught:
         checked_lengths([3, 9], context_length=8)
     assert "max_new_tokens" in caught.value.fix

@@ -29,9 +29,9 @@ def test_fitting_masks_pass():
 @pytest.mark.parametrize(
     ("mask", "rule"),
     [
-        (full((2, 3, 3)), "shape follows from the kind"),
-        (full(dtype=torch.int64), "masks are bool"),
-        (AttnMask(MaskKind.FULL_4D, "arbitrary"), "needs its tensor"),
+        (full((2, 3, 3)), "must have the shape of its kind"),
+        (full(dtype=torch.int64), "masks must be bool"),
+        (AttnMask(MaskKind.FULL_4D, "arbitrary"), "needs a tensor"),
     ],
 )
 def test_a_broken_answer_names_plugin_and_rule(mask, rule):
@@ -44,13 +44,13 @@ def test_a_kind_that_cannot_reach_the_model_is_refused():
     request = dataclasses.replace(REQUEST, accepted=frozenset({MaskKind.NONE}))
     with pytest.raises(HookContractError, match="one that the model accepts") as caught:
         check_mask(full(), request, None, "toy")
-    assert caught.value.why == "answered full-4d, accepted: none"
+    assert caught.value.why == "it is full-4d, not one of: none"
 
 
 @pytest.mark.parametrize("name", ["padding_mask", "linear_attn_mask"])
 @pytest.mark.parametrize(
     ("tensor", "rule"),
-    [(LAYOUT.valid.long(), "masks are bool"), (LAYOUT.valid[:1], "shape follows from the kind")],
+    [(LAYOUT.valid.long(), "masks must be bool"), (LAYOUT.valid[:1], "must have the shape of its kind")],
 )
 def test_the_maps_beside_the_mask_are_held_to_the_same_rules(name, tensor, rule):
     with pytest.raises(HookContractError, match=rule) as caught:
@@ -75,21 +75,21 @@ def test_the_map_of_padded_rows_covers_all_their_columns():
     layout = plan_layout([3, 2], format="bshd", tensor_parallel=4)
     request = MaskRequest("bshd", ModelTraits(linear_attention=True), ParallelSizes(), REQUEST.accepted, layout)
     check_mask(AttnMask(MaskKind.NONE, "causal", linear_attn_mask=layout.valid), request, None, "toy")
-    with pytest.raises(HookContractError, match="shape follows from the kind"):
+    with pytest.raises(HookContractError, match="must have the shape of its kind"):
         check_mask(AttnMask(MaskKind.NONE, "causal", linear_attn_mask=LAYOUT.valid), request, None, "toy")
 
 
 def test_what_is_no_mask_at_all_is_refused():
-    with pytest.raises(HookContractError, match="the answer is an AttnMask") as caught:
+    with pytest.raises(HookContractError, match="its result must be an AttnMask") as caught:
         check_mask(LAYOUT.valid, REQUEST, None, "toy")
     assert caught.value.where == "plugin toy"
 
 
 def test_an_answer_of_another_kind_than_at_build_is_refused():
     built = AttnMask(MaskKind.NONE, "causal")
-    with pytest.raises(HookContractError, match="fixed at engine build"):
+    with pytest.raises(HookContractError, match="as they were when the engine was built"):
         check_mask(full(), REQUEST, built, "toy")
-    with pytest.raises(HookContractError, match="fixed at engine build"):
+    with pytest.raises(HookContractError, match="as they were when the engine was built"):
         check_mask(AttnMask(MaskKind.NONE, "padding_causal"), REQUEST, built, "toy")
 
 

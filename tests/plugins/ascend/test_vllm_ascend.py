@@ -77,7 +77,7 @@ def test_a_run_that_generates_with_vllm_is_refused_without_it(site, version, tex
     found = diagnostics(engine="vllm")
     assert (found == []) == (not text)
     for one in found:
-        assert f"on NPUs vLLM 0.32.1 needs vllm-ascend==0.32.*, and vllm-ascend {text}" in one.message
+        assert f"on NPUs vLLM 0.32.1 needs vllm-ascend==0.32.*, but vllm-ascend {text}" in one.message
 
 
 def test_the_environment_of_rollout_python_counts(site, tmp_path):

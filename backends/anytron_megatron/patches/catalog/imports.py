@@ -1,4 +1,4 @@
-"""Patches of imports, of the files that would be imported, and of code that expects CUDA."""
+"""Patches of imports, of a loader that would run a model directory's Python files, and of code that expects CUDA."""
 
 from __future__ import annotations
 

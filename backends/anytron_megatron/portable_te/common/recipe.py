@@ -1,4 +1,4 @@
-"""Quantisation recipes: classes that Megatron subclasses and compares with, none of which can be made."""
+"""Quantisation recipes: classes that Megatron subclasses or compares with; none of them can be instantiated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Recipe:
 
 
 class DelayedScaling(Recipe):
-    """FP8 with scales from the history of maxima."""
+    """FP8 with scales computed from the largest values of earlier steps."""
 
 
 class Float8CurrentScaling(Recipe):

@@ -1,4 +1,4 @@
-"""Transformer Engine for torch."""
+"""Replacements for the modules of ``transformer_engine.pytorch``."""
 
 from anytron_megatron.portable_te.pytorch import attention, distributed, fp8, module, ops, optimizers, router, tensor
 from anytron_megatron.portable_te.pytorch.attention import DotProductAttention

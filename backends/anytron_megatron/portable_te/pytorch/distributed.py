@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def activation_recompute_forward(activation_recompute: bool = False, recompute_phase: bool = False) -> Iterator[None]:
-    """Mark a region that is recomputed. Transformer Engine would restore FP8 scales there; here there are none."""
+    """Mark a region that is recomputed. Transformer Engine restores FP8 scales there; this package has no scales."""
     del activation_recompute, recompute_phase
     yield
 
 
 def is_fp8_activation_recompute_enabled() -> bool:
-    """Whether the current region restores FP8 scales."""
+    """Return False: there are no FP8 scales to restore."""
     return False
 
 

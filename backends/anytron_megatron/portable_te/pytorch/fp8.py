@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def check_fp8_support() -> tuple[bool, str]:
-    """Whether FP8 can be used, and why not. Accelerate asks."""
+    """Return False and the reason: FP8 is not supported. Accelerate calls this."""
     return False, "the portable Transformer Engine has no FP8"
 
 
 def check_mxfp8_support() -> tuple[bool, str]:
-    """Whether MXFP8 can be used, and why not. Accelerate asks."""
+    """Return False and the reason: MXFP8 is not supported. Accelerate calls this."""
     return check_fp8_support()
 
 
@@ -26,21 +26,21 @@ class FP8GlobalStateManager:
 
     @staticmethod
     def is_fp8_enabled() -> bool:
-        """Whether the current region computes in FP8."""
+        """Return False: nothing computes in FP8."""
         return False
 
     @staticmethod
     def is_fp8_calibration() -> bool:
-        """Whether the current region collects maxima."""
+        """Return False: no maxima for FP8 scales are collected."""
         return False
 
     @staticmethod
     def get_fp8_recipe() -> None:
-        """The recipe of the current region."""
+        """Return None: without FP8 there is no recipe."""
 
     @staticmethod
     def get_fp8_group() -> None:
-        """The group over which maxima are reduced."""
+        """Return None: there is no group over which maxima are reduced."""
 
     @staticmethod
     def reset() -> None:

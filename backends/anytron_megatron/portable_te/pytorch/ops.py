@@ -1,4 +1,4 @@
-"""Operations that Megatron composes: the activation. The composer itself is refused."""
+"""Operations of Transformer Engine that Megatron names: SwiGLU works, the others cannot be instantiated."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class SwiGLU(FusibleOperation):
         self._swiglu = kernels().fused(KernelName.SWIGLU, None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., 2 N]`` -> ``[..., N]``."""
+        """Compute the activation ``[..., N]`` of ``x``, ``[..., 2 N]``."""
         output: Tensor = self._swiglu(x)
         return output
 
     def sharded_state_dict(self, *_place: object, **_named: object) -> dict[str, object]:
-        """Return nothing. Megatron calls it on each module of an MLP to save a checkpoint (``transformer/mlp.py``)."""
+        """Return an empty dictionary: there is nothing to save (called by Megatron's ``transformer/mlp.py``)."""
         return {}
 
 
@@ -40,27 +40,27 @@ class _Unfused(FusibleOperation):
 
 
 class GELU(_Unfused):
-    """``gelu(x)``."""
+    """``gelu(x)``; cannot be instantiated."""
 
 
 class GEGLU(_Unfused):
-    """``gelu(a) * b``."""
+    """``gelu(a) * b``; cannot be instantiated."""
 
 
 class ReLU(_Unfused):
-    """``relu(x)``."""
+    """``relu(x)``; cannot be instantiated."""
 
 
 class ReGLU(_Unfused):
-    """``relu(a) * b``."""
+    """``relu(a) * b``; cannot be instantiated."""
 
 
 class SiLU(_Unfused):
-    """``silu(x)``."""
+    """``silu(x)``; cannot be instantiated."""
 
 
 class Sequential(FusibleOperation):
-    """Operations that are fused with each other (``use_transformer_engine_op_fuser``)."""
+    """The fuser of operations (``use_transformer_engine_op_fuser``); cannot be instantiated."""
 
     def __init__(self, *_operations: FusibleOperation) -> None:
         refuse("ops.Sequential", "operation fuser", "set use_transformer_engine_op_fuser to false")

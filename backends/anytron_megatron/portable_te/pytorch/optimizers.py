@@ -29,9 +29,9 @@ class FusedAdam(torch.optim.Optimizer):
     float32 under ``exp_avg`` and ``exp_avg_sq``.
 
     Args:
-        bias_correction: Divide the moments by ``1 - beta ** step``.
-        adam_w_mode: Decoupled weight decay instead of L2.
-        set_grad_none: ``zero_grad`` frees gradients.
+        bias_correction: Whether to divide the moments by ``1 - beta ** step``.
+        adam_w_mode: True = decoupled weight decay; False = L2 regularisation.
+        set_grad_none: Whether ``zero_grad`` frees the gradients by default; False = it fills them with zeros.
         unsupported: Transformer Engine's other settings (amsgrad, master weights, FP8 moments, ...).
 
     Raises:

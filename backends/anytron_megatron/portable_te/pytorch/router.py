@@ -8,17 +8,17 @@ from anytron_megatron.portable_te.refusals import refuse
 
 
 def fused_topk_with_score_function(*_args: object, **_settings: object) -> NoReturn:
-    """Refuse to choose experts."""
+    """Raise an error: there is no fused choice of experts."""
     _refuse("fused_topk_with_score_function")
 
 
 def fused_compute_score_for_moe_aux_loss(*_args: object, **_settings: object) -> NoReturn:
-    """Refuse to compute the scores of the auxiliary loss."""
+    """Raise an error: there is no fused computation of the auxiliary loss's scores."""
     _refuse("fused_compute_score_for_moe_aux_loss")
 
 
 def fused_moe_aux_loss(*_args: object, **_settings: object) -> NoReturn:
-    """Refuse to compute the auxiliary loss."""
+    """Raise an error: there is no fused auxiliary loss."""
     _refuse("fused_moe_aux_loss")
 
 

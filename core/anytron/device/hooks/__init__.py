@@ -1,1 +1,1 @@
-"""The contract between the core and its plugins: markers, specifications, defaults, facade."""
+"""The hooks, through which plugins adapt the core to a device: specifications, types, calls and facade."""

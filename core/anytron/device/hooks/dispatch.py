@@ -1,7 +1,7 @@
 """Call hooks in one of four ways, trace the calls, and check the answers.
 
-Each way turns the plugins' implementations of a hook into one callable. Every answer comes with the name of its
-plugin, so that the facade can check it and name who broke the contract.
+Each way turns the plugins' implementations of a hook into one callable. Every answer comes with the name of its plugin,
+so that the facade can check the answer and name a plugin that broke the contract.
 
 ``ANYTRON_TRACE_HOOKS=1`` prints every call to stderr, one line per implementation that was asked::
 
@@ -31,7 +31,7 @@ TRACE_VARIABLE = "ANYTRON_TRACE_HOOKS"
 _LONGEST = 160
 """Characters of an argument or a result in a trace."""
 _PREPROCESS = "preprocess_sequences"
-_FRESH_SCOPE = "a scope is a function without arguments that makes a fresh context manager each time it is called"
+_FRESH_SCOPE = "a scope must be a function without arguments that makes a new context manager at each call"
 
 
 class Implementation(NamedTuple):
@@ -42,14 +42,14 @@ class Implementation(NamedTuple):
 
 
 def in_order(kind: Kind, members: tuple[Member, ...]) -> list[Member]:
-    """Sort plugins: the platform, extensions by name, the neutral default; in a chain the platform is last."""
+    """Sort plugins as they are asked: platform, extensions by name, neutral default; a chain has the platform last."""
     if kind == "chain":
         return sorted(members, key=lambda member: (member.precedence is Precedence.PLATFORM, member.name))
     return sorted(members, key=lambda member: (member.precedence, member.name))
 
 
 def ask_all(hook: str, implementations: tuple[Implementation, ...]) -> Callable[..., list[tuple[str, Any]]]:
-    """Collect every answer that is not None."""
+    """Return a function that asks all plugins and returns (plugin, answer) for every answer that is not None."""
     del hook
 
     def ask(*arguments: Any) -> list[tuple[str, Any]]:
@@ -60,7 +60,7 @@ def ask_all(hook: str, implementations: tuple[Implementation, ...]) -> Callable[
 
 
 def ask_first(hook: str, implementations: tuple[Implementation, ...]) -> Callable[..., tuple[str, Any]]:
-    """Stop at the first answer that is not None; no answer is an error."""
+    """Return a function that returns (plugin, answer) for the first answer that is not None; no answer is an error."""
 
     def ask(*arguments: Any) -> tuple[str, Any]:
         for plugin, call in implementations:
@@ -69,17 +69,18 @@ def ask_first(hook: str, implementations: tuple[Implementation, ...]) -> Callabl
                 return plugin, answer
         raise HookContractError(
             f"No plugin answered {hook}.",
-            why="every plugin returned None, and there is no neutral default",
-            fix="create the facade with open_session or hooks_of of anytron.device.loading, which add the default",
+            why="every plugin returned None, and these hooks lack Anytron's default implementation",
+            fix="create the hooks with open_session() or hooks_of() of anytron.device.loading, which add the default",
         )
 
     return ask
 
 
 def ask_chain(hook: str, implementations: tuple[Implementation, ...]) -> Callable[[Any], Iterator[tuple[str, Any]]]:
-    """Pass each plugin the value that the previous one returned.
+    """Return a function that passes each plugin the value that the previous plugin returned.
 
-    Yields each changed value before the next plugin gets it, so that the caller can check it in time.
+    The function yields (plugin, value) for each changed value before the next plugin gets it, so that the caller can
+    check the value in time.
     """
     del hook
 
@@ -94,7 +95,10 @@ def ask_chain(hook: str, implementations: tuple[Implementation, ...]) -> Callabl
 
 
 def ask_merged(hook: str, implementations: tuple[Implementation, ...]) -> Callable[..., dict[str, tuple[str, Any]]]:
-    """Merge mappings; each value comes with the first plugin that returned it. Different values are an error."""
+    """Return a function that merges the plugins' mappings into one: name -> (first plugin that gave the value, value).
+
+    Two plugins that give one name different values are an error.
+    """
 
     def ask(*arguments: Any) -> dict[str, tuple[str, Any]]:
         merged: dict[str, tuple[str, Any]] = {}
@@ -103,7 +107,7 @@ def ask_merged(hook: str, implementations: tuple[Implementation, ...]) -> Callab
             if answer is None:
                 continue
             if not isinstance(answer, Mapping):
-                raise broken(hook, plugin, "the answer is a mapping", f"it is {type(answer).__name__}")
+                raise broken(hook, plugin, "its result must be a mapping", f"it is a {type(answer).__name__}")
             for name, value in answer.items():
                 owner, present = merged.setdefault(name, (plugin, value))
                 if present != value:
@@ -127,20 +131,20 @@ WAYS: Mapping[Kind, Callable[[str, tuple[Implementation, ...]], Callable[..., An
 
 
 def broken(hook: str, plugin: str, rule: str, why: str) -> HookContractError:
-    """Make the error of a plugin whose answer breaks a rule of the hook's contract."""
+    """Return the error for a plugin whose answer breaks a rule of the hook's contract."""
     return HookContractError(
         f"{hook} of plugin '{plugin}' broke its contract: {rule}.", where=f"plugin {plugin}", why=why
     )
 
 
 def check_class(hook: str, plugin: str, answer: object, kind: type) -> None:
-    """Refuse an answer of another class."""
+    """Raise an error if a plugin's answer is not an instance of ``kind``."""
     if not isinstance(answer, kind):
-        raise broken(hook, plugin, f"the answer is a {kind.__name__}", f"it is {type(answer).__name__}")
+        raise broken(hook, plugin, f"its result must be a {kind.__name__}", f"it is a {type(answer).__name__}")
 
 
 def tracing() -> bool:
-    """Whether the user asked for a trace."""
+    """Whether the user asked for a trace of hook calls (``ANYTRON_TRACE_HOOKS``)."""
     return os.environ.get(TRACE_VARIABLE, "0") not in ("", "0")
 
 
@@ -186,8 +190,8 @@ def brief(value: Any, depth: int = 0) -> str:
 class InputChecks:
     """Check the micro-batches that plugins return (``preprocess_sequences``).
 
-    Checks that make the device wait (values of positions) or call the plugin's code (its scope) run once, when the
-    plugin first changes that part.
+    The checks of position values, which make the device wait, and of scopes, which call the plugin's code, run once for
+    each plugin, when it first changes positions or scope.
     """
 
     def __init__(self) -> None:
@@ -212,12 +216,12 @@ class InputChecks:
 
         check_class(_PREPROCESS, plugin, after, ModelInputs)
         if after.layout is not before.layout:
-            raise broken(_PREPROCESS, plugin, "the layout stays the same object", "it returned another layout")
+            raise broken(_PREPROCESS, plugin, "the layout must stay the same object", "it returned another layout")
         for name in ("input_ids", "labels", "position_ids"):
             old, new = getattr(before, name), getattr(after, name)
             if old.shape != new.shape or old.dtype != new.dtype:
                 why = f"{name} was {old.dtype} {tuple(old.shape)} and became {new.dtype} {tuple(new.shape)}"
-                raise broken(_PREPROCESS, plugin, "ids, labels and positions keep shape and dtype", why)
+                raise broken(_PREPROCESS, plugin, "ids, labels and positions must keep shape and dtype", why)
         if after.position_ids is not before.position_ids and plugin not in self._positions_of:
             self._positions_of.add(plugin)
             _check_positions(plugin, before, after)
@@ -237,7 +241,7 @@ def _check_positions(plugin: str, before: ModelInputs, after: ModelInputs) -> No
         place = tuple(int(index) for index in moved.nonzero()[0])
         was, now = int(before.position_ids[place]), int(after.position_ids[place])
         why = f"position_ids{list(place)} was {was} and became {now}; only positions of padding may change"
-        raise broken(_PREPROCESS, plugin, "real tokens keep their positions", why)
+        raise broken(_PREPROCESS, plugin, "real tokens must keep their positions", why)
 
 
 def _check_scope(plugin: str, scope: Any) -> None:

@@ -1,6 +1,7 @@
 """Write ``docs/reference/hooks.md`` from the hook specifications.
 
-Run ``python -m anytron.device.hooks.document docs/reference/hooks.md`` after a change; a test compares.
+Run ``python -m anytron.device.hooks.document docs/reference/hooks.md`` after a change of the specifications; a test
+fails if the page is not up to date.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _section(hook: HookSpec) -> str:
 
 
 def types_of(hook: HookSpec) -> list[str]:
-    """Name Anytron's own types in the annotations of a hook, in their order."""
+    """Return the names of Anytron's own types in the annotations of a hook, in order of appearance."""
     ours = {name for name, (module, _) in homes(Path(specs.__file__)).items() if module.startswith("anytron.")}
     words = re.findall(r"\w+", " ".join(map(str, hook.function.__annotations__.values())))
     return [name for name in dict.fromkeys(words) if name in ours]

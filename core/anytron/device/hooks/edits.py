@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def apply_edits(config: RunConfig, edits: Sequence[tuple[str, ConfigEdit]]) -> RunConfig:
-    """Set dotted keys and validate the result as if it had been read that way.
+    """Set the dotted keys of the edits, and validate the result like a configuration that was read from a file.
 
     Raises:
         ConfigError: A key does not exist, two plugins disagree, or the schema refuses a value.
@@ -93,6 +93,6 @@ def _check_key(config: BaseModel, plugin: str, key: str) -> None:
         raise ConfigError(
             f"Plugin '{plugin}' replaces a whole section: {key}.",
             where=f"hook configure of '{plugin}'",
-            why="edits set single values, so that each has its reason",
-            fix=f"edit {key}.<name>",
+            why="an edit may set only a single value, so that each value has a reason of its own",
+            fix=f"return one edit for each key below it: {key}.<name>",
         )

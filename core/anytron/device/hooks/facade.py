@@ -1,9 +1,8 @@
 """The typed facade over all plugins: one method per hook. Core and backends call this and nothing else.
 
-Each specification says the kind of its hook, and :mod:`anytron.device.hooks.dispatch` has one way of calling
-per kind. Implementations are resolved once, when the facade is made, so that a call costs a loop over
-a tuple. Every answer is checked against the hook's contract; an answer that breaks it is an error that
-names the plugin.
+Each specification says the kind of its hook, and :mod:`anytron.device.hooks.dispatch` implements the call of each kind.
+Implementations are resolved once, when the facade is made, so that a call costs a loop over a tuple. Every answer is
+checked against the hook's contract; an answer that breaks it is an error that names the plugin.
 """
 
 from __future__ import annotations
@@ -60,7 +59,10 @@ class Hooks:
         names = [member.name for member in self.members]
         platforms = [member for member in self.members if member.precedence is Precedence.PLATFORM]
         if len(set(names)) < len(names) or len(platforms) > 1:
-            raise PluginError("Plugin names must be unique and at most one platform active.", why=", ".join(names))
+            raise PluginError(
+                "Plugin names must be unique, and at most one plugin may be a platform.",
+                why=f"the plugins are {', '.join(names)}; {len(platforms)} of them are platforms",
+            )
         self._ask = {hook: self._way_to_ask(spec) for hook, spec in specifications().items()}
         self._check_inputs = InputChecks()
         self._suppliers: dict[str, set[str]] = {}
@@ -86,7 +88,8 @@ class Hooks:
     def kernel_descriptions(self) -> dict[str, list[str]]:
         """Return the descriptions of the kernels in :meth:`suppliers` that have an attribute ``description``.
 
-        A platform that chooses between implementations uses it to name the one in use, and why no faster one is.
+        A platform that chooses between implementations uses the attribute to say which one is in use, and why no faster
+        one is.
         """
         return {kernel: sorted(found) for kernel, found in sorted(self._descriptions.items())}
 
@@ -153,7 +156,7 @@ class Hooks:
         merged = self._ask["runtime_env"](process, config)
         for name, (plugin, value) in merged.items():
             if not isinstance(value, str):
-                raise broken("runtime_env", plugin, "values are strings", f"{name} is {value!r}")
+                raise broken("runtime_env", plugin, "the values must be strings", f"{name} is {value!r}")
             present = os.environ.get(name, value)
             if present != value:
                 logger.warning("%s=%s is kept as it was set; plugin '%s' wanted %s", name, present, plugin, value)
@@ -172,8 +175,8 @@ class Hooks:
         patches: list[tuple[str, Patch]] = self._items("patch_model", Patch, phase, context)
         for plugin, patch in patches:
             if patch.phase is not phase:
-                why = f"asked for {phase.value}, patch {patch.id} is for {patch.phase.value}"
-                raise broken("patch_model", plugin, "patches belong to the phase that was asked for", why)
+                why = f"it was called for {phase.value}, but patch {patch.id} is for {patch.phase.value}"
+                raise broken("patch_model", plugin, "its patches must belong to the phase that it was called for", why)
         return [patch for _, patch in patches]
 
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel:
@@ -194,7 +197,7 @@ class Hooks:
     # ---- each micro-batch -----------------------------------------------------------------------
 
     def preprocess_sequences(self, inputs: ModelInputs) -> ModelInputs:
-        """Send a finished micro-batch through the chain: extensions in order of name, then the platform.
+        """Let the plugins adapt a finished micro-batch, one after the other: extensions by name, then the platform.
 
         Raises:
             HookContractError: A plugin breaks a rule of :class:`anytron.device.hooks.dispatch.InputChecks`.
@@ -212,7 +215,8 @@ class Hooks:
             built: The mask returned when the engine was built; None during that first call.
 
         Raises:
-            HookContractError: The answer breaks :func:`anytron.sequences.masks.check_mask`, or no plugin has one.
+            HookContractError: The answer breaks a rule of :func:`anytron.sequences.masks.check_mask`, or no plugin
+                gives an answer.
         """
         mask: AttnMask
         plugin, mask = self._ask["build_attn_mask"](request)
@@ -220,16 +224,16 @@ class Hooks:
         return replace(mask, plugin=plugin)
 
     def postprocess_output(self, values: Tensor, layout: SequenceLayout) -> Tensor:
-        """Flat values ``[T, ...]`` from the model's output ``[R, C, ...]``.
+        """Convert the model's output ``[R, C, ...]`` into flat values ``[T, ...]`` of the real tokens.
 
         Raises:
-            HookContractError: The answer does not have exactly T entries.
+            HookContractError: The answer does not have exactly T entries, one for each real token.
         """
         flat: Tensor
         plugin, flat = self._ask["postprocess_output"](values, layout)
         if flat.shape[0] != layout.num_tokens:
-            why = f"{flat.shape[0]} values for {layout.num_tokens} tokens"
-            raise broken("postprocess_output", plugin, "the answer has one entry per real token", why)
+            why = f"it has {flat.shape[0]} entries for {layout.num_tokens} tokens"
+            raise broken("postprocess_output", plugin, "its result must have one entry for each real token", why)
         return flat
 
     # ---- checks of several hooks ----------------------------------------------------------------
@@ -239,14 +243,14 @@ class Hooks:
         items = [(plugin, item) for plugin, answer in self._ask[hook](*arguments) for item in answer]
         for plugin, item in items:
             if not isinstance(item, kind):
-                raise broken(hook, plugin, "the answer lists instances of the documented classes", f"got {item!r}")
+                raise broken(hook, plugin, "its result may list only the documented classes", f"it lists {item!r}")
         return items
 
     def _kernel(self, label: str, hook: str, *arguments: Any) -> Any:
         """The first kernel, and a note of who supplied it."""
         plugin, kernel = self._ask[hook](*arguments)
         if not callable(kernel):
-            raise broken(hook, plugin, "a kernel is callable", f"answered {kernel!r}")
+            raise broken(hook, plugin, "a kernel must be callable", f"it returned {kernel!r}")
         self._suppliers.setdefault(label, set()).add(plugin)
         description = getattr(kernel, "description", None)
         if description is not None and description not in self._descriptions.setdefault(label, set()):

@@ -34,7 +34,7 @@ REMOVED = {
 
 @dataclass(frozen=True)
 class HookSpec:
-    """A hook.
+    """A hook, as its specification defines it.
 
     Attributes:
         name: Name of the hook.
@@ -157,8 +157,8 @@ def _checked_call(hook: str, implementation: pluggy.HookImpl, plugin: str) -> Ca
         raise PluginError(
             f"Plugin '{plugin}' implements {hook} as a wrapper.",
             where=where,
-            why="a wrapper would hide which plugin gave the answer; hooks are answered, chained or merged",
-            fix="return an answer, or None to leave it to the next plugin",
+            why="a wrapper would hide which plugin the result comes from",
+            fix="mark it with @anytron.hookimpl alone, and return a result, or None to leave it to the next plugin",
         )
     return _by_position(implementation.function, implementation.argnames, arguments)
 

@@ -1,6 +1,6 @@
 """The hooks: everything that a device may do differently.
 
-This is the reference that ``docs/reference/hooks.md`` is generated from. Each docstring says when a
+``docs/reference/hooks.md`` is generated from this module. Each docstring says when a
 hook is called, how often and in which process, its arguments, its results, and which answers are
 errors. Implementations may take any subset of the arguments, by name. None always means "no
 answer".
@@ -56,7 +56,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 def hookspec(kind: Kind) -> Callable[[Specification], Specification]:
-    """Mark a function as the specification of the hook of its name, called in the way ``kind``."""
+    """Mark a function as the specification of the hook with its name; ``kind`` says how that hook is called."""
 
     def mark(function: Specification) -> Specification:
         setattr(function, KIND, kind)
@@ -103,7 +103,7 @@ def runtime_env(process: ProcessInfo, config: RunConfig) -> Mapping[str, str] | 
     processes.
 
     Arguments: ``config``, complete, with the edits of all plugins. Where there is no run, it is
-    ``anytron.config.schema.default_run()``: each key has its default, except those that the caller knows.
+        ``anytron.config.schema.default_run()``: each key has its default, unless the caller sets it.
 
     Returns: variables. A variable that the user has set already keeps the user's value; a different
     value from a plugin is reported as a warning.
@@ -129,11 +129,11 @@ def preprocess_sequences(inputs: ModelInputs) -> ModelInputs | None:
     Called: exactly once per micro-batch and forward pass, on every training rank, after
     all padding is decided and before the mask is built.
 
-    Arguments: ``inputs``, immutable; ``input_ids`` int64 ``[R, C]``, ``position_ids`` the same or,
-    for vision-language models, ``[3, R, C]``.
+    Arguments: ``inputs``, immutable, of R rows and C columns; ``input_ids`` is int64 ``[R, C]``, ``position_ids`` too,
+        or ``[3, R, C]`` for vision-language models.
 
-    Returns: a changed copy, or None for "as it is". The layout stays the same object; ids, labels and
-    positions keep shape and dtype, and real tokens their positions. State that the device keeps globally
+    Returns: a changed copy, or None to change nothing. The copy must keep the layout object, the shape and dtype of
+        ids, labels and positions, and the position ids of real tokens. State that the device keeps globally
     goes into ``inputs.scope`` and nowhere else: ``scopes.combine(inputs.scope, mine)``
     (``anytron.sequences.scopes``), where ``mine`` is a function without arguments that makes a fresh
     context manager each time it is called.
@@ -144,11 +144,11 @@ def preprocess_sequences(inputs: ModelInputs) -> ModelInputs | None:
 def build_attn_mask(request: MaskRequest) -> AttnMask | None:
     """Return the attention mask in the form that the device's kernels read.
 
-    Called: once when the engine is built (``request.layout`` is None: answer kind and
-    kernel mode, no tensor) and once per micro-batch.
+    Called: once when the engine is built (``request.layout`` is None, and the mask has a kind and a kernel mode but no
+        tensor), and once per micro-batch.
 
-    Returns: a mask whose kind is in ``request.accepted``; bool tensors, polarity stated; rows of
-    padding may be fully masked. Kind and kernel mode depend on traits, format and parallel sizes
+    Returns: a mask whose kind is in ``request.accepted``; its tensors are bool, and its ``polarity`` says what True
+        means; rows of padding may be fully masked. Kind and kernel mode depend on traits, format and parallel sizes
     only: a later answer of another kind is an error. None leaves it to the next plugin.
     """
 
@@ -159,11 +159,11 @@ def postprocess_output(values: Tensor, layout: SequenceLayout) -> Tensor | None:
 
     Called: once per micro-batch and output tensor, on ranks of the last pipeline stage.
 
-    Arguments: ``values`` float ``[R, C, ...]`` of this rank, ``layout`` the layout of the input. No
+    Arguments: ``values``, this rank's float ``[R, C, ...]``; ``layout``, the layout of the input. No
     mask is passed: the layout says which positions are real.
 
-    Returns: ``[T, ...]``, in the order of the input sequences, without padding, differentiable; with
-    context parallelism gathered over its ranks, the gradient flowing through the local slice only.
+    Returns: ``[T, ...]``, differentiable: one entry for each real token, in the order of the input sequences. With
+        context parallelism, values are gathered over its ranks, and the gradient flows through the local slice only.
     None leaves it to the neutral default, which handles every layout.
     """
 
@@ -186,8 +186,8 @@ def fused_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any] | Non
     Called: once per name and module when the model or the optimizer is built.
 
     Returns: a callable with the signature of the kernel's neutral default in ``anytron.kernels.fused``
-    (listed below), or None. This and other kernels may say in an attribute ``description`` which
-    implementation they are and why not a faster one: it is logged once, and recorded in ``patches.json``.
+    (listed below), or None. This and other kernels may have an attribute ``description``, which says which
+    implementation is used and why no faster one is: it is logged once, and recorded in ``patches.json``.
     """
 
 

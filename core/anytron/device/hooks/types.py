@@ -26,7 +26,7 @@ class Requirement:
         package: Distribution name, as in ``importlib.metadata``.
         specifier: PEP 440 version range, for example ``>=0.16,<0.17``; empty = any.
         remedy: What to run or set when it is missing or outside of the range.
-        optional: A missing package is reported, and does not stop the run.
+        optional: True: a missing package is reported and does not stop the run.
     """
 
     package: str
@@ -43,7 +43,7 @@ class ConfigEdit:
         key: The dotted key that is set, for example ``engine.sequence_format``.
         value: New value of the key.
         reason: Reason for the edit, shown to the user in the first lines of the run. No full stop.
-        default: The value is a recommendation for the device: a value that the user has set takes precedence.
+        default: True: the value is a recommendation, which is ignored if the user has set the key.
     """
 
     key: str
@@ -75,7 +75,7 @@ class PatchContext:
 
     Attributes:
         platform: The active platform.
-        role: The process in which the patches will be applied.
+        role: Kind of the process in which the patches will be applied.
         kernels: The facade over all plugins, for functions that install kernels.
         engine: Name of the engine of that process, as in ``engine.name`` and ``rollout.engine``, or
             :data:`OWN_TRAINER`.

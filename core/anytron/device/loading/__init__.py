@@ -1,7 +1,7 @@
 """Find plugins by entry point, report on each, and choose the active platform.
 
-There are two entry-point groups: of ``anytron.platforms`` exactly one is active, of ``anytron.plugins``
-(extensions) all are. Nothing here imports torch or an engine; a plugin's module and probe may.
+There are two entry-point groups. Of the plugins in ``anytron.platforms`` exactly one is active; of those in
+``anytron.plugins`` (extensions) all are. Nothing here imports torch or an engine; a plugin's module and probe may.
 """
 
 from anytron.device.loading.report import Finding, PluginReport, State, check_requirements, examine_requirements

@@ -44,7 +44,11 @@ class Choice:
 
 
 def asked_platform(configured: str | None) -> Asked | None:
-    """The platform that the user asked for; None leaves the choice to the probes."""
+    """Return the platform that the user asked for; None if the probes are to choose.
+
+    Args:
+        configured: ``platform.name``, which takes precedence over ``ANYTRON_PLATFORM``; None = not set.
+    """
     if configured is not None:
         return Asked(configured, "platform.name")
     variable = os.environ.get(VARIABLE)
@@ -52,7 +56,10 @@ def asked_platform(configured: str | None) -> Asked | None:
 
 
 def probe_platforms(found: Sequence[Found], only: str | None = None) -> dict[str, Probe]:
-    """Probe the loaded platforms, or one of them, by name. If a probe raises, the device counts as broken."""
+    """Probe the loaded platforms, or only the one named ``only``; return the results by platform name.
+
+    If a probe raises, the device counts as broken.
+    """
     return {
         candidate.report.name: _probe(candidate.platform)
         for candidate in found
@@ -72,7 +79,7 @@ def _probe(platform: Platform) -> Probe:
 
 
 def choose_platform(found: Sequence[Found], probes: Mapping[str, Probe], asked: Asked | None) -> Choice:
-    """Choose the active platform: the platform asked for, else the one that the probes leave.
+    """Choose the active platform: the one that the user asked for, else the only one that the probes leave.
 
     Args:
         found: All installed plugins.
@@ -162,7 +169,7 @@ def _single(usable: Sequence[Choice], processors: Sequence[Choice], absent: Sequ
     if len(candidates) > 1:
         names = [choice.platform.name for choice in candidates]
         raise PlatformError(
-            f"{len(names)} platforms can be used: {', '.join(names)}.",
+            f"{len(names)} platforms can be used, and none of them is chosen: {', '.join(names)}.",
             why="; ".join(f"{choice.platform.name}: {choice.reason}" for choice in candidates),
             fix=_name_one(names[0]),
         )
@@ -187,7 +194,7 @@ def _name_one(name: str) -> str:
 
 
 def settled_reports(found: Sequence[Found], probes: Mapping[str, Probe], choice: Choice | None) -> list[PluginReport]:
-    """The reports once probes and choice are known."""
+    """Return the plugins' reports, with the states that follow from the probes and the chosen platform."""
     return [_settled(candidate, probes.get(candidate.report.name), choice) for candidate in found]
 
 

@@ -35,7 +35,7 @@ class Found:
     Attributes:
         report: The plugin's report; its state is ``available`` if the plugin could be loaded.
         member: The plugin's hooks; None if it was not loaded.
-        platform: The instance, for a loaded platform.
+        platform: The platform's instance; None for an extension, or if the plugin was not loaded.
     """
 
     report: PluginReport

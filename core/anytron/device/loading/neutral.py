@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class NeutralDefaults:
-    """Answers in plain torch: correct on every device, tuned for none."""
+    """The hooks implemented in plain torch: correct on every device, tuned for none."""
 
     name: ClassVar[str] = "neutral-default"
 
@@ -64,7 +64,7 @@ class NeutralDefaults:
 
     @hookimpl
     def postprocess_output(self, values: Tensor, layout: SequenceLayout) -> Tensor:
-        """Unpack by the layout; with context parallelism, gather over the ranks of ``layout.shard.group``."""
+        """Unpack ``values`` by the layout; with context parallelism, gather them over ``layout.shard.group``."""
         from anytron.sequences.layout import gather_slots
 
         group = layout.shard.group
@@ -122,12 +122,12 @@ def _neutral_kind(request: MaskRequest) -> MaskKind:
         if kind in request.accepted:
             return kind
     raise HookContractError(
-        "The neutral default has no exact attention mask that this model accepts.",
+        "Anytron's default build_attn_mask has no exact mask of a kind that this model accepts.",
         where=f"build_attn_mask, {request.format}, context parallel {request.parallel.context}, "
         f"{'causal' if request.traits.causal else 'not causal'}",
-        why=f"exact masks here: {', '.join(kind.value for kind in exact) or 'none'}; "
-        f"masks that the model accepts: {', '.join(sorted(kind.value for kind in request.accepted)) or 'none'}",
-        fix="set engine.sequence_format to the other format, or use a platform that answers this hook",
+        why=f"kinds of masks that are exact here: {', '.join(kind.value for kind in exact) or 'none'}; "
+        f"kinds that the model accepts: {', '.join(sorted(kind.value for kind in request.accepted)) or 'none'}",
+        fix="set engine.sequence_format to the other of thd and bshd, or use a platform with its own build_attn_mask",
     )
 
 

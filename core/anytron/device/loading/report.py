@@ -49,7 +49,7 @@ class PluginReport:
     Attributes:
         name: The entry point's name.
         kind: ``platform`` or ``extension``.
-        distribution: The distribution that offers it.
+        distribution: The distribution that contains the plugin.
         version: Version of that distribution.
         state: State of the plugin.
         reason: Why the plugin is in that state, in one sentence.
@@ -101,8 +101,8 @@ class Finding:
     """A requirement, and the version that is installed.
 
     Attributes:
-        plugin: The plugin that needs it.
-        requirement: The package that it needs.
+        plugin: The plugin that needs the package.
+        requirement: The package that the plugin needs, and the range of its versions.
         installed: The version that an import would find; None if the package is missing.
         locations: Directories that contain the package, first the one that an import would find; more than one = it
             is installed again further down ``sys.path``.
@@ -139,7 +139,7 @@ class Finding:
         }
 
     def as_line(self) -> str:
-        """The finding in one line for people: the requirement, the installed version, and where it lies."""
+        """The finding as one line of text: the requirement, the installed version and its directory."""
         needed = f"{self.requirement.package}{self.requirement.specifier}"
         if self.installed is None:
             return f"{needed}: not installed" + (" (optional)" if self.requirement.optional else "")
@@ -149,7 +149,7 @@ class Finding:
 
 
 def examine_requirements(needs: Iterable[tuple[str, Requirement]]) -> list[Finding]:
-    """Find every package that is needed.
+    """Find the installed version of every package that is needed.
 
     Args:
         needs: (plugin, requirement) pairs, as :meth:`Hooks.requirements` gives them.

@@ -66,17 +66,17 @@ class Session:
 
         Args:
             options: ``platform.options``; empty = ``ANYTRON_PLATFORM_OPTIONS``.
-            settled: ``options`` include the plugins' edits, and may differ from the variable.
+            settled: ``options`` include the plugins' edits, and may differ from ``ANYTRON_PLATFORM_OPTIONS``.
 
         Raises:
-            ConfigError: ``options`` are not valid for the platform, or differ from the variable.
+            ConfigError: ``options`` are not valid for the platform, or differ from ``ANYTRON_PLATFORM_OPTIONS``.
         """
         self.platform.configure_options(validated_options(self.platform, options, settled=settled))
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The reports of all installed plugins, and the error if no platform is active."""
+    """The reports of all installed plugins, and the error if no platform can be chosen; None if one is active."""
 
     reports: tuple[PluginReport, ...]
     error: PlatformError | None
@@ -97,7 +97,7 @@ def open_session(
         platform: ``platform.name`` of the configuration; None = ``ANYTRON_PLATFORM``, else the probes.
         options: ``platform.options``; None or empty = ``ANYTRON_PLATFORM_OPTIONS``.
         engine: ``engine.name``; None outside of a run.
-        settled: ``options`` include the plugins' edits, and may differ from the variable.
+        settled: ``options`` include the plugins' edits, and may differ from ``ANYTRON_PLATFORM_OPTIONS``.
 
     Raises:
         PlatformError: The platform asked for cannot be used, or the probes leave no single choice.
@@ -145,7 +145,7 @@ def survey_plugins(configured: str | None = None) -> Survey:
     """Report on all installed plugins, whatever state they are in. Every platform is probed.
 
     Args:
-        configured: ``platform.name`` of a run.
+        configured: ``platform.name`` of a run; None = ``ANYTRON_PLATFORM``, else the probes.
 
     Raises:
         PluginError: ``ANYTRON_PLUGINS`` names a plugin that is not installed.
@@ -168,8 +168,8 @@ def hooks_of(platform: Platform | None = None, extensions: Mapping[str, object] 
     """Put a facade together from plugin objects and the neutral default, without discovery.
 
     Args:
-        platform: The active platform, if any.
-        extensions: Other plugins by name.
+        platform: The active platform; None = no platform, so that extensions and the neutral default answer.
+        extensions: Other plugins by name; None = no other plugins.
 
     Raises:
         PluginError: A plugin's hooks break the specifications.
@@ -184,7 +184,7 @@ def disable_device_autoload() -> None:
 
     With an extension installed whose driver is missing, the autoload makes ``import torch`` itself
     fail (torch/__init__.py, ``_import_device_backends``). The active platform loads its own device.
-    What the user has set is kept. Call it before torch is imported; worker processes inherit it.
+    A value that the user has set is kept. Call this before torch is imported; worker processes inherit the setting.
     """
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
@@ -203,7 +203,7 @@ def hide_foreign_devices(platforms: Iterable[Platform], active: Platform) -> tup
         active: The platform of this process; its own packages become visible again.
 
     Returns:
-        The names that are hidden, sorted.
+        The names of the hidden packages, sorted.
     """
     modules = cast("dict[str, Any]", sys.modules)
     for name in active.device_packages:

@@ -22,17 +22,18 @@ ABSENT = object()
 
 @dataclass
 class Change:
-    """Everything needed to verify and undo one applied patch.
+    """An applied patch, with everything that is needed to verify and undo it.
 
     Attributes:
         patch: The patch.
-        detail: Text for the record.
+        detail: What the patch changed and what it did not reach, for the record.
         owner: The object whose attribute was changed; None if the target is a whole module.
         name: Name of that attribute.
-        before: What ``owner`` defined itself before, unbound; :data:`ABSENT` if nothing.
-        after: What ``owner`` defines now.
-        old: The object held by modules that imported the original by name; :data:`ABSENT` if it has no identity.
-        new: The object that those modules hold instead.
+        before: The attribute before the patch, as ``owner`` itself stores it; :data:`ABSENT` if ``owner`` only
+            inherited it.
+        after: The attribute after the patch, as ``owner`` stores it.
+        old: The original, which other modules may hold by name; :data:`ABSENT` if other modules are left as they are.
+        new: The object that these modules hold instead; :data:`ABSENT` together with ``old``.
         uninstall: Function that undoes ``install``; None for a replacement.
         rebindings: The modules that were given ``new``.
     """
@@ -59,10 +60,10 @@ class Change:
         return self.is_topmost or _wraps(raw(self.owner, self.name), self.after)
 
     def undo(self) -> None:
-        """Restore everything.
+        """Undo the patch: restore the target, and the modules that were given the replacement.
 
         Raises:
-            PatchError: The target is not the object that it was before the patch.
+            PatchError: The target is still not the object that it was before the patch.
         """
         if self.uninstall is not None:
             self.uninstall()
@@ -77,11 +78,11 @@ class Change:
                 # Modules that imported the replacement by name meanwhile get the original back.
                 rebind([(self.new, self.old)])
         if self.name and raw(self.owner, self.name) is not self.before:
-            raise PatchError(f"Undoing {self.patch.id} did not restore {self.patch.target}.")
+            raise PatchError(f"Undoing the patch {self.patch.id} did not restore {self.patch.target}.")
 
 
 def raw(owner: Any, name: str) -> Any:
-    """Return the attribute as its owner stores it: descriptors unbound, inherited ones :data:`ABSENT`."""
+    """Return an attribute as its owner stores it, descriptors unbound; :data:`ABSENT` if the owner only inherits it."""
     return vars(owner).get(name, ABSENT)
 
 
@@ -128,7 +129,8 @@ def _replace(patch: Patch) -> Change:
     setattr(owner, name, after)
     if raw(owner, name) is not after:
         change.undo()
-        raise PatchError(f"{patch.target} could not be replaced.", why="its owner ignores or redirects assignment")
+        why = "the module or class that has it ignores or redirects the assignment"
+        raise PatchError(f"{patch.target} could not be replaced.", why=why)
     remarks = []
     if patch.rebinds and "." not in patch.attribute and can_be_found(original):
         change.old, change.new = original, new
@@ -154,12 +156,12 @@ def _install(patch: Patch, context: Any) -> Change:
     after = raw(owner, name) if name else ABSENT
     if name and after is before:
         installed.undo()
-        raise PatchError(f"{patch.target} is unchanged after its patch was installed.")
+        raise PatchError(f"{patch.target} is still the same object after install() of the patch {patch.id}.")
     return Change(patch, installed.detail, owner, name, before, after, uninstall=installed.undo)
 
 
 def overriders(owner: Any, name: str) -> list[str]:
-    """Name the attributes of loaded subclasses of ``owner`` that hide the one called ``name``."""
+    """Return the attributes of loaded subclasses of ``owner`` that override its attribute ``name``."""
     if not isinstance(owner, type):
         return []
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""The ledger: take patches, apply those of a phase, verify, record, and undo them."""
+"""The ledger, which applies the patches of each phase, verifies that they are in effect, records and undoes them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _PHASES = tuple(Phase)
 class Ledger:
     """The patches of this process.
 
-    Within a phase, the ledger applies patches in the order in which they were added, each once. It skips a patch,
-    with the reason, if the installed version is not in its range. It verifies each applied patch. Then modules that
-    had imported the old object by name get the new one. The record's detail lists them, and the places that still
-    hold the old object.
+    Within a phase, the ledger applies patches in the order in which they were added, each once. If the installed
+    version is not in a patch's range, it skips the patch and records the reason. It verifies each applied patch. Then
+    modules that had imported the old object by name get the new one. The record's detail lists these modules, and the
+    places that still hold the old object.
 
     Args:
         patches: The first patches; more may be added before their phase is applied.
@@ -47,7 +47,7 @@ class Ledger:
 
     @property
     def records(self) -> list[PatchRecord]:
-        """One record for each patch that was tried so far, in that order."""
+        """One record for each patch that was tried so far, in the order in which they were tried."""
         return list(self._records.values())
 
     def has_reached(self, phase: Phase) -> bool:
@@ -83,8 +83,8 @@ class Ledger:
         self.add(patches)
         if self._reached is not None and _PHASES.index(phase) < _PHASES.index(self._reached):
             raise PatchError(
-                f"The phase {phase.value} is over.",
-                why=f"the later phase {self._reached.value} was applied before",
+                f"Patches of the phase {phase.value} can no longer be applied.",
+                why=f"the later phase {self._reached.value} has been applied already",
                 fix="apply the phases in order",
             )
         self.revalidate()
@@ -107,9 +107,9 @@ class Ledger:
     def revalidate(self) -> list[PatchRecord]:
         """Apply overwritten patches again, on top of the objects that overwrote them.
 
-        Call it, for example, after ``mindspeed.patch_utils`` has applied its own patches again: it starts from the
-        object that it saw first and drops all other patches. Undoing then restores the other party's object,
-        which that party has to undo.
+        Call this, for example, after ``mindspeed.patch_utils`` has applied its own patches again: it starts from the
+        objects that it saw first, and so drops all other patches. A later :meth:`undo` restores the objects that the
+        other code put there; undoing those is up to that code.
 
         Returns:
             The new records; none if everything was in effect.
@@ -124,8 +124,8 @@ class Ledger:
             raise PatchError(
                 f"Patches were overwritten and cannot be applied again: {', '.join(patch.id for patch in composite)}.",
                 where=", ".join(patch.target for patch in composite),
-                why="other code replaced the target, and these patches change more than the target",
-                fix="apply the other code's patches first",
+                why="other code replaced the targets, and further changes of these patches would be made twice",
+                fix="let the other code make its changes before these patches are applied",
             )
         dropped = [change for change in self._applied if change.patch.id in lost]
         self._applied = [change for change in self._applied if change.patch.id not in lost]
@@ -141,7 +141,7 @@ class Ledger:
         return [self._records[change.patch.id] for change in dropped]
 
     def undo(self, phase: Phase = Phase.BEFORE_IMPORT) -> None:
-        """Undo, in reverse, everything applied in ``phase`` and later; it may be applied again.
+        """Undo, in reverse order, all patches of ``phase`` and of later phases; they may be applied again.
 
         Raises:
             PatchError: Other code has changed targets since. The patches of these targets stay, recorded as applied;
@@ -209,7 +209,7 @@ class Ledger:
                 f"Patch {patch.id} (owner {patch.owner}) was added too late.",
                 where=patch.target,
                 why=f"its phase {patch.phase.value} is over; the current phase is {self._reached.value}",
-                fix=f"return it when patch_model is called for phase {patch.phase.value}",
+                fix=f"return it from patch_model when this is called for phase {patch.phase.value}",
             )
 
     def _try(self, patch: Patch) -> PatchRecord:
@@ -248,5 +248,5 @@ def _assert_not_imported(patch: Patch) -> None:
         f"Patch {patch.id} (owner {patch.owner}) was added too late.",
         where=patch.target,
         why=f"{package} is imported already" + (f", by {', '.join(importers)}" if importers else ""),
-        fix=f"apply the before_import patches before anything imports {package}; import it inside functions until then",
+        fix=f"apply the before_import patches first: move earlier imports of {package} into functions",
     )

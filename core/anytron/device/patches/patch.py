@@ -79,8 +79,8 @@ class Patch:
         install: Function that makes a change of more than one attribute (a module alias, a set of wrappers). It
             receives the ledger's context (:class:`anytron.device.hooks.types.PatchContext`) and returns an
             :class:`Installed`.
-        rebinds: Also replace the original in other modules that hold it by name. False if the target is
-            itself such a name, and all other modules need the original.
+        rebinds: True: the original is also replaced in other modules that imported it by name. Set it to False if the
+            target is itself such a name, and all other modules need the original.
         superseded_by: Classes that the patch does not reach because they define their own version.
         stays: Effects that undoing the patch cannot revert (such as importing a package), for the record.
     """

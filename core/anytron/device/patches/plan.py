@@ -41,9 +41,9 @@ class Judgement:
 
     Attributes:
         patch: The patch.
-        target: The patch's target, or the class that supersedes it there.
+        target: The patch's target, or a subclass's own version of it, which the patch does not reach.
         package: The distribution whose version determines whether the patch applies; empty = always.
-        requires: The range that the version must lie in.
+        requires: PEP 440 range in which that version must lie; empty = any.
         installed: Installed version of ``package``; empty if it is not installed.
         verdict: Whether the patch applies to ``target``.
         why: The reason for the verdict.
@@ -60,7 +60,7 @@ class Judgement:
     def as_json(self) -> dict[str, Any]:
         """Return one row of ``anytron patches list --json``.
 
-        ``reason`` is the reason of the verdict; ``purpose`` what the patch is for.
+        In the row, ``reason`` is the reason for the verdict, and ``purpose`` is why the patch is needed.
         """
         return {
             "id": self.patch.id,
@@ -80,7 +80,7 @@ class Judgement:
 
 
 def plan(patches: Iterable[Patch]) -> list[Judgement]:
-    """Judge every patch by version and target. A patch that applies is followed by the classes that supersede it."""
+    """Judge every patch by version and target; after a patch that applies come the classes that it does not reach."""
     judgements = []
     for patch in patches:
         judgement = judge(patch)
@@ -239,7 +239,7 @@ def check_targets(patches: Iterable[Patch]) -> None:
         by_owner = {patch.owner: patch for patch in several if judge(patch).verdict is Verdict.APPLIES}
         if len(by_owner) > 1:
             raise PatchError(
-                f"Two owners patch {target}.",
+                f"Patches of two owners change {target}.",
                 where=", and ".join(f"{patch.id} of {owner}" for owner, patch in by_owner.items()),
                 why="the second would hide the first",
                 fix="remove one of the patches, or disable one of the plugins (ANYTRON_DISABLE_PLUGINS)",

@@ -1,4 +1,4 @@
-"""Find where an object is held, and replace it in the modules that hold it by name (``from m import f``)."""
+"""Find where an object is referenced, and replace it in modules that imported it by name (``from m import f``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rebinding:
         return f"{self.module.__name__}.{self.name}"
 
     def undo(self) -> None:
-        """Restore the name, if it still holds the other object."""
+        """Bind the name to its earlier object again, unless other code has rebound it since."""
         if vars(self.module).get(self.name) is self.after:
             vars(self.module)[self.name] = self.before
 
@@ -40,7 +40,7 @@ def rebind(
 ) -> list[Rebinding]:
     """Replace objects wherever a loaded module holds them as a global name.
 
-    It does not see default arguments, closures, class attributes and containers.
+    Objects in default arguments, closures, class attributes and containers are not found.
 
     Args:
         replaced: Pairs (old object, new object); pairs whose old object is a plain value are ignored.

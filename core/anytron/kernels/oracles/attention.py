@@ -1,4 +1,4 @@
-"""Attention from its definition, in float64, and how far a platform's numbers are from it."""
+"""Attention by its definition, in float64, and the difference of a platform's results from it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def reference_attention(
 ) -> Tensor:
     """Attend over packed sequences: a query sees the real keys of its own sequence that causality and window allow.
 
-    Where queries and keys of a sequence differ in number, its last query stands at its last key.
+    Where queries and keys of a sequence differ in number, causality is aligned bottom right: the last query sees the
+    last key.
 
     Args:
         query: ``[Tq, H, D]``.
@@ -54,9 +55,9 @@ def reference_attention(
         scale: Factor of the scores.
         causal: A query sees keys up to its own position only.
         window: (left, right) neighbours that a query sees; -1 = all on that side.
-        key_lengths: Real keys of each sequence; default: ``lengths``.
-        starts: First row of each sequence in ``query``; without gaps by default.
-        key_starts: First row of each sequence in ``key``; without gaps by default.
+        key_lengths: Real keys of each sequence; None = ``lengths``.
+        starts: First row of each sequence in ``query``; None = sequences follow each other without gaps.
+        key_starts: First row of each sequence in ``key``; None = sequences follow each other without gaps.
         sinks: ``[H]`` logits that join the softmax's denominator.
 
     Returns:
@@ -81,7 +82,7 @@ def reference_attention(
 def attend_where(
     query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float, sinks: Tensor | None = None
 ) -> Tensor:
-    """Attend to the given pairs, in the type of the operands.
+    """Compute attention over the given pairs of queries and keys, in the type of the operands.
 
     Args:
         query: ``[B, Sq, H, D]``.
@@ -139,18 +140,20 @@ def largest_difference(
     traits: ModelTraits,
     sinks: Tensor | None = None,
 ) -> float:
-    """Compare outputs and gradients of this rank's real tokens with float64, each as a part of the largest value.
+    """Return how far outputs and gradients of this rank's real tokens are from those in float64.
 
     Args:
-        attend: The attention, within the scope of its micro-batch; it reads ``sinks`` by itself.
-        operands: Operands of :func:`drawn_operands`.
+        attend: Function from queries, keys and values in this layout to the attention's output. It must run in the
+            scope of the micro-batch, and uses ``sinks`` by itself.
+        operands: Queries, keys and values as :func:`drawn_operands` returns them.
         layout: Layout of this rank, on the device.
         scale: Factor of the scores.
         traits: Traits of the layer; only ``causal`` and ``window`` are used.
         sinks: ``[H]`` logits that join the softmax's denominator, a leaf on the device.
 
     Returns:
-        Infinity if a gradient is missing, or a number is not finite: in the output, padding counts too.
+        The largest absolute difference, relative to the largest expected value of its tensor. It is infinite if a
+        gradient is missing or a number is not finite; in the output, padding counts too.
     """
     device = layout.token_index.device
     own = [] if sinks is None else [sinks]

@@ -1,6 +1,6 @@
 """The fused kernels and the log-probs from their formulas, in float64.
 
-Signatures are those of :mod:`anytron.kernels.fused`. Recurrences run one token after the other.
+Signatures are like those of :mod:`anytron.kernels.fused`. Recurrences are computed one token after the other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def reference_rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
-    """Divide ``x`` ``[..., N]`` by the root of its mean square plus ``eps``, and multiply with the factor ``[N]``."""
+    """Divide ``x`` ``[..., N]`` by the root of its mean square plus ``eps``; multiply with (1 +) ``weight`` ``[N]``."""
     x, factor = x.double(), weight.double() + float(zero_centered)
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * factor
 
 
 def reference_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_centered: bool) -> Tensor:
-    """Subtract the mean, divide by the root of variance plus ``eps``, multiply with the factor and add the bias."""
+    """Subtract the mean, divide by the root of variance plus ``eps``, multiply as RMS norm does, and add the bias."""
     x, factor = x.double(), weight.double() + float(zero_centered)
     centred = x - x.mean(-1, keepdim=True)
     scaled = centred / (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt() * factor
@@ -41,7 +41,7 @@ def reference_rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
     Args:
         x: ``[..., D]``.
         freqs: Angles, broadcastable to ``[..., R]``, each of them twice.
-        interleaved: Pairs are neighbours instead of i and i + R/2.
+        interleaved: Whether pairs are neighbours instead of the entries i and i + R/2.
     """
     size = freqs.shape[-1]
     first, second = (0, 1) if interleaved else (0, size // 2)

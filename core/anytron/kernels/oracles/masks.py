@@ -49,7 +49,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def defined_pairs(lengths: Sequence[int], traits: ModelTraits) -> set[Pair]:
-    """Pairs of real tokens of one sequence that attend by definition: within the window, and not later if causal.
+    """Return the pairs (query, key) that attend by definition: of one sequence, in the window, no later key if causal.
 
     Args:
         lengths: Real lengths.
@@ -90,14 +90,14 @@ def wrong_companion(mask: AttnMask, layout: SequenceLayout, traits: ModelTraits)
 def read_transformer_engine(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
     """Read ``attn_mask_type`` as ``transformer_engine.pytorch.DotProductAttention`` documents it.
 
-    ``no_mask``, ``causal`` (top left, rows know no padding), ``padding`` and ``padding_causal`` (real
-    keys by ``cu_seqlens`` or by the 2-D map), ``arbitrary`` (True = masked). The window is a setting of
-    the module. If the model itself packs by the 2-D map, attention runs on the packed sequences.
+    The modes are ``no_mask``, ``causal`` (aligned top left, ignores padding), ``padding`` and ``padding_causal`` (real
+    keys by ``cu_seqlens`` or by the 2-D map), and ``arbitrary`` (True = masked). The window is a setting of the module.
+    If the model itself packs by the 2-D map, attention runs on the packed sequences.
 
     Args:
         mask: The answer of ``build_attn_mask``.
-        layouts: All shards, in rank order.
-        traits: The window in force.
+        layouts: Layouts of all context-parallel shards, in rank order.
+        traits: Traits of the model; only ``window`` is used.
 
     Raises:
         ValueError: Transformer Engine refuses this combination.
@@ -132,14 +132,14 @@ def read_transformer_engine(mask: AttnMask, layouts: Sequence[SequenceLayout], t
 
 
 def read_flash_attention(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
-    """Read as ``flash_attn_varlen_func`` (thd) and ``flash_attn_func`` (bshd): causal is bottom right.
+    """Read a mask as ``flash_attn_varlen_func`` (thd) and ``flash_attn_func`` (bshd) do; causal is bottom right.
 
     Neither function takes a mask or knows padding: ``cu_seqlens_padded`` defines the sequences.
 
     Args:
         mask: A mask of kind ``none``; its mode says whether ``causal`` is passed.
-        layouts: One shard.
-        traits: The window in force.
+        layouts: The layout of the only shard.
+        traits: Traits of the model; only ``window`` is used.
 
     Raises:
         ValueError: There is a mask tensor, or several shards.
@@ -221,14 +221,15 @@ def influence(attend: Attend, operands: Sequence[Tensor], layout: SequenceLayout
     """Find the pairs (query token, key token) in which a change of the key changes the query's output.
 
     Args:
-        attend: The attention, within the scope of its micro-batch.
+        attend: Function from queries, keys and values in this layout to the attention's output; it must run in the
+            scope of the micro-batch.
         operands: Queries, keys and values of all tokens, floating point ``[T, H, D]``, on any device.
         layout: Layout of this rank, on ``device``.
         device: Where ``attend`` computes.
 
     Returns:
-        Flat tokens; a key may be :data:`~anytron.kernels.oracles.masks.PADDING`. An output that becomes NaN counts as
-        changed.
+        Pairs of flat token indices; a key may be :data:`~anytron.kernels.oracles.masks.PADDING`. An output that becomes
+        NaN counts as changed.
     """
     query, key, value = (layout.pack(operand.to(device), IN_PADDING) for operand in operands)
     limit = MOVED.get(value.dtype, MOVED_ELSEWHERE)

@@ -1,1 +1,1 @@
-"""``anytron doctor``: examine this machine, and a run on it, topic by topic. A topic that fails stops no other."""
+"""``anytron doctor``: examine this machine, and a run on it, topic by topic, even if a topic fails."""

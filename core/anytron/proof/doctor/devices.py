@@ -50,7 +50,7 @@ def examine_devices(subject: Subject, live: Live) -> Iterator[Result]:
 
 
 def examine_executors(subject: Subject, live: Live) -> Iterator[Result]:
-    """Let each installed executor examine what it depends on, in the process of the probes."""
+    """Let each installed executor examine what it depends on, in the separate process in which probes run."""
     for name in component_names(EXECUTORS):
         used = "this run uses it" if name == subject.executor else "this run does not use it"
         try:
@@ -68,7 +68,7 @@ _MATTERS = ("attention_kernel", "log_prob_kernel")
 
 
 def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
-    """Ask the plugins for every kernel, in a process with the device; for the model's own attention if it is known."""
+    """Ask the plugins for every kernel, in a process that uses the device; sizes are the model's if it is known."""
     platform, answer = subject.opened.platform, live.ask("kernels")
     if not platform.portable_modules:
         detail = "models are built from a vendor's modules with their own kernels (platform.modules names the vendor)"
@@ -103,7 +103,7 @@ class Numbers:
     """Numbers that a kernel computes on the device, to be compared with float64.
 
     Attributes:
-        question: Name of the probe in :mod:`anytron.proof.doctor.worker`.
+        question: What :meth:`~anytron.proof.doctor.live.Live.ask` is asked: the probe's name and its argument.
         kernel: Kernel that computes the numbers.
         needs: Features that the platform must have.
     """
@@ -114,7 +114,7 @@ class Numbers:
 
     @property
     def name(self) -> str:
-        """Name of the entry, without the topic."""
+        """Name of the probe's result, without the topic ``numbers``."""
         return self.question.replace(" ", "-")
 
 
@@ -129,7 +129,7 @@ PROBES = (
 
 
 def examine_numbers(subject: Subject, live: Live) -> Iterator[Result]:
-    """Make each probe; if one fails, hangs or ends its process, the others are made all the same."""
+    """Run each probe of :data:`PROBES`; if one fails, hangs or ends its process, the others are run all the same."""
     platform = subject.opened.platform
     limits = declared_limits(platform, subject.opened.hooks)
     asked = {} if subject.run is None else asked_by_model(subject.run)
@@ -184,7 +184,7 @@ def _fix(supplier: str) -> str:
 
 
 def examine_memory(subject: Subject, live: Live) -> Iterator[Result]:
-    """Yield the memory parts of each process, and whether they fit on each kind of device."""
+    """Yield the estimated memory of each process, part by part, and whether the processes fit on their devices."""
     if subject.run is None:
         yield Result(
             "memory.total", "skipped", "no CONFIG was given" if subject.misread is None else "CONFIG is not valid"
@@ -206,7 +206,7 @@ def examine_memory(subject: Subject, live: Live) -> Iterator[Result]:
 
 
 def device_memory(subject: Subject, live: Live) -> tuple[DeviceMemory, str]:
-    """Return the memory of the smallest device; if it is not known, the reason."""
+    """Return the memory of the smallest device, and why it is not known; the reason is empty if it is known."""
     if subject.session is None:
         return DeviceMemory(None, accelerator=True), "no platform is active"
     accelerator = subject.session.platform.accelerator

@@ -1,6 +1,6 @@
-"""Examine topic by topic. An exception in a topic becomes a result, ``TOPIC.all``.
+"""Examine a machine and a run topic by topic. An exception in a topic becomes the result ``TOPIC.all``.
 
-Distributions add topics by entry points of the group :data:`GROUP`.
+Installed distributions can add topics by entry points in the group :data:`GROUP`.
 """
 
 from __future__ import annotations

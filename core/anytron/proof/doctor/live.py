@@ -1,4 +1,4 @@
-"""A separate process that uses the device: if it crashes, hangs or aborts there, this process gets an error."""
+"""Use the device in a separate process, so that a crash, a hang or an abort there is only an error here."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _LOG = "anytron-doctor-"
 
 
 class ProbeError(AnytronError):
-    """A question got no answer: the probe raised, or its process ended or hung."""
+    """A probe gave no answer: it raised, or its process ended or hung."""
 
 
 class Live:
-    """Asks a separate process, which is started with the first question, and again after a question that ended it.
+    """Runs probes in a separate process, which is started for the first probe, and again after a probe that ended it.
 
     Args:
-        subject: What is examined; it has a session.
+        subject: What is examined; without a session in it, no probe can run.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -40,7 +40,7 @@ class Live:
         self._answers: dict[str, dict[str, Any]] = {}
 
     def ask(self, probe: str) -> dict[str, Any]:
-        """Run a probe of :mod:`anytron.proof.doctor.worker`; an answer is cached.
+        """Run a probe of :mod:`anytron.proof.doctor.worker` and return its answer; the answer is cached.
 
         Raises:
             Inapplicable: No session could be opened.

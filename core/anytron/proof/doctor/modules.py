@@ -31,10 +31,10 @@ class Installed:
     """A distribution, as its metadata describe it.
 
     Attributes:
-        name: As the metadata write it.
+        name: Name of the distribution, spelled as in its metadata.
         version: Version of the distribution.
         place: Folder of its files, in which an import searches.
-        editable: It was installed with ``pip install -e``.
+        editable: Whether it was installed with ``pip install -e``.
     """
 
     name: str
@@ -54,7 +54,7 @@ def installed(name: str, module: str = "") -> Installed | None:
 
 
 def everything() -> dict[str, list[Distribution]]:
-    """All distributions on ``sys.path``, by canonical name, each place once."""
+    """Return all distributions on ``sys.path`` by canonical name; one that is found twice in a folder counts once."""
     found: dict[str, dict[str, Distribution]] = {}
     for one in distributions():
         name = one.metadata["Name"]
@@ -82,7 +82,7 @@ def _linked(found: Distribution) -> str:
 
 
 def origin(module: str) -> Path | None:
-    """Find the file or folder that ``import module`` would load; None if there is none. Parents are not imported."""
+    """Find the file or folder that ``import module`` would load, importing nothing; None if there is none."""
     spec = _find(module)
     return None if spec is None else _place(spec)
 

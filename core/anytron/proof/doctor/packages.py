@@ -99,12 +99,12 @@ class Demand:
     """A version range that a plugin or a distribution requires.
 
     Attributes:
-        package: Canonical name.
-        specifier: PEP 440; empty = any version.
+        package: Canonical name of the package that is required.
+        specifier: PEP 440 range of versions; empty = any version.
         by: Plugin or distribution that requires the package.
         unmet: Status of the result if the package is missing or its version is not in the range.
         optional: Whether the package may be missing.
-        remedy: Command that installs the package.
+        remedy: Command that installs the package; empty = none is known.
     """
 
     package: str
@@ -115,7 +115,7 @@ class Demand:
     remedy: str = ""
 
     def met_by(self, version: str | None) -> bool:
-        """Whether a version is in the range; None = it is not installed."""
+        """Whether a version is in the range; None = not installed, which only an optional demand allows."""
         if version is None:
             return self.optional
         return SpecifierSet(self.specifier).contains(version, prereleases=True)

@@ -1,4 +1,4 @@
-"""Probes of a device, one function for each, and what they have in common. They run in a separate process.
+"""The probes of a device, one function each, and what they share. They run in a separate process.
 
 Attention and log-probs are computed by the platform's kernels and compared with their definition in float64. Which
 tokens attend to which is measured by influence: one key and its value are changed at a time, and a query whose output
@@ -53,7 +53,7 @@ def probe_attention(bench: Bench, sequence_format: Format, *, windowed: bool = F
 
     Returns:
         ``difference`` and ``tolerance``, ``wrong`` (number of pairs of tokens that are wrongly included or hidden),
-        ``detail``, ``supplier`` of the kernel and ``mask_from``.
+        ``detail``, ``supplier`` (plugin of the kernel) and ``mask_from`` (plugin of the mask).
     """
     hooks, spec, device = bench.session.hooks, bench.attention(windowed=windowed), bench.runtime.current_device()
     wanted = LayoutRequest(sequence_format, bench.traits, bench.sizes)
@@ -170,7 +170,7 @@ MOST_DEVICES = 16
 
 
 def devices(bench: Bench) -> dict[str, Any]:
-    """Count the devices that a process sees, and return name and memory of each."""
+    """Return the number of devices that a process sees, and name and memory of each."""
     runtime = bench.runtime
     count, found = runtime.device_count(), []
     for index in range(min(count, MOST_DEVICES)):
@@ -215,7 +215,7 @@ def kernels(bench: Bench) -> dict[str, Any]:
 
 
 def attention(bench: Bench, layer: str) -> dict[str, Any]:
-    """Compute attention in a layer: ``thd``, ``bshd``, or one of them and ``window``."""
+    """Compute attention; ``layer`` is ``thd``, ``bshd``, ``thd window`` or ``bshd window`` (a sliding window)."""
     sequence_format, _, window = layer.partition(" ")
     return probe_attention(bench, "thd" if sequence_format == "thd" else "bshd", windowed=bool(window))
 
@@ -238,11 +238,11 @@ WINDOW = 3
 
 @dataclass(frozen=True)
 class Bench:
-    """A process with a platform.
+    """What the probes of a process share: its session, and the examined run.
 
     Attributes:
         session: The plugins and the platform.
-        run: The run that is examined, if any.
+        run: The run that is examined; None = no run, so that usual sizes are taken.
     """
 
     session: Session
@@ -257,7 +257,7 @@ class Bench:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The element type of the run, or bfloat16; float32 where the device or the platform has no bfloat16."""
+        """The element type of the run; without a run bfloat16, or float32 if the platform does not support bfloat16."""
         wanted = torch.bfloat16 if self.run is None else getattr(torch, self.run.model.dtype)
         assert isinstance(wanted, torch.dtype)
         usable = self.runtime.supports_dtype(wanted) and Feature.BFLOAT16 not in limits_of(self.session.platform)
@@ -265,7 +265,7 @@ class Bench:
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
-        """The Hugging Face config of the language model, or usual sizes."""
+        """The Hugging Face config of the language model; :data:`USUAL` if no model is known."""
         if self.run is None:
             return USUAL
         try:
@@ -294,10 +294,10 @@ class Bench:
         return ParallelSizes()
 
     def attention(self, *, windowed: bool = False) -> AttentionSpec:
-        """Return the model's attention on one rank, with as many groups of heads as a probe needs.
+        """Return the model's attention on one rank, with no more heads than a probe needs.
 
         Args:
-            windowed: Return that of a layer with a sliding window, if the model has such layers.
+            windowed: Whether to return the attention of a layer with a sliding window, if the model has such layers.
         """
         model, tensor = self.model, 1 if self.run is None else self.run.parallel.tensor_model_parallel_size
         heads = max(1, model["num_attention_heads"] // tensor)

@@ -45,7 +45,7 @@ SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 
 def examine_environment(subject: Subject) -> Iterator[Result]:
-    """Yield the variables that are set, and those that plugins will set for a training rank."""
+    """Yield the environment variables that are set, and those that plugins will set for a training rank."""
     prefixes: tuple[str, ...] = PREFIXES
     wanted: Mapping[str, str] = {}
     if subject.session is not None:
@@ -64,7 +64,7 @@ def examine_environment(subject: Subject) -> Iterator[Result]:
 
 
 def examine_patches(subject: Subject) -> Iterator[Result]:
-    """Yield the verdict on each patch."""
+    """Yield for each patch of third-party code whether it applies to the installed versions, and why."""
     rows = planned_patches(subject.opened, engine=subject.engine, rollout_engine=subject.rollout)
     for identifier in dict.fromkeys(row["id"] for row in rows):
         yield _patch(identifier, [row for row in rows if row["id"] == identifier])
@@ -91,7 +91,7 @@ def examine_plugins(subject: Subject) -> Iterator[Result]:
 
 
 def examine_platform(subject: Subject) -> Iterator[Result]:
-    """Yield the active platform with the reason, its decisions, and the hidden plugins."""
+    """Yield the active platform and why it was chosen, its decisions, and the hidden packages of other devices."""
     if subject.session is None:
         assert subject.broken is not None
         yield of_error("platform.choice", subject.broken)

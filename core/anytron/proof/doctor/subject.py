@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined.
+    """The machine and the run that are examined.
 
     Attributes:
         path: The YAML file; None = no run in particular, and the default engines.
@@ -32,8 +32,8 @@ class Subject:
         run: The configuration: with the edits of plugins if the run could be opened, as it was read if not; None
             without a file, or if the file is not a valid configuration.
         session: The plugins and the active platform; None if there is none.
-        broken: The error that prevented a session.
-        misread: The error that made the file unreadable, or prevented the run from being opened.
+        broken: The error that prevented a session; None if there is a session.
+        misread: The error because of which the file cannot be read or the run cannot be opened; None if there was none.
         diagnostics: Problems that a run would report; None if the run could not be opened.
     """
 
@@ -72,7 +72,7 @@ class Subject:
         return ExecutorSection().kind if self.run is None else self.run.executor.kind
 
     def engines(self) -> dict[str, EngineInfo]:
-        """The descriptions of the installed engines, by name; also of a rollout engine in another environment."""
+        """Descriptions of the run's engines, by name; engines that no installed distribution offers are missing."""
         asked = {self.engine: (TRAINING_ENGINES, "engine.name"), self.rollout: (ROLLOUT_ENGINES, "rollout.engine")}
         return {
             name: engine_info(group, name, key)
@@ -84,7 +84,7 @@ class Subject:
 def look(path: Path | None, overrides: Sequence[str]) -> Subject:
     """Open the run as ``anytron train`` does, or at least read the configuration and open a session.
 
-    If that fails, the error is kept as the reason.
+    Errors do not stop this: they are kept in the returned subject (``broken`` and ``misread``).
     """
     subject, run = Subject(path, tuple(overrides)), None
     if path is not None:

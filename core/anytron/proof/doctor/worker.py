@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def main(channel: int, lifeline: int) -> None:
-    """Answer questions until the driver is gone. Arguments as for :func:`anytron.task.isolation.worker.enter`."""
+    """Run the probes that the driver asks for until the driver is gone.
+
+    Args:
+        channel: As for :func:`anytron.task.isolation.worker.enter`.
+        lifeline: As for :func:`anytron.task.isolation.worker.enter`.
+    """
     connection, start = enter(channel, lifeline)
     bench: Bench | None = None
     for probe, give in calls(connection, start):

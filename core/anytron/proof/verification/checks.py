@@ -63,18 +63,18 @@ _OUT_OF_MEMORY = ("out of memory", "OutOfMemory")
 
 
 def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, watcher: Watcher) -> Report:
-    """Make all checks.
+    """Make all checks of ``anytron verify``.
 
     Args:
         config: The run, complete and checked; the checks write into its ``trainer.output_dir``.
         session: The driver's plugins.
-        make_executor: The executor's class: a layout of another size needs other processes.
+        make_executor: Makes an executor; it is called again for a layout of another size, which needs other processes.
         watcher: Receives the progress and each result.
 
     Returns:
         One result for each of :data:`CHECKS`, in that order, and the suppliers of the kernels. If an engine raises an
-        error or a process dies during a check, that check fails. Checks that need its values are skipped; all others
-        are made, in new processes if necessary.
+        error or a process dies during a check, that check fails. Checks that need the failed check's values are
+        skipped; all others are made, in new processes if necessary.
 
     Raises:
         AnytronError: The prompts are not usable, or the engines do not start.
@@ -96,7 +96,7 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
 
 
 def check(name: str) -> Callable[[Callable[[_Run, str], Result]], Check]:
-    """Turn a method into a check; the methods' order is that of the report."""
+    """Return a decorator that turns a method into a check called ``name``."""
     return lambda method: Check(name, method)
 
 
@@ -341,7 +341,7 @@ class _Run:
     def _require_gradients(self) -> None:
         """Skip the check if the engine has no gradients to show."""
         if not shows_gradients(self._config):
-            raise Inapplicable(f"the engine {self._config.engine.name} cannot show them: it does not declare gradients")
+            raise Inapplicable(f"the engine {self._config.engine.name} cannot show them: it lacks the capability gradients")
 
     def _trajectories(self) -> Trajectories:
         return self._once(

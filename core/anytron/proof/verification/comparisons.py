@@ -1,4 +1,4 @@
-"""Compare logits, values of tokens, and values of layouts of two engines, and say how far they may differ.
+"""Compare logits, values of tokens and norms of gradients of two engines or layouts, each with a tolerance.
 
 Two correct computations add the same products in a different order. The error grows with the size of the numbers, so a
 tolerance is a factor times the largest of them (at least 1). The factors are about 100 roundings of float32 (2**-23),
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def measured(check: str, difference: float, tolerance: float, detail: str) -> Result:
-    """Make the result of a check that measured a difference; NaN fails."""
+    """Make the result of a check that measured a difference: ``failed`` if it is above the tolerance or NaN."""
     status: Status = "passed" if difference <= tolerance else "failed"
     return Result(check, status, detail, difference=difference, tolerance=tolerance)
 
 
 def joined(results: Sequence[Result]) -> Result:
-    """Join the results of several models, the critic's last, into one: the worst status, with the details of all."""
+    """Join the results of the policy and, if there is one, the critic: the worse result, with the details of both."""
     if len(results) == 1:
         return results[0]
     worst = max(results, key=lambda one: (one.status == "failed", used(one.difference, one.tolerance)))
@@ -40,7 +40,7 @@ def joined(results: Sequence[Result]) -> Result:
 
 
 def used(difference: float | None, tolerance: float | None) -> float:
-    """Return a difference as a part of its tolerance; NaN counts as larger than any number."""
+    """Return a difference as a fraction of its tolerance; NaN counts as larger than any number."""
     part = (difference or 0.0) / (tolerance or 1.0)
     return math.inf if math.isnan(part) else part
 
@@ -77,7 +77,8 @@ def compare_token_outputs(
 ) -> Result:
     """Compare log-probs and entropies with those computed from logits of another engine.
 
-    Each of the two has its own tolerance; the result shows the one that is closer to its tolerance.
+    Log-probs and entropies have tolerances of their own; the result shows the difference that is larger as a fraction
+    of its tolerance.
 
     Args:
         check: Name of the check.
@@ -85,7 +86,7 @@ def compare_token_outputs(
         logits: float32 ``[T, V]`` after each token.
         sequences: Tokens of these sequences, T in all.
         found: Results of the engine, by temperature, for these sequences and possibly more after them.
-        entropies: Whether the engine computed entropies; False = log-probs alone.
+        entropies: Whether the engine computed entropies; False = only log-probs are compared.
     """
     places = sequences.response_mask.nonzero()[:, 0]
     rows = logits[places - 1]
@@ -110,7 +111,15 @@ def compare_token_outputs(
 
 
 def compare_observations(check: str, dtype: str, own: Observation, found: Observation, what: str) -> Result:
-    """Compare log-probs and values absolutely, and the norms of gradients relatively."""
+    """Compare the absolute differences of log-probs and values, and the relative differences of gradient norms.
+
+    Args:
+        check: Name of the check.
+        dtype: Element type that the engines compute in.
+        own: Values of the run's own layout; its gradient norms must not be 0.
+        found: Values of the other layout.
+        what: What is compared, for the result.
+    """
     for name, norm in own.grad_norms.items():
         if norm == 0.0:  # of which no comparison would tell: 0 is equal to 0
             return Result(

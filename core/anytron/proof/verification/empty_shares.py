@@ -1,8 +1,8 @@
 """Micro-batches in which some rank, stage, replica or expert has no work, and checks of an engine on them.
 
 Some lengths are below the number of context-parallel ranks, others above. A sequence of one token has no next token to
-predict, and leaves most experts without a token. With fewer sequences than replicas, some replicas run fillers only.
-Only one sequence, hence one replica, has images.
+predict, and leaves most experts without a token. With fewer sequences than replicas, some replicas only run filler
+micro-batches. Only one sequence, hence one replica, has images.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ ALONE, TOGETHER = 1, 10**9
 
 @dataclass(frozen=True)
 class Share:
-    """A batch, and how it is divided.
+    """A batch, and how it is divided into micro-batches.
 
     Attributes:
         name: Name of the share, for messages.
         batch: Sequences of the share.
-        max_tokens: Tokens of a micro-batch at most.
+        max_tokens: Largest number of tokens in a micro-batch.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Share:
 
 @dataclass(frozen=True)
 class Computed:
-    """Results of an engine for a share.
+    """What an engine computes from a share.
 
     Attributes:
-        log_probs: float32 ``[T]``.
-        gradients: float32, by the weights' names in files.
+        log_probs: Log-probs of the tokens, float32 ``[T]``.
+        gradients: Gradients of the weights, float32, by the weights' names in files.
     """
 
     log_probs: Tensor
@@ -62,13 +62,13 @@ class Computed:
 
 
 def short_lengths(context_parallel: int) -> tuple[int, ...]:
-    """Lengths of sequences around the number of context-parallel ranks, which share 2 chunks of each sequence."""
+    """Return lengths around the number of context-parallel ranks, each of which has 2 chunks of every sequence."""
     around = {1, 2, 3, context_parallel - 1, context_parallel, 2 * context_parallel + 1}
     return tuple(sorted(around - {0}))
 
 
 def empty_shares(batch: RaggedBatch, context_parallel: int) -> tuple[Share, ...]:
-    """Cut short sequences out of a batch, and divide them so that something is without work.
+    """Cut short sequences out of a batch, and divide them so that some rank, replica or expert has no work.
 
     Args:
         batch: Sampled or recorded trajectories; the first sequence with images is used unchanged.
@@ -117,7 +117,7 @@ def _with_images(batch: RaggedBatch, texts: RaggedBatch) -> RaggedBatch:
 
 
 def mini_batch_of(share: Share, trainer: TrainingWorkers, config: RunConfig) -> tuple[RaggedBatch, Tensor, UpdatePlan]:
-    """Score a share; return it with what a loss reads, its log-probs float32 ``[T]``, and the plan of its update."""
+    """Score a share; return a batch that a loss can read, its log-probs float32 ``[T]``, and the plan of its update."""
     plan = replace(plan_of(trainer, config), max_tokens=share.max_tokens)
     batch = next(plan.mini_batches(share.batch, config.trainer.seed))
     scored = trainer.token_outputs(batch, plan, "policy")

@@ -43,7 +43,7 @@ class Engines:
 
     Args:
         config: The run.
-        executor: Starts their processes; the constructor waits for the training ranks.
+        executor: Starts the engines' processes; the constructor waits for the training ranks.
 
     Attributes:
         kernels: The plugins that supplied each kernel of the configured training engine.
@@ -66,7 +66,7 @@ class Engines:
         """The training ranks, with the weights that the run begins with.
 
         Args:
-            config: Another configuration of as many ranks; None = the run's.
+            config: Another configuration with the same number of ranks; None = the run's.
         """
         config = self._config if config is None else config
         self._start_if_ended()
@@ -148,7 +148,7 @@ class Forward:
 
     Attributes:
         logits: float32 ``[T', V]`` of the first sequences.
-        by_temperature: Log-probs and entropies, float32 ``[T]``, of all at each of :func:`temperatures`.
+        by_temperature: Log-probs and entropies of all sequences, float32 ``[T]``, at each of :func:`temperatures`.
     """
 
     logits: Tensor
@@ -157,13 +157,13 @@ class Forward:
 
 @dataclass(frozen=True)
 class Observation:
-    """Values of an engine that are compared with those of another layout.
+    """Values that an engine computes in one layout, to be compared with those of another layout.
 
     Attributes:
         outputs: ``log-probs``, and ``values`` if the run has a critic: float32 ``[T]`` of all sequences, before any
             update.
-        grad_norms: L2 norms of the gradients of one update on all of them, before clipping; the policy's, and the
-            critic's.
+        grad_norms: L2 norms of the gradients in one update on all sequences, before clipping: the policy's, and the
+            critic's if the run has one.
     """
 
     outputs: Mapping[str, Tensor]
@@ -171,7 +171,7 @@ class Observation:
 
 
 def temperatures(config: RunConfig) -> tuple[float, ...]:
-    """The run's temperature, and another one."""
+    """Return the run's temperature and :data:`OTHER_TEMPERATURE`, without duplicates."""
     return tuple(dict.fromkeys((config.rollout.temperature, OTHER_TEMPERATURE)))
 
 
@@ -182,13 +182,13 @@ def gradient_temperature(config: RunConfig) -> float:
 
 
 def plan_of(trainer: TrainingWorkers, config: RunConfig) -> UpdatePlan:
-    """Plan one update on all of a batch, in the run's micro-batches."""
+    """Plan one update on a whole batch, with the run's limits of micro-batches."""
     plan = UpdatePlan.from_config(config, trainer.topology[0])
     return replace(plan, epochs=1, count=1)
 
 
 def observe_forward(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch) -> Forward:
-    """Compute the results of forward passes, which need no gradient."""
+    """Compute logits, log-probs and entropies in forward passes of the training ranks."""
     plan = plan_of(trainer, config)
     return Forward(
         trainer.logits(first_sequences(batch)),
@@ -247,7 +247,7 @@ def first_mini_batch(config: RunConfig, trainer: TrainingWorkers, batch: RaggedB
 
 
 def first_sequences(batch: RaggedBatch, at_least: int = 1) -> RaggedBatch:
-    """Take at least the sequences whose whole logits are compared."""
+    """Take the first :data:`WHOLE_LOGITS` sequences, or the first ``at_least`` if that is more."""
     return batch.select(torch.arange(min(max(WHOLE_LOGITS, at_least), batch.num_sequences)))
 
 
@@ -262,7 +262,7 @@ class Trajectories:
     """Sampled responses.
 
     Attributes:
-        samples: The responses as rewards would see them.
+        samples: The responses in the form in which reward functions get them.
         batch: The same responses as a training batch; advantages alternate in sign, so that gradients are far from
             zero.
         sequences: Prompt and response of each sample together, with its images.

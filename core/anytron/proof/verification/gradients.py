@@ -1,6 +1,6 @@
 """Compare the gradient of each parameter with the gradient of the Hugging Face model, which runs in the driver.
 
-A gradient that differs is reported with the place where to look for the fault.
+The report on gradients that differ says where to look for the fault.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Difference:
 
     Attributes:
         name: Name of the parameter.
-        relative: The largest difference of entries, divided by the largest expected entry; 1 if there is
-            no gradient.
-        words: Description of the error, if the gradient is wrong.
+        relative: The largest absolute difference of entries, divided by the largest expected entry; 1 if there is no
+            gradient.
+        words: What is wrong with the gradient, in words; only used if it is wrong.
         absent: Whether the gradient is missing.
     """
 
@@ -75,16 +75,16 @@ def compare_gradients(
     what: str,
     whose: str = "Hugging Face's",
 ) -> Result:
-    """Compare gradients.
+    """Compare the gradients of a training engine with the expected gradients.
 
     Args:
         check: Name of the check.
-        found: float32, the training engine's by name.
-        expected: float32, of every parameter that must have one.
+        found: Gradients of the training engine, float32, by parameter name.
+        expected: Expected gradients, float32, by name, of every parameter that must have a gradient.
         dtype: Element type that the engine computes in.
-        skipped: How many tensors are not compared, by reason.
+        skipped: Number of tensors that are not compared, by reason.
         what: Name of the tensors to which the gradients belong, for messages.
-        whose: Owner of ``expected``, as a genitive for messages: ``transformers'``.
+        whose: Whose gradients ``expected`` are, as a genitive for messages: ``transformers'``.
     """
     limit = 10 * FACTORS[dtype]  # gradients add up the differences of the forward pass
     size = max((largest(tensor) for tensor in expected.values()), default=0.0)
@@ -102,7 +102,14 @@ def compare_gradients(
 
 
 def compare_recomputed(check: str, dtype: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Result:
-    """Compare gradients with and without recomputation of activations; see :func:`compare_gradients`."""
+    """Compare gradients with and without recomputation of activations.
+
+    Args:
+        check: Name of the check.
+        dtype: Element type that the engine computes in.
+        found: Gradients with recomputation, float32, by parameter name.
+        expected: Gradients without recomputation.
+    """
     result = compare_gradients(
         check, found, expected, dtype=dtype, skipped={}, what="gradients", whose="kept activations'"
     )
@@ -116,7 +123,12 @@ def compare_recomputed(check: str, dtype: str, found: Mapping[str, Tensor], expe
 
 
 def may_be_frozen(name: str, parts: Sequence[ModelPart]) -> bool:
-    """Whether a weight may lack a gradient because of ``model.freeze``."""
+    """Whether ``model.freeze`` may be the reason that a weight has no gradient.
+
+    Args:
+        name: The weight's name in files.
+        parts: The parts of the model in ``model.freeze``.
+    """
     if "visual." in name:
         return "vision_tower" in parts or "aligner" in parts
     return "language_model" in parts
@@ -135,7 +147,7 @@ def adapter_gradients(
         scaling: Factor of an adapter's output.
 
     Returns:
-        float32, by PEFT's names; without those of layers whose weight is not among ``gradients``.
+        The gradients of the adapters, float32, by PEFT's names, without layers whose weight is not among ``gradients``.
     """
     expected: dict[str, Tensor] = {}
     sharing: dict[str, list[str]] = {}
@@ -157,10 +169,10 @@ def adapter_gradients(
 
 
 def adapted_weights(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
-    """Merge adapters into a model: ``W + scaling * B A``, and every other weight as it is.
+    """Merge adapters into a model's weights: ``W + scaling * B A``; weights without an adapter stay as they are.
 
     Args:
-        weights: float32, by the names in files.
+        weights: Weights of the model, float32, by their names in files.
         adapters: As for :func:`adapter_gradients`.
         scaling: Factor of an adapter's output.
     """
@@ -237,7 +249,7 @@ def _counted(skipped: Mapping[str, int]) -> str:
 
 
 def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
-    """Compare gradients of the engine with those of transformers.
+    """Compare the gradients that the training engine computes with those of transformers.
 
     Args:
         check: Name of the check.
@@ -294,7 +306,7 @@ def own_batch(config: RunConfig, trainer: TrainingWorkers, plan: UpdatePlan, bat
     Args:
         config: The run.
         trainer: The training ranks.
-        plan: Division of the batch over the ranks.
+        plan: Division of the batch into micro-batches and over the ranks.
         batch: Sampled responses with advantages.
     """
     batch = first_mini_batch(config, trainer, batch)
@@ -321,19 +333,19 @@ def computed_gradients(
     model: UpdatedModel = "policy",
     additions: Additions = "none",
 ) -> tuple[dict[str, Tensor], WeightManifest]:
-    """Let the training engine compute gradients.
+    """Let the training engine compute gradients of a batch and write them to a file, and read that file.
 
     Args:
         trainer: Ranks of the training engine.
-        plan: Division of the batch over the ranks.
+        plan: Division of the batch into micro-batches and over the ranks.
         batch: Batch with everything that the loss reads.
         directory: Directory for the files of the gradients.
         loss: The loss.
         model: Model whose gradients are computed.
-        additions: Which of its own losses the engine adds.
+        additions: Which of the engine's own losses (such as a router's) are added to ``loss``.
 
     Returns:
-        float32, by the weights' names in files; and the engine's manifest of them.
+        The gradients, float32, by the weights' names in files; and the engine's manifest of the file.
     """
     from safetensors.torch import load_file
 
@@ -347,5 +359,5 @@ def computed_gradients(
 
 
 def frozen_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], config: RunConfig) -> set[str]:
-    """Name the weights that have no gradient and need none."""
+    """Return the names of weights that have no gradient and need none, because ``model.freeze`` covers them."""
     return {name for name in expected.keys() - found.keys() if may_be_frozen(name, config.model.freeze)}

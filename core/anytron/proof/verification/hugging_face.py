@@ -1,6 +1,6 @@
 """Compute logits, and the gradients of the policy's loss, with transformers: float32, on the host, in the driver.
 
-This process contains no training engine, no platform and no patches.
+The driver has no training engine, no platform and no patches, so that they cannot change these results.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def forced_routing(model: Any, routing: Tensor | None) -> Iterator[None]:
-    """Use given experts inside the ``with`` block; the experts' weights come from the model's own scores.
+    """Send tokens to given experts inside the ``with`` block; the experts' weights come from the model's own scores.
 
     Args:
         model: A model of transformers.
-        routing: ``[T, L, K]`` of one sequence, as in a batch. No engine returns the experts of the last token, for
-            which the routers choose. None = the routers choose for every token.
+        routing: Experts of one sequence, as in a batch: ``[T, L, K]`` for T tokens, L layers with routers and K experts
+            per token. The routers choose the experts of the last token themselves, because no engine returns these.
+            None = the routers choose for every token.
 
     Raises:
         ValueError: The number of the model's routers is not L.
@@ -117,7 +118,12 @@ def expected_gradients(
 
 
 def expected_logits(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> Tensor:
-    """Compute whole logits, float32 ``[T, V]``, row t after token t. Arguments as for :func:`expected_gradients`.
+    """Compute whole logits, float32 ``[T, V]``: row t predicts the token after token t.
+
+    Args:
+        directory: Directory of the model.
+        dtype: Element type to which the weights are rounded before anything is computed with them, in float32.
+        batch: T tokens; routers choose the experts of its ``routing``, if it has one.
 
     Raises:
         ResourceError: The host has not enough memory.
@@ -154,8 +160,8 @@ def load_model(
         directory: Directory of the model.
         weights: safetensors file of the weights; None = those in the directory.
         dtype: Element type to which the weights are rounded.
-        layers_more: Number of layers after the last one to load as well.
-        scores: Whether the model classifies sequences.
+        layers_more: Number of layers behind the model's last layer that are loaded too (MTP modules).
+        scores: Whether to load a sequence classifier, such as a reward model, instead of a language model.
 
     Raises:
         ResourceError: The host has not enough memory.
@@ -175,6 +181,7 @@ def load_model(
             "The host's memory is too small for the model and its gradients in float32.",
             where=str(directory),
             why=f"{count / 1e9:.3g} billion parameters need {needed / 1e9:.3g} GB; {available / 1e9:.3g} GB are free",
+            fix="free memory, use a machine that has more, or verify a smaller model of the same architecture",
         )
     given = {} if weights is None else {"state_dict": load_file(weights)}
     origin = directory if weights is None else None
@@ -187,7 +194,7 @@ def load_model(
 
 @contextlib.contextmanager
 def computed_by_transformers(directory: Path) -> Iterator[None]:
-    """Run a model with transformers, without its log; exceptions become errors that name the model.
+    """Run a model with transformers in the ``with`` block, without log; exceptions become errors that name the model.
 
     Raises:
         EngineError: transformers cannot run the model.
@@ -276,7 +283,7 @@ def _with_recorded(batch: RaggedBatch, log_probs: Tensor, old: Tensor, reference
 
 
 def published(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename tensors as in the model's files, and split those that the files hold in several parts."""
+    """Give a model's tensors the names in its files, and split tensors that the files hold in several parts."""
     from transformers.core_model_loading import revert_weight_conversion
 
     converted: dict[str, Tensor] = revert_weight_conversion(model, tensors)

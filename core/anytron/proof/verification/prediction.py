@@ -44,13 +44,13 @@ def trains_modules(config: RunConfig) -> bool:
 
 
 def check_prediction(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
-    """Compare the gradients of the modules' loss, and that loss in an update.
+    """Compare the MTP modules' gradients, and their loss as an update reports it, with the definition.
 
     Args:
         check: Name of the check.
-        config: The run, which trains modules.
+        config: The run, which trains MTP modules.
         trainer: Training ranks, whose engine declares ``gradients``; the check changes their weights.
-        batch: Sampled responses with advantages; the first of them are computed.
+        batch: Sampled responses with advantages; only the first sequences are used.
     """
     dtype, coefficient = config.model.dtype, _coefficient(config)
     plan, directory = plan_of(trainer, config), Path(config.trainer.output_dir)
@@ -85,7 +85,7 @@ def check_prediction(check: str, config: RunConfig, trainer: TrainingWorkers, ba
 
 
 def allowed_difference(dtype: str, loss: float) -> float:
-    """Return how far a loss of modules, computed in a dtype, may be from the expected one."""
+    """Return how far the modules' loss, computed in ``dtype``, may be from the expected loss."""
     return 10 * FACTORS[dtype] * max(1.0, loss)
 
 
@@ -94,9 +94,9 @@ class ExpectedModules:
     """Loss and gradients of the modules alone by their definition, float32 on the host.
 
     Attributes:
-        loss: The mean of the depths' cross entropies.
-        gradients: float32, by the weights' names in files: those of the modules, and, unless they are detached, of the
-            rest of the model.
+        loss: The mean over the modules (prediction depths) of their cross entropies.
+        gradients: float32, by the weights' names in files: of the modules' weights and, unless ``detached``, of the
+            other weights.
     """
 
     loss: float
@@ -106,13 +106,13 @@ class ExpectedModules:
 def expected_modules(
     directory: Path, dtype: torch.dtype, batch: RaggedBatch, *, detached: bool = True
 ) -> ExpectedModules:
-    """Compute the modules of a DeepSeek-V3, sequence by sequence.
+    """Compute loss and gradients of the MTP modules of a DeepSeek-V3 model, sequence by sequence.
 
     Args:
         directory: Directory of the model.
         dtype: Element type to which the weights are rounded.
-        batch: T tokens, with ``loss_weights``.
-        detached: Whether weights shared with the model, and its hidden states, are constants for the modules.
+        batch: Sequences of T tokens in all, with ``loss_weights``.
+        detached: Whether the modules treat weights that they share with the model, and its hidden states, as constants.
 
     Raises:
         ResourceError: The host has not enough memory.

@@ -1,6 +1,6 @@
 """Compare the critic, the teacher and the reward model with transformers.
 
-A new value head is 0, and with it every value and every gradient of the critic's trunk. So a random head is used.
+A new value head is 0, which makes every value and every gradient of the critic's trunk 0. So a random head is used.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def write_critic(model: Path, directory: Path) -> None:
 
     Args:
         model: A model directory.
-        directory: Must not exist; its files are links.
+        directory: Directory to write; it must not exist. All files but the head's become links to the model's.
     """
     from safetensors.torch import save_file
 
@@ -76,9 +76,9 @@ class ExpectedCritic:
 
     Attributes:
         batch: The given batch, with the fields that the critic's loss reads.
-        values: float32 ``[T]``.
-        gradients: float32, of :data:`~anytron.proof.verification.engines.VALUE_LOSS`, by the weights' names in
-            files.
+        values: Values of the tokens, float32 ``[T]``.
+        gradients: Gradients of :data:`~anytron.proof.verification.engines.VALUE_LOSS`, float32, by the weights' names
+            in files.
     """
 
     batch: RaggedBatch
@@ -87,11 +87,11 @@ class ExpectedCritic:
 
 
 def expected_critic(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> ExpectedCritic:
-    """Compute hidden states times the value head, sequence by sequence, and the gradients of the clipped loss.
+    """Compute the critic's values, sequence by sequence, and the gradients of its clipped loss.
 
     Args:
         directory: Model directory of the critic.
-        dtype: What the trunk's weights are rounded to; the head's are not.
+        dtype: Element type to which the trunk's weights are rounded; the head's weights are not rounded.
         batch: B sequences, with ``loss_weights`` and ``token_shares``.
 
     Raises:
@@ -124,7 +124,7 @@ def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch:
 
     Args:
         check: Name of the check.
-        config: The run, :func:`with_drawn_head`.
+        config: The run, as :func:`with_drawn_head` returns it.
         trainer: Its training ranks.
         batch: Sampled responses.
     """
@@ -151,7 +151,7 @@ def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch:
 
 
 def check_value_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
-    """Compare the gradient of each parameter of the critic with transformers'. Arguments as :func:`check_values`.
+    """Compare the gradient of each parameter of the critic with transformers'; arguments as for :func:`check_values`.
 
     The model is run a second time, because keeping its gradients would take as much memory as the model.
     """
@@ -171,7 +171,7 @@ def check_value_gradients(check: str, config: RunConfig, trainer: TrainingWorker
 
 
 def check_teacher(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
-    """Let the training ranks and transformers score the first sequences with the teacher.
+    """Compare the teacher's log-probs and entropies on the training ranks with those that transformers computes.
 
     Args:
         check: Name of the check.
@@ -216,7 +216,7 @@ def expected_scores(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
 
 
 def check_scores(check: str, config: RunConfig, ranks: RewardModelRanks, batch: RaggedBatch) -> Result:
-    """Let the ranks of the reward model and transformers score responses.
+    """Compare scores of responses: those of the reward model's ranks, and those that transformers computes.
 
     Args:
         check: Name of the check.

@@ -37,7 +37,7 @@ def random_sequences(vocabulary: int, seed: int = 0) -> RaggedBatch:
     """Draw sequences of :data:`LENGTHS`; all tokens but the first of each are scored.
 
     Args:
-        vocabulary: Tokens are drawn from those below it.
+        vocabulary: Size of the vocabulary: token ids are drawn from 0 to ``vocabulary - 1``.
         seed: Seed of the random tokens.
     """
     lengths = torch.tensor(LENGTHS)
@@ -48,14 +48,14 @@ def random_sequences(vocabulary: int, seed: int = 0) -> RaggedBatch:
 
 
 def transformers_logits(model_dir: Path, batch: RaggedBatch, dtype: str = "float32") -> Tensor:
-    """Compute the logits that a score is checked against: float32 ``[T, V]`` on the host, row t after token t.
+    """Compute the logits to check a score against, float32 ``[T, V]`` on the host: row t predicts token t + 1.
 
     It is best called in a process without Megatron: some bridges change transformers (docs/upstream.md).
 
     Args:
         model_dir: A Hugging Face model directory.
-        batch: As :func:`random_sequences` gives it.
-        dtype: Element type to which the weights are rounded; everything is computed in float32.
+        batch: Sequences as :func:`random_sequences` returns them.
+        dtype: Name of the element type to which the weights are rounded; everything is computed in float32.
 
     Raises:
         EngineError: transformers cannot run the model.
@@ -77,12 +77,12 @@ def verify_scores(
     """Check a trainer's function on sequences that are drawn here; see :func:`check_scores`.
 
     Args:
-        score: The function, on packed sequences if it has both.
+        score: The trainer's function; if the trainer has both formats, on packed sequences.
         model_dir: Hugging Face directory of the model that the function runs.
-        dtype: Name of the element type that it computes in.
-        padded: The same function on padded rows.
-        single: The same function on one rank.
-        gradients: Function that computes gradients.
+        dtype: Name of the element type that the function computes in.
+        padded: The same function on padded rows; None = its check is skipped.
+        single: The same function on one rank; None = its check is skipped.
+        gradients: Function that computes gradients; None = its check is skipped.
 
     Raises:
         EngineError: transformers cannot run the model.
@@ -103,17 +103,18 @@ def check_scores(
     single: Score | None = None,
     gradients: Gradients | None = None,
 ) -> list[Result]:
-    """Make every check for which there are functions.
+    """Make every check for which there is a function; the others are skipped.
 
-    ``hf-log-probs``: with transformers. ``together-equals-alone``: sequences of one call do not influence each other.
-    ``packed-equals-padded`` and ``parallel-equals-single``: with the other functions. ``finite-gradients``: each
-    gradient is a number, and not all are 0. The first, third and fourth compare as ``anytron verify`` does.
+    ``hf-log-probs`` compares log-probs with ``logits``. ``together-equals-alone`` checks that sequences of one call do
+    not influence each other. ``packed-equals-padded`` and ``parallel-equals-single`` compare with ``padded`` and
+    ``single``. ``finite-gradients`` checks that each gradient is finite, and that not all are 0. The first, third and
+    fourth have the tolerances of ``anytron verify``.
 
     Args:
-        score: The function.
+        score: The trainer's function; if the trainer has both formats, on packed sequences.
         batch: Sequences to score.
-        logits: As :func:`transformers_logits` gives them.
-        dtype: Name of the element type that it computes in; tolerances follow from it.
+        logits: Logits of ``batch``, as :func:`transformers_logits` returns them.
+        dtype: Name of the element type that the function computes in; tolerances follow from it.
         padded: The same function on padded rows.
         single: The same function on one rank.
         gradients: Function that computes gradients.

@@ -54,7 +54,7 @@ def with_visible_update(config: RunConfig) -> RunConfig:
 
 
 def check_optimizer(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
-    """Make the check for each model: the gradients of a mini-batch, one update on it, the weights before and after.
+    """Compare, for policy and critic, how one update changes the weights with what torch's optimizer would do.
 
     Args:
         check: Name of the check.
@@ -103,14 +103,14 @@ def compare_moves(
     section: OptimizerSection,
     dtype: str,
 ) -> Result:
-    """Compare moves with those of torch's optimizer, in float64, from an empty optimizer state.
+    """Compare the changes of weights in one update with those by torch's optimizer, in float64, from an empty state.
 
     Args:
         check: Name of the check.
-        before: Weights by name.
-        after: The weights after one update.
-        gradients: float32, clipped, of every weight that is trained.
-        section: The optimizer.
+        before: Weights before the update, by name.
+        after: The same weights after the update.
+        gradients: Gradients after clipping, float32, of every weight that is trained, by the same names.
+        section: The configuration of the optimizer.
         dtype: Element type of the weights.
     """
     size = max((largest(gradient) for gradient in gradients.values()), default=0.0)

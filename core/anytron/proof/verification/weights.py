@@ -22,7 +22,7 @@ prediction modules have both in common with the model."""
 
 
 def tied_copies(these: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[str]:
-    """Name the tensors that only ``these`` hold and that equal an embedding or an output layer of both: tied copies."""
+    """Return the names of tied copies: tensors only in ``these`` that equal an embedding or output layer in both."""
     shared = [these[name] for name in others if name.endswith(_SHARED) and name in these]
     return {name for name in these.keys() - others.keys() if any(torch.equal(these[name], one) for one in shared)}
 
@@ -40,7 +40,7 @@ def compare_weights(check: str, stored: Mapping[str, Tensor], exported: Mapping[
 
     Args:
         check: Name of the check.
-        stored: The checkpoint.
+        stored: Tensors of the checkpoint, by name.
         exported: Tensors that the engine exports, in its own dtype.
         detail: Text of the result if the tensors are equal.
     """

@@ -1,1 +1,1 @@
-"""Checkpoints on disk: what they hold and when they are complete. Knows no engine."""
+"""Checkpoints on disk: what they hold and when they are complete, whatever the engine."""

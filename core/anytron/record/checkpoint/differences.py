@@ -1,7 +1,7 @@
 """Find what has changed in a run's configuration since its last start, and whether it may still be resumed.
 
 Run ``python -m anytron.record.checkpoint.differences docs/how-to/resume-a-run.md`` after a change of the keys; a test
-compares.
+fails if the page is not up to date.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ def is_free(key: str) -> bool:
 
 
 def carries_out(key: str) -> bool:
-    """Whether a key has no effect on what a run learns."""
+    """Whether a key only says how a run is carried out, and so has no effect on what it learns."""
     return _inside(key, CARRIED_OUT) and not _inside(key, NOT_FREE)
 
 
 def is_identity(key: str) -> bool:
-    """Whether the saved state depends on a key."""
+    """Whether the saved state depends on a key, so that even a new run from the checkpoint must not change it."""
     return key == "critic" or (_inside(key, IDENTITY) and not key.startswith("critic."))
 
 
@@ -137,13 +137,13 @@ BEGIN, END = "<!-- keys: written by python -m anytron.record.checkpoint.differen
 
 
 def render() -> str:
-    """The table, as Markdown."""
+    """Return the table of keys that may change when a run is resumed, as Markdown."""
     rows = [f"| `{key}` | {reason} |" for key, reason in {**REMEDIES, **CARRIED_OUT}.items()]
     return "\n".join(["| key, or section | why it may change |", "|---|---|", *rows])
 
 
 def drawn(page: str) -> str:
-    """Put the table into its place on the page."""
+    """Return the page with its table of keys replaced by the current one."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{render()}\n\n{END}{rest.partition(END)[2]}"
 

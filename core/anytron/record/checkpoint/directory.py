@@ -1,6 +1,6 @@
 """The checkpoints of a run: ``step-000120/`` with the engine's files, ``driver.json`` and the manifest.
 
-The file ``best`` beside them names the best one.
+The file ``best`` beside these directories names the best checkpoint.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Best(BaseModel):
     """The metric's value."""
 
     def write(self, directory: Path) -> None:
-        """Write the file atomically: a reader sees the old file or the whole new one."""
+        """Write the file ``best`` atomically: a reader sees the old file or the whole new one."""
         write_durably(directory / BEST, self.model_dump_json(indent=1) + "\n")
 
     @classmethod
     def read(cls, directory: Path) -> Best | None:
-        """Read the file; None if there is none.
+        """Read the file ``best``; None if there is none.
 
         Raises:
             CheckpointError: The file is damaged.
@@ -86,11 +86,11 @@ class Checkpoint:
 
     @property
     def training(self) -> Path:
-        """The training engine's files."""
+        """The directory of the training engine's files."""
         return self.path / TRAINING
 
     def manifest(self) -> Manifest:
-        """Read its manifest."""
+        """Read the checkpoint's manifest."""
         return Manifest.read(self.path)
 
     def state(self) -> DriverState:
@@ -150,9 +150,9 @@ class CheckpointDirectory:
             remove(self.path / BEST)
 
     def newest_good(self, tell: Callable[[str], None]) -> Checkpoint | None:
-        """Find the newest checkpoint whose files are all as they were written.
+        """Find the newest complete checkpoint whose files are all as they were written.
 
-        Newer ones that cannot be used are renamed, so that they are no longer found and can be inspected.
+        Newer checkpoints that are damaged are renamed, so that they are no longer found but can be inspected.
 
         Returns:
             The checkpoint; None if no checkpoint was ever completed.
@@ -184,7 +184,7 @@ class CheckpointDirectory:
         )
 
     def begin(self, step: int) -> Path:
-        """Make the directory of a new checkpoint; return where the training engine writes."""
+        """Make the directory of a new checkpoint; return the subdirectory for the training engine's files."""
         path = self.path / f"step-{step:06d}"
         remove(path)
         training = path / TRAINING
@@ -193,7 +193,7 @@ class CheckpointDirectory:
         return training
 
     def commit(self, state: DriverState, files: Mapping[str, FileRecord]) -> Checkpoint:
-        """Declare a checkpoint complete.
+        """Complete the checkpoint of a step by writing the driver's state and the manifest.
 
         Args:
             state: The driver's state.
@@ -210,7 +210,7 @@ class CheckpointDirectory:
         return Checkpoint(path, state.step)
 
     def best(self) -> tuple[Best, Checkpoint] | None:
-        """Return the best checkpoint and its validation; None if no checkpoint is marked as best, or it is gone.
+        """Return the best checkpoint's validation and the checkpoint; None if none is marked as best or it is deleted.
 
         Raises:
             CheckpointError: The file ``best`` is damaged.
@@ -221,7 +221,7 @@ class CheckpointDirectory:
         return next(((found, checkpoint) for checkpoint in self.complete() if checkpoint.step == found.step), None)
 
     def prune(self, keep: int) -> None:
-        """Delete all complete checkpoints but the best one and the newest ``keep``, of which there is at least one."""
+        """Delete all complete checkpoints but the best one and the newest ``max(1, keep)``."""
         best = self.best()
         for checkpoint in self.complete()[: -max(1, keep)]:
             if best is not None and checkpoint == best[1]:
@@ -249,7 +249,12 @@ def locate(path: Path) -> Checkpoint:
     if path.name == BEST and path.is_file():
         best = CheckpointDirectory(path.parent.absolute()).best()
         if best is None:
-            raise CheckpointError("The best checkpoint no longer exists.", where=str(path))
+            raise CheckpointError(
+                "The best checkpoint no longer exists.",
+                where=str(path),
+                why="the checkpoint that this file names was deleted or is incomplete",
+                fix="use another checkpoint: `anytron checkpoint list` shows them",
+            )
         return best[1]
     for directory in (path / CHECKPOINTS, path):
         complete = CheckpointDirectory(directory.absolute()).complete()

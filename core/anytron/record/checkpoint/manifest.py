@@ -1,6 +1,6 @@
 """The manifest of a checkpoint, which lists every file with size and checksum; and the driver's state.
 
-All other state follows from the configuration or is saved by the engine.
+All other state of a run follows from its configuration or is saved by the training engine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FileRecord:
     """One file of a checkpoint.
 
     Attributes:
-        size: Bytes.
+        size: Size of the file in bytes.
         sha256: SHA-256 of the content, in hexadecimal.
     """
 
@@ -71,7 +71,7 @@ class Manifest:
         return sum(record.size for record in self.files.values())
 
     def write(self, directory: Path) -> None:
-        """Declare a checkpoint complete. Its files must be on disk; their sizes are checked.
+        """Write the manifest, which makes a checkpoint complete. Its files must be on disk; their sizes are checked.
 
         Raises:
             CheckpointError: A file is missing or has another size.
@@ -98,7 +98,7 @@ class Manifest:
                 raise CheckpointError(
                     "The checkpoint has a format that this version of Anytron does not read.",
                     where=str(path),
-                    why=f"format {version!r}; this version reads {FORMAT}",
+                    why=f"its format is {version!r}; this version reads format {FORMAT}",
                     fix="use the version of Anytron that wrote it",
                 )
             files = {str(name): FileRecord(**record) for name, record in content["files"].items()}
@@ -113,15 +113,23 @@ class Manifest:
             raise _unreadable(path, error) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                "The manifest of the checkpoint is damaged.", where=str(path), why=f"{type(error).__name__}: {error}"
+                "The manifest of the checkpoint is damaged.",
+                where=str(path),
+                why=f"{type(error).__name__}: {error}",
+                fix="use another checkpoint: `anytron checkpoint list` shows them",
             ) from error
         for name in files:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise CheckpointError("The manifest names a file outside of the checkpoint.", where=str(path), why=name)
+                raise CheckpointError(
+                    "The manifest names a file outside of the checkpoint.",
+                    where=str(path),
+                    why=f"{name} is not a path inside of the checkpoint's directory",
+                    fix="use another checkpoint: `anytron checkpoint list` shows them",
+                )
         return cls(files)
 
     def problems(self, directory: Path) -> list[str]:
-        """Compare all files of a checkpoint with their records, and look for files that have none.
+        """Compare all files of a checkpoint with their records, and describe each file that differs or has no record.
 
         Raises:
             ResourceError: A file exists and cannot be opened, so that its content is unknown.
@@ -212,7 +220,7 @@ class DriverState(BaseModel):
         return (given,) if isinstance(given, dict) else given
 
     def write(self, directory: Path) -> None:
-        """Write the driver's file of a checkpoint; nobody else may read it, because configurations may hold secrets."""
+        """Write the driver's file of a checkpoint, readable by its owner only: a configuration may hold secrets."""
         write_durably(directory / DRIVER, self.model_dump_json(indent=1) + "\n", PRIVATE)
 
     @classmethod
@@ -227,5 +235,8 @@ class DriverState(BaseModel):
             return cls.model_validate(read_object(path, deepest=WITH_CONFIGURATION))
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                "The driver's state in the checkpoint cannot be read.", where=str(path), why=str(error)
+                "The state of the run in the checkpoint cannot be read.",
+                where=str(path),
+                why=str(error),
+                fix="use another checkpoint: `anytron checkpoint list` shows them",
             ) from error

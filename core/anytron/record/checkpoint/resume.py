@@ -1,4 +1,4 @@
-"""Where a run begins: at its first step, or at a checkpoint, as ``resume`` of the configuration says."""
+"""Determine where a run begins: at its first step, or at a checkpoint, as the key ``resume`` says."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class Start:
 
     Attributes:
         checkpoint: The checkpoint from which the run continues; None = it begins at the first step.
-        state: The driver's state in that checkpoint.
-        in_place: The checkpoint is the run's own: its files are continued. False = the run is a new one.
+        state: The driver's state in that checkpoint; None without a checkpoint.
+        in_place: True: the checkpoint is the run's own, and the run's files are continued. False: the run is a new one.
         changes: Changes of the configuration since the last start.
-        since: Changes since the checkpoint's configuration; an earlier continuation may have saved no checkpoint.
-        finished: Number of steps of the run, if all are done and the model is saved; else None.
+        since: Changes since the checkpoint was written; unlike ``changes``, they include those of an earlier
+            continuation that saved no checkpoint.
+        finished: Number of steps of the run if all are done and the model is saved; None if there is work left.
     """
 
     checkpoint: Checkpoint | None = None
@@ -55,9 +56,9 @@ class Start:
         return 0 if self.state is None else self.state.weights_version
 
     def metrics(self, last: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics of the step before the first one, as far as they are known.
+        """Return the metrics of the last completed step, as far as they are known.
 
-        An adaptive KL coefficient continues from them, unless its settings in the configuration have changed.
+        An adaptive KL coefficient continues from these metrics, unless its settings in the configuration have changed.
 
         Args:
             last: The last metrics that the run has recorded; empty for a new run.
@@ -67,7 +68,7 @@ class Start:
         return {name: value for name, value in known.items() if not forgotten or name not in ADAPTS}
 
     def open(self, config: RunConfig, claimed: ClaimedDirectory, beginning: Beginning) -> RunDirectory:
-        """Open the run's directory at this place; records of later steps, or for a new run all files, are removed."""
+        """Open the run's directory and remove records of later steps or, for a new run, all files of an earlier one."""
         if self.in_place:
             return RunDirectory.resume(claimed, config, self.step, self.changes, beginning)
         claimed.clear(logs=config.trainer.overwrite and config.resume == "never")
@@ -75,7 +76,7 @@ class Start:
 
 
 def first_beginning(config: RunConfig) -> Beginning | None:
-    """Find when the run that a configuration continues began, and its chat template; None for a run that begins now.
+    """Return time and chat template at the beginning of the run that is continued; None for a run that begins now.
 
     A new run that starts from the checkpoint of another run continues that run's prompts, and so keeps its time of
     beginning, unless its data or tokenizer differ.
@@ -100,7 +101,7 @@ def choose_start(config: RunConfig, claimed: ClaimedDirectory, tell: Callable[[s
 
     Args:
         config: The run.
-        claimed: Its output directory, so that no other process saves or resumes there.
+        claimed: The run's output directory, whose lock is held, so that no other process saves or resumes there.
         tell: Receives messages for the user.
 
     Raises:
@@ -179,10 +180,10 @@ def _continue_from(
     later = [other for other in CheckpointDirectory.of(config).complete() if other.step > checkpoint.step]
     if later:
         raise CheckpointError(
-            "The run has later checkpoints, which would be deleted.",
+            "To continue from this checkpoint, later ones of the same run would be deleted.",
             where=f"resume = {config.resume}",
-            why=f"later checkpoints: {', '.join(other.path.name for other in later)}",
-            fix="set another trainer.output_dir to start a new run from this one, or resume=auto to continue",
+            why=f"the run also has {', '.join(other.path.name for other in later)}",
+            fix="set another trainer.output_dir to start a new run from it, or resume=auto to continue from the newest",
         )
     changes = _accepted(config, claimed, tell)
     checkpoint.verify()

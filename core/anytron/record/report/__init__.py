@@ -1,1 +1,1 @@
-"""Read a run's files to show them: also while the run goes on, and if it ended in the middle of a line."""
+"""Read a run's files to show them, even if the run goes on or ended in the middle of a line."""

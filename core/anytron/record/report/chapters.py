@@ -52,7 +52,7 @@ def leading(names: Iterable[str]) -> list[str]:
 
 
 def validation_means(names: Iterable[str]) -> list[str]:
-    """Find the mean rewards, or the losses, of validation sets."""
+    """Return the metrics that are the mean reward, or the loss, of a validation set."""
     ends = ("mean@", "loss")
     return [name for name in names if name.startswith("validation/") and name.rpartition("/")[2].startswith(ends)]
 
@@ -80,7 +80,7 @@ def _is_beginning(begin: str, name: str) -> bool:
 
 
 def descriptions(names: Iterable[str], engines: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return unit and meaning of metrics, as far as they are known here.
+    """Return unit and meaning of each metric that is known here, by name.
 
     Args:
         names: The metrics.

@@ -38,7 +38,7 @@ class Tail:
 
     Attributes:
         broken: Number of complete lines that were not JSON objects.
-        cut_short: The file ended in the middle of a line when it was last read.
+        cut_short: Whether the file ended in the middle of a line when it was last read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -113,10 +113,10 @@ class Series:
         del self.steps[kept:], self.values[kept:]
 
     def thinned(self, points: int) -> Series:
-        """Keep about ``points`` points: of each section the lowest, the highest and the first that is not finite.
+        """Return a series of about ``points`` points: the lowest, the highest and the first non-finite of each section.
 
         Args:
-            points: At least 4; of a shorter series every point is kept.
+            points: Number of points, at least 4; a series with no more points is returned as it is.
         """
         if len(self.steps) <= points:
             return self
@@ -145,8 +145,8 @@ class History:
 
     Attributes:
         series: Series by metric name, without ``step``.
-        steps: All steps, rising.
-        recent: The last step's record.
+        steps: All steps in rising order.
+        recent: Metrics of the last step, by name.
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class History:
         self.recent: dict[str, float] = {}
 
     def add(self, record: dict[str, Any]) -> bool:
-        """Add a line of ``metrics.jsonl``; False if it has no step. Values that are not numbers are skipped."""
+        """Add a record of ``metrics.jsonl``, without values that are not numbers; return False if it has no step."""
         step = step_of(record)
         if step is None:
             return False
@@ -209,5 +209,5 @@ def mean(values: Sequence[float]) -> float:
 
 
 def smooth(values: Sequence[float], width: int) -> list[float]:
-    """Average each value with those before it, ``width`` of them at most."""
+    """Return the moving average: each value averaged with those before it, at most ``width`` values in all."""
     return [mean(values[max(0, end - width) : end]) for end in range(1, len(values) + 1)]

@@ -41,12 +41,12 @@ LONGEST_SIDE = 224
 
 
 def embed_pictures(directory: Path, names: Iterable[str], room: int) -> dict[str, str]:
-    """Return pictures as ``data:`` URLs, in the given order, as many as fit.
+    """Return pictures as ``data:`` URLs by name, the first ones that fit; unreadable pictures are left out.
 
     Args:
         directory: Directory of the run.
         names: Paths of the pictures, relative to the directory.
-        room: Largest number of characters.
+        room: Largest number of characters of all URLs together.
     """
     from anytron.task.data.vision import read_picture  # Pillow
 
@@ -89,11 +89,11 @@ _SCRIPTS = ("elements.js", "chart.js", "plots.js", "samples.js", "tables.js", "m
 
 
 def render(runs: Sequence[Run], largest: int = LARGEST) -> str:
-    """Make the page.
+    """Return the HTML page about runs.
 
     Args:
-        runs: At least one.
-        largest: Largest size in bytes.
+        runs: The runs to show, at least one.
+        largest: Largest size of the page in bytes.
 
     Returns:
         The page in ASCII; other characters are escaped.

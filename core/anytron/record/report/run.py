@@ -32,7 +32,8 @@ def runs_in(path: Path) -> list[Path]:
     """Find the runs in a directory: its own, or those of its stages in order.
 
     Args:
-        path: Directory that the user gave; if it is not a run's directory, it is returned, and refused later.
+        path: Directory that the user gave. If it is not a run's directory, it is returned alone, and :class:`Run`
+            refuses it.
     """
     if _is_run(path) or not path.is_dir():
         return [path]
@@ -64,9 +65,9 @@ class Run:
     Attributes:
         path: The run's directory, as an absolute path.
         history: Metrics of the run's steps.
-        validation: Metrics of its validations.
+        validation: Metrics of the run's validations.
         record: The run's configuration and history; None if they cannot be read.
-        owner: The process that writes into the directory now; None = no process.
+        owner: Description of the process that writes into the directory now; None = no process.
         problems: Descriptions of files that cannot be read.
 
     Raises:
@@ -96,7 +97,7 @@ class Run:
         self.update()
 
     def update(self) -> None:
-        """Read what is new.
+        """Read what the run has written since the last call.
 
         Raises:
             LostDirectoryError: The directory was removed, moved or replaced.
@@ -148,7 +149,7 @@ class Run:
 
     @property
     def series(self) -> dict[str, Series]:
-        """All metrics over steps, those of validations too."""
+        """All metrics over steps, including those of validations, by name."""
         return {**self.history.series, **self.validation.series}
 
     @property
@@ -169,7 +170,7 @@ class Run:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps that the configuration asks for; None if it is not known."""
+        """Number of steps that the configuration asks for; None if it is not known."""
         total = self.setting("trainer", "total_steps")
         return total if isinstance(total, int) else None
 
@@ -200,9 +201,9 @@ class Run:
         return {**parts, "other": other} if other > 0 else parts
 
     def samples(self) -> list[tuple[int, Record]]:
-        """Every logged sample with its step, in the order of the file; of a repeated step only the last samples.
+        """Return (step, place in the file) of every logged sample, in order; of a repeated step only the last samples.
 
-        The whole file is read, and may be large: the records hold only their places in it.
+        The records hold offsets and not the samples themselves, because the file may be large.
         """
         found: list[tuple[int, Record]] = []
         tail, stepless = Tail(self.path / SAMPLES), 0
@@ -219,14 +220,14 @@ class Run:
         return found
 
     def losses(self) -> list[dict[str, Any]]:
-        """Processes that were lost, oldest first."""
+        """Return the records of processes that died during the run, the oldest first."""
         tail = Tail(self.path / LOSSES)
         found = [record.value for record in tail.read() if record is not None]
         self._count(LOSSES, tail.broken, cut_short=tail.cut_short)
         return found
 
     def workers(self) -> dict[str, list[dict[str, Any]]]:
-        """What the workers reported about themselves, by role."""
+        """Return what the workers have reported about themselves in ``patches.json``, by role."""
         roles = self._found(WORKERS, lambda path: read_object(path) if path.is_file() else {})
         try:
             return {str(role): [dict(rank) for rank in ranks] for role, ranks in (roles or {}).items()}
@@ -235,14 +236,14 @@ class Run:
             return {}
 
     def log(self) -> list[str]:
-        """The lines of the driver's log: warnings."""
+        """Return the lines of the driver's log, which are warnings."""
         path = self.path / DRIVER_LOG
         if not path.is_file():
             return []
         return path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
 
     def traces(self) -> list[str]:
-        """Files of ``trainer.profile``, relative to the directory."""
+        """Return the trace files that ``trainer.profile`` has written, relative to the run's directory."""
         return sorted(f"{PROFILE}/{path.name}" for path in (self.path / PROFILE).glob("*.json.gz"))
 
     def _found(self, name: str, read: Any) -> Any:

@@ -27,7 +27,7 @@ _PICTURE = re.compile(r"images/\d+-([A-Za-z0-9_.-]+-)?\d+\.png")
 
 
 def choose_samples(run: Run, room: int) -> dict[str, Any]:
-    """Read a run's samples, no more than fit.
+    """Read samples of a run, chosen by the importance of their steps, as many as fit.
 
     Args:
         run: The run.
@@ -60,7 +60,7 @@ def choose_samples(run: Run, room: int) -> dict[str, Any]:
 
 
 def by_importance(steps: Sequence[int]) -> Iterator[int]:
-    """Order steps by importance: first and last steps in turn, then the rest, spread evenly at any number of them."""
+    """Order steps by importance: first and last ones alternately, then the others, evenly spread at every point."""
     count = len(steps)
     ends = [place for number in range(min(ENDS, count)) for place in (number, count - 1 - number)]
     ends = list(dict.fromkeys(ends))

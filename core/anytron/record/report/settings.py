@@ -1,4 +1,4 @@
-"""Configurations and workers of runs, as a report shows them: side by side, and without secrets."""
+"""Prepare configurations and workers of runs for a report: side by side, and without secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST = 2000
 def settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Flatten a configuration: JSON texts by dotted keys.
 
-    Values of keys that are named like a secret are hidden, and so are users and passwords in addresses.
+    Values of keys that are named like a secret are hidden, and so are users and passwords in URLs.
     """
     return dict(_walk("", config))
 
@@ -47,7 +47,7 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 
 
 def compared(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str | None]]]:
-    """Put configurations beside each other: each key with the value of every run; None if the run lacks the key."""
+    """Return each key with its value in every configuration; None where a configuration lacks the key."""
     flat = [settings(config) for config in configs]
     keys = dict.fromkeys(key for one in flat for key in one)
     return [(key, [one.get(key) for one in flat]) for key in keys]
@@ -60,7 +60,7 @@ def describe_workers(workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list
     """Describe workers for people; workers of a role with the same description are listed together.
 
     Args:
-        workers: By role, as ``patches.json`` has them.
+        workers: The reports of workers by role, as in ``patches.json``.
 
     Returns:
         For each kind of worker ``role``, ``ranks``, ``facts`` (pairs of texts) and ``patches`` (dictionaries of texts).

@@ -33,8 +33,8 @@ class SinkRun:
         directory: Directory for the sink's files in the run's directory, ``tracking/NAME``; it exists, and is kept when
             the run is resumed.
         config: The configuration as JSON values, without its secrets.
-        after: The run continues after this step, and may write later steps for the second time; None for a new
-            run.
+        after: The step after which a resumed run continues; it may write later steps for the second time. None for a
+            new run.
     """
 
     name: str
@@ -45,8 +45,8 @@ class SinkRun:
     def remembered(self, file: str, new: str) -> str:
         """Read a short text from a file of the sink's directory; write ``new`` into it first if there is none.
 
-        A service identifies a run by an id. An id that is kept in this way lets a resumed run continue the same run
-        there.
+        Use it for the id by which a service identifies the run: with the same id, a resumed run continues the same run
+        at the service.
         """
         path = self.directory / file
         if not path.is_file():
@@ -66,10 +66,10 @@ class MetricSink(abc.ABC):
         options: An instance of ``options_model``; None if there is no such model.
 
     Attributes:
-        packages: Import packages that it needs; a run that lacks one is refused.
-        install: The command that installs them.
+        packages: Import packages that the sink needs; a run is refused if one is not installed.
+        install: The command that installs these packages.
         options_model: A pydantic model of the sink's ``options`` (``extra="forbid"``); None = the sink has no options.
-        place: Where people find the metrics, for example an address; set by the constructor. Empty = its directory.
+        place: Where people find the metrics, for example a URL; set by the constructor. Empty = the sink's directory.
     """
 
     packages: ClassVar[tuple[str, ...]] = ()
@@ -85,7 +85,7 @@ class MetricSink(abc.ABC):
         """Write the metrics of a step.
 
         Args:
-            step: Counted from 1.
+            step: Number of the step, counted from 1.
             metrics: Values by name as in ``metrics.jsonl``, ``step`` included. In names, characters that cannot be
                 printed are replaced by ``_``, and all after 250 characters is cut off. Values are floats, and may be
                 NaN or infinite.

@@ -98,14 +98,14 @@ QUEUED = 1000
 
 
 class SinkThread:
-    """A sink and the steps that wait for it.
+    """A sink, its thread, and the steps that wait to be written.
 
     The thread is a daemon: a sink that never returns does not keep the process alive.
 
     Args:
         name: Name of the sink, for messages.
         open_sink: Function that makes the sink; called on the sink's thread.
-        queued: Steps that may wait.
+        queued: Number of steps that may wait.
 
     Attributes:
         name: Name of the sink.
@@ -202,7 +202,7 @@ class MetricSinks:
         config: The run.
         run: Directory of the run; warnings are also written to its log.
         progress: Shows the warnings.
-        after: The run continues after this step; None for a new one.
+        after: The step after which a resumed run continues; None for a new run.
     """
 
     def __init__(self, config: RunConfig, run: RunDirectory, progress: Progress, *, after: int | None) -> None:

@@ -37,7 +37,7 @@ class MlflowOptions(Section):
 
 
 class MlflowSink(MetricSink):
-    """Logs to an MLflow run. The run's directory keeps its id, so that a resumed run continues the same MLflow run.
+    """Logs to an MLflow run, whose id is saved in the run's directory: a resumed run continues the same MLflow run.
 
     For a repeated step, MLflow keeps all values and shows the last.
     """
@@ -72,7 +72,7 @@ class MlflowSink(MetricSink):
         self.place = uri
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log a batch."""
+        """Log the metrics of a step, in requests of limited size."""
         now = int(time.time() * 1000)
         found = [self._metric(mlflow_name(name), value, now, step) for name, value in metrics.items()]
         for begin in range(0, len(found), MLFLOW_METRICS):
@@ -86,7 +86,7 @@ class MlflowSink(MetricSink):
 
 
 def mlflow_name(name: str) -> str:
-    """Replace what MLflow does not accept in a name: characters outside of its set, and path parts such as ``..``."""
+    """Replace what MLflow refuses in a name: characters that it does not allow, and path parts such as ``..``."""
     parts = re.sub(r"[^\w.\- :/]", "_", name)[:MLFLOW_NAME].split("/")
     return "/".join("_" if part.strip(".") == "" else part for part in parts)
 
@@ -115,7 +115,7 @@ class SwanLabOptions(Section):
 
 
 class SwanLabSink(MetricSink):
-    """Logs to a SwanLab experiment; online, a resumed run continues the same experiment."""
+    """Logs to a SwanLab experiment; with ``mode: online``, a resumed run continues the same experiment."""
 
     packages = ("swanlab",)
     install = "pip install 'anytron[swanlab]'"
@@ -197,7 +197,7 @@ class WandbOptions(Section):
 
 
 class WandbSink(MetricSink):
-    """Logs to a W&B run. The run's directory keeps its id, so that a resumed run continues the same W&B run.
+    """Logs to a W&B run, whose id is saved in the run's directory: a resumed run continues the same W&B run.
 
     The x axis is the metric ``step``, because W&B's own step counter rejects repeated steps.
     """
@@ -232,7 +232,7 @@ class WandbSink(MetricSink):
         self.place = f"{run.directory}/wandb, for wandb sync" if offline else str(self._run.url)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log a row; ``step`` is in it."""
+        """Log the metrics as one row; the metric ``step`` is among them."""
         del step
         self._run.log(dict(metrics))
 

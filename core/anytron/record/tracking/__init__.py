@@ -1,1 +1,1 @@
-"""What a run leaves behind: metrics, samples, records, a plot."""
+"""The files that a run writes: metrics, samples, records, a plot."""

@@ -50,8 +50,9 @@ class ClaimedDirectory:
     """The output directory of a run, locked. A context manager: leaving, or the end of the process, releases the lock.
 
     Args:
-        config: The run; its ``trainer.output_dir`` is made, and so is ``checkpoint.path``, which is locked too.
-        tell: Receives messages for the user.
+        config: The run's configuration. The directories ``trainer.output_dir`` and, if it is set, ``checkpoint.path``
+            are created and locked.
+        tell: Called with each message for the user.
 
     Attributes:
         path: The directory, absolute.
@@ -96,7 +97,11 @@ class ClaimedDirectory:
         return None
 
     def clear(self, *, logs: bool) -> None:
-        """Delete the files of the earlier run, with or without its logs, to which the next run appends."""
+        """Delete the files of the earlier run.
+
+        Args:
+            logs: Whether to delete its logs too; otherwise the next run appends to them.
+        """
         for name in [*CONTENTS, *(LOGS if logs else ())]:
             for path in (name, f".{name}.part", f".{name}.old"):  # of a process that was killed while it wrote them
                 remove(self.path / path)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class JsonlSink:
-    """One JSON object per line, flushed line by line.
+    """Writes records to a file, one JSON object per line; each line is flushed when it is written.
 
     Args:
         path: The file; it must not exist.
@@ -38,7 +38,7 @@ class JsonlSink:
         self._file = os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8", errors="backslashreplace")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append a record; it is written at return. NaN and infinity are written as Python's ``json`` does."""
+        """Append a record and flush it. NaN and infinity are written as Python's ``json`` does."""
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
         self._file.flush()
 
@@ -47,7 +47,7 @@ class JsonlSink:
         return why_lost(self.path, self._file.fileno())
 
     def take(self, other: JsonlSink) -> None:
-        """Append all records of another sink, also if its file was removed: the file exists until it is closed."""
+        """Append all records of another sink, even if its file was deleted: an open file can still be read."""
         offset = 0
         while block := os.pread(other._file.fileno(), 1 << 20, offset):
             self._file.buffer.write(block)
@@ -173,9 +173,9 @@ LONGEST_SIDE = 512
 
 
 class Album:
-    """The pictures of a step, or of a validation after it, in ``images/`` of a run's directory.
+    """Saves the pictures of a step, or of a validation after it, in ``images/`` of a run's directory.
 
-    A picture of several samples is saved once.
+    A picture that several samples share is saved once.
 
     Args:
         directory: Directory of the run.

@@ -1,6 +1,7 @@
-"""Every metric that runs with any engine write; engines add their own (``EngineInfo.metrics``).
+"""The table of metrics that a run writes with every engine; an engine may add its own (``EngineInfo.metrics``).
 
-Run ``python -m anytron.record.tracking.metric_table docs/reference/metrics.md`` after a change; a test compares.
+After a change, run ``python -m anytron.record.tracking.metric_table docs/reference/metrics.md``: a test compares that
+file with this table.
 """
 
 from __future__ import annotations
@@ -256,7 +257,7 @@ _UPDATES = "step and update"
 
 
 def render() -> str:
-    """The whole page, as Markdown."""
+    """Return the reference page of all metrics, as Markdown."""
     return "\n".join([HEADING, *_sections()]).rstrip() + "\n"
 
 

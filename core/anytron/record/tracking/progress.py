@@ -19,17 +19,17 @@ class Progress:
         """Called when the workers have started and the first step begins.
 
         Args:
-            total_steps: Training steps of the run.
+            total_steps: Number of training steps of the run.
             devices: Device of each training rank.
             kernels: The plugins that supplied each kernel.
-            done: Steps that an earlier process has done.
+            done: Number of steps that were completed before this process started.
         """
 
     def part(self, name: str) -> None:
         """Called when a part of a step begins: ``rollout``, ``update`` and so on."""
 
     def step(self, metrics: Mapping[str, float]) -> None:
-        """Called when a step is done; ``metrics`` are those of ``metrics.jsonl``."""
+        """Called when a step is done, with the metrics that are written to ``metrics.jsonl``."""
 
     def note(self, text: str) -> None:
         """Show a message, for example that a checkpoint was saved or from where the run resumes."""
@@ -48,7 +48,7 @@ class Progress:
 
 
 class Clock:
-    """A step's times. Starts when it is made.
+    """Measures how long the parts of a step take. The clock starts when it is constructed.
 
     Args:
         begins: Called with the name of each part when the part begins.
@@ -73,5 +73,5 @@ class Clock:
             self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - began
 
     def elapsed(self) -> float:
-        """Seconds since the clock was made."""
+        """Return the seconds since the clock was constructed."""
         return time.perf_counter() - self._began

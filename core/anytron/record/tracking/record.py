@@ -26,7 +26,7 @@ RECORD = "run.json"
 
 
 class Change(BaseModel):
-    """A key of the configuration that has another value than before."""
+    """A key of the configuration whose value has changed since the last start of the run."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -53,7 +53,7 @@ class Resume(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """The record that a run keeps of itself, besides its checkpoints."""
+    """The content of ``run.json``: how the run was started, resumed and ended."""
 
     config: dict[str, Any]
     """The configuration that the run is carried out with now."""
@@ -73,7 +73,7 @@ class RunRecord(BaseModel):
     """Of Python, Anytron and what the run's engines are made of, in the process that drives the run."""
 
     def write(self, directory: Path) -> None:
-        """Write the file; nobody else may read it, because configurations may hold secrets."""
+        """Write ``run.json``, readable by its owner only, because configurations may hold secrets."""
         write_durably(directory / RECORD, self.model_dump_json(indent=1) + "\n", PRIVATE)
 
     @classmethod

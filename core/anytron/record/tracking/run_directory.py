@@ -42,8 +42,8 @@ class RunDirectory:
     """Writes a run's files. A context manager: leaving closes them.
 
     Args:
-        claimed: The directory.
-        config: The run.
+        claimed: The run's directory, locked.
+        config: The run's configuration.
         record: History of the run.
         after: Continue the files of an earlier run after this step; None = there are none.
 
@@ -79,12 +79,12 @@ class RunDirectory:
         started_from: Path | None = None,
         beginning: Beginning | None = None,
     ) -> RunDirectory:
-        """Open the directory for a new run; what an earlier one has written must have been cleared.
+        """Open the directory for a new run; the files of an earlier run must have been deleted.
 
         Args:
-            claimed: The directory.
-            config: The run.
-            started_from: The checkpoint of another run that this one begins with.
+            claimed: The run's directory, locked.
+            config: The run's configuration.
+            started_from: The checkpoint of another run that this one begins with; None = no checkpoint.
             beginning: Time at which the run began, and its chat template; None if nothing depends on them.
         """
         origin = None if started_from is None else str(started_from)
@@ -103,8 +103,8 @@ class RunDirectory:
         """Open the directory to continue its run; what was recorded after ``step`` is removed.
 
         Args:
-            claimed: The directory.
-            config: The run.
+            claimed: The run's directory, locked.
+            config: The run's configuration.
             step: Number of completed steps of the checkpoint.
             changes: Changes of the configuration since the last start.
             beginning: Time at which the run began, and its chat template; None if nothing depends on them.
@@ -200,14 +200,14 @@ class RunDirectory:
 
         Args:
             step: Number of completed steps.
-            early_stop: Why no more steps follow, if more were asked for.
+            early_stop: Why the run ended before its last step; None if it did not.
         """
         self.require_place()
         self._record = self._record.model_copy(update={"finished_step": step, "early_stop": early_stop})
         self._record.write(self.path)
 
     def plot(self) -> None:
-        """Draw ``plots/reward.png`` from ``metrics.jsonl``, or ``plots/loss.png`` where nothing is rewarded."""
+        """Draw ``plots/reward.png`` from ``metrics.jsonl``, or ``plots/loss.png`` in supervised fine-tuning."""
         from anytron.record.tracking.files import plot_loss, plot_reward
 
         draw, name = (plot_loss, "loss") if self._supervised else (plot_reward, "reward")
@@ -239,7 +239,7 @@ class RunDirectory:
     def rescue(self) -> list[str]:
         """Continue in a new directory beside the lost one, with the metrics and samples so far.
 
-        Configuration and record in it are adapted to that directory, with the checkpoints inside of it.
+        The configuration and ``run.json`` there name the new directory; checkpoints are saved inside of it.
 
         Returns:
             Which files could not be carried over, and why.

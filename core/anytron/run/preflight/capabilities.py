@@ -29,14 +29,14 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     if config.reward_model is not None:
         info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
         if info is not None and info.reward_model is None:
-            message = f"the engine {config.engine.name} cannot hold a reward model: it does not declare one"
+            message = f"the engine {config.engine.name} cannot score with a reward model"
             yield Diagnostic("error", "reward_model", message, "use another engine, or rewards that are functions")
     if config.model.lora is not None:
         yield from _lacking(config, "engine", "adapters", "model.lora", "train adapters", "remove model.lora")
     if config.engine.offload:
-        yield from _lacking(config, "engine", "offload", "engine.offload", "free its device", "set engine.offload=[]")
+        yield from _lacking(config, "engine", "offload", "engine.offload", "free memory", "set engine.offload=[]")
     if config.rollout.sleep:
-        yield from _lacking(config, "rollout", "sleep", "rollout.sleep", "free its device", "set rollout.sleep=false")
+        yield from _lacking(config, "rollout", "sleep", "rollout.sleep", "free memory", "set rollout.sleep=false")
     if config.rollout.lora == "alone":
         yield from _adapters_alone(config)
     if config.rollout.replay_routing:
@@ -68,7 +68,7 @@ def generates_in_training(config: RunConfig) -> bool:
 
 
 def rollout_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find settings of rollout processes in a run without any, and a training engine that cannot generate."""
+    """Find settings for rollout processes in a run that has none, and a training engine that cannot generate."""
     info, rollout = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options"), config.rollout
     if info is None or not info.part_of:
         return
@@ -76,13 +76,15 @@ def rollout_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "error",
             "rollout.engine",
-            f"{rollout.engine} is a part of the training engine {info.part_of}, not of {config.engine.name}",
+            f"the rollout engine {rollout.engine} is a part of the training engine {info.part_of}, but engine.name is "
+            f"{config.engine.name}",
             f"set rollout.engine=transformers, or engine.name={info.part_of}",
         )
     for name in OF_PROCESSES:
         if (value := getattr(rollout, name)) != (default := RolloutSection.model_fields[name].default):
-            message = f"with rollout.engine={rollout.engine} there is no rollout process: the training ranks generate"
-            yield Diagnostic("error", f"rollout.{name}", f"{message}; it is {value}", f"leave it at {default}")
+            message = f"it is {value}, but with rollout.engine={rollout.engine} the training ranks generate, and "
+            message += "there is no rollout process that it could configure"
+            yield Diagnostic("error", f"rollout.{name}", message, f"leave it at {default}")
 
 
 def weight_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
@@ -96,7 +98,7 @@ def weight_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
 
 
 def why_a_file(config: RunConfig) -> str | None:
-    """Return why weights must go through a file, wherever processes are; None if a file is not necessary."""
+    """Return why the rollout engine can take weights only from a file; None if it can also take a stream."""
     info = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options")
     if info is not None and not info.takes_stream:
         return f"the engine {config.rollout.engine} loads weights only from a file"
@@ -158,4 +160,4 @@ def _lacking(
     info = chosen_engines(config.engine.name, config.rollout.engine).get(f"{section}.options")
     if info is not None and capability not in info.capabilities:
         name = config.engine.name if section == "engine" else config.rollout.engine
-        yield Diagnostic(severity, key, f"the engine {name} cannot {what}: it does not declare {capability}", fix)
+        yield Diagnostic(severity, key, f"the engine {name} cannot {what}: it lacks the capability {capability}", fix)

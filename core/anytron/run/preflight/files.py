@@ -65,7 +65,7 @@ def output_diagnostics(config: RunConfig, file: Path) -> Iterator[Diagnostic]:
                 yield Diagnostic(
                     "error",
                     "trainer.overwrite",
-                    f"would delete {key} ({needed}), which is among the files of the earlier run",
+                    f"it would delete {key} ({needed}), which is among the files of the earlier run",
                     "choose another trainer.output_dir",
                 )
     yield from _room(config, path)
@@ -103,7 +103,7 @@ def _references(config: RunConfig) -> dict[str, str]:
 
 
 def validation_references(config: RunConfig) -> dict[str, str]:
-    """Return the sources and reward functions of all sets, by the keys that name them."""
+    """Return the prompt sources and reward functions of all validation sets, by their configuration keys."""
     found: dict[str, str] = {}
     for index, one in enumerate([] if config.validation is None else config.validation.sets):
         sources = one.data.keyed_sources(f"validation.sets.{index}.data")
@@ -114,7 +114,7 @@ def validation_references(config: RunConfig) -> dict[str, str]:
 
 
 def validation_files(config: RunConfig) -> dict[str, str]:
-    """Return the files of prompts of all sets, by the keys that name them."""
+    """Return the prompt files of all validation sets, by their configuration keys."""
     sets = [] if config.validation is None else config.validation.sets
     return {
         f"{key}.options.path": path
@@ -138,7 +138,7 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
                 "error",
                 key,
                 f"{place} has {_size(free)} of free space, but a copy of the weights takes {_size(weights)}",
-                "free disk space, or choose another directory",
+                "free disk space, or choose a directory on another disk",
             )
     if config.model.lora is None and saves_checkpoints(config):
         best = config.validation is not None and config.validation.keep_best
@@ -150,7 +150,7 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
                 "warning",
                 "checkpoint.keep",
                 f"{place} has {_size(free)} of free space, but {count} checkpoints take about {_size(needed)}",
-                "free disk space, lower checkpoint.keep, or set checkpoint.path",
+                "free disk space, lower checkpoint.keep, or set checkpoint.path to a directory on another disk",
             )
 
 

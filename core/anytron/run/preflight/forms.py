@@ -22,7 +22,7 @@ FORMATS = ("format", "regex")
 
 
 def reference_key(section: RewardSection) -> str:
-    """Name the entry of a prompt's data that holds the right answer."""
+    """Return the name of the entry of a prompt's data that holds the right answer."""
     if section.function == "code":
         return str(section.options.get("solution", "solution"))
     return str(section.options.get("key", "answer"))
@@ -31,7 +31,8 @@ def reference_key(section: RewardSection) -> str:
 def reference_answers(section: RewardSection) -> Callable[[TokenizedPrompt], str | None]:
     """Make a function that returns the right answer to a prompt as text; None if the prompt has none.
 
-    A reward class may define the method ``right_answer(data)``. The reward ``format`` depends on the form only.
+    If a reward class has the method ``right_answer(data)``, the function calls it. For the reward ``format``, which
+    accepts any answer, it returns a fixed one.
 
     Raises:
         DataError: Raised by the returned function: ``right_answer`` raises.
@@ -51,7 +52,7 @@ def reference_answers(section: RewardSection) -> Callable[[TokenizedPrompt], str
 
 
 def right_forms(section: RewardSection, answer: str, prompt: TokenizedPrompt) -> dict[str, str]:
-    """Write an answer in each form that models use, by the form's name; a tag that the prompt opens is not repeated."""
+    """Return an answer in each form that models use, by the form's name; a tag that the prompt opens is left out."""
     if section.function == "code":
         return {"program": f"```python\n{answer}\n```"}
     think = "" if opened(prompt.text) else "<think>\n"
@@ -77,7 +78,7 @@ def wrong_forms(section: RewardSection, other: str | None, prompt: TokenizedProm
     """Return wrong responses to a prompt, by kind.
 
     Args:
-        section: The reward.
+        section: Configuration section of the reward.
         other: The right answer of another prompt, different from the answer of this prompt; None = not known.
         prompt: The prompt.
     """
@@ -88,7 +89,7 @@ def wrong_forms(section: RewardSection, other: str | None, prompt: TokenizedProm
 
 
 def samples_of(written: Sequence[tuple[TokenizedPrompt, str]], prepared: PreparedRun) -> list[Sample]:
-    """Make samples of prompts and responses, the latter tokenised in one call, and ended as a model ends them."""
+    """Make samples from prompts and response texts, tokenised in one call; each response gets an end token."""
     given = prepared.tokenizer([text for _, text in written], add_special_tokens=False)["input_ids"]
     tokens = [(*ids, *prepared.sampling.end_token_ids[:1]) for ids in given]
     return [

@@ -1,4 +1,4 @@
-"""Features that a platform lacks: declared in ``Platform.limits``, or by refusing a configuration."""
+"""Find features that a platform lacks: ``Platform.limits`` names them, or a plugin refuses a configuration."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def limit_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnos
 
 
 def declared_limits(platform: Platform, hooks: Hooks) -> dict[Feature, str]:
-    """Collect the platform's reasons, by the features that it lacks.
+    """Return the features that the platform lacks, each with the reason.
 
     For each feature that a key of the configuration selects, the hook ``configure`` is called with a small
     configuration: an error at this key, or an edit that sets another value, declares that the feature is lacking.
@@ -76,12 +76,12 @@ def declared_limits(platform: Platform, hooks: Hooks) -> dict[Feature, str]:
 
 
 def adapted(wanted: RunConfig, session: Session, key: str, value: Callable[[RunConfig], object]) -> RunConfig:
-    """Apply the plugins' edits.
+    """Let the plugins edit a configuration that is made to try a feature, and return the edited configuration.
 
     Args:
         wanted: The configuration.
         session: The plugins and the active platform.
-        key: The key or section that the configuration is for; empty = several.
+        key: The key or section that is tried; empty = several.
         value: Function that reads from a configuration the value that edits must not change.
 
     Raises:
@@ -93,15 +93,17 @@ def adapted(wanted: RunConfig, session: Session, key: str, value: Callable[[RunC
     except ConfigError as error:
         raise NotPossible(error.why or error.what) from error
     if value(config) != value(wanted):
-        concerned = [(plugin, edit) for plugin, edit in edits if not key or f"{edit.key}.".startswith(f"{key}.")]
+        concerned = [(plugin, edit) for plugin, edit in edits if f"{edit.key}.".startswith(f"{key}.")]
         raise NotPossible(
-            "; ".join(f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in concerned)
+            "; ".join(
+                f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in concerned or edits
+            )
         )
     return config
 
 
 class NotPossible(Exception):  # noqa: N818 - what happened
-    """The platform or a plugin refuses a configuration, or edits change its value; the message says who and why."""
+    """The platform or a plugin refuses a configuration, or a plugin's edits change the value that was asked for."""
 
 
 def _asked_by_configuration(config: RunConfig) -> dict[Feature, str]:
@@ -131,9 +133,10 @@ def _value(config: RunConfig, key: str, default: Any = None) -> Any:
 
 
 def asked_by_model(config: RunConfig) -> dict[Feature, str]:
-    """Find the features that a run's model needs by its Hugging Face config, with the key of the model.
+    """Find the features that a run's model needs, and the configuration key that names the model.
 
-    A config that is missing or malformed needs no feature here, and is reported elsewhere.
+    The model's Hugging Face config tells them. If it is missing or malformed, the result is empty: other checks report
+    that.
     """
     key = "model.config" if config.model.path is None else "model.path"
     try:

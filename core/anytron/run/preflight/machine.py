@@ -99,7 +99,8 @@ def _model(model: ModelSection) -> Iterator[Diagnostic]:
     fix = "complete the download, or set model.config instead of model.path to start from random weights"
     yield from directory_diagnostics("model.path", directory, fix)
     if directory.is_dir() and model.tokenizer is None and not any(directory.glob("tokenizer*")):
-        yield Diagnostic("error", "model.path", f"{directory} has no tokenizer", "set model.tokenizer")
+        fix = "set model.tokenizer to a directory that has one"
+        yield Diagnostic("error", "model.path", f"{directory} has no tokenizer", fix)
 
 
 def _critic(config: RunConfig) -> Iterator[Diagnostic]:
@@ -110,7 +111,7 @@ def _critic(config: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "error",
             "critic.warmup_steps",
-            f"it covers all {config.trainer.total_steps} of trainer.total_steps: the policy would not be trained",
+            f"it must be below trainer.total_steps ({config.trainer.total_steps}), or the policy is never trained",
             f"set it to at most {config.trainer.total_steps - 1}",
         )
     if critic.path is not None:
@@ -132,7 +133,7 @@ def _reward_model(config: RunConfig) -> Iterator[Diagnostic]:
     yield from _with_tokenizer("reward_model.path", Path(section.path), "complete the download")
     ranks, hosts, key = section.parallel.world_size, config.parallel.world_size, "reward_model.parallel"
     if ranks > hosts:
-        message = f"its {ranks} ranks share the devices of {ranks} training ranks, but the run has only {hosts}"
+        message = f"its {ranks} ranks need the devices of {ranks} training ranks, but the run has only {hosts}"
         yield Diagnostic("error", key, message, "lower one of its sizes, or raise one of section parallel")
     yield from sequence_parallel_diagnostics(section.parallel, f"{key}.")
 
@@ -169,9 +170,10 @@ def _devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Di
 def _separate_devices(config: RunConfig, platform: Platform, probe: Probe) -> Iterator[Diagnostic]:
     ranks, replicas, obstacle = config.parallel.world_size, config.rollout.replicas, None
     if not platform.accelerator or platform.visible_devices_variable is None:
-        obstacle = f"{platform.name} cannot reserve a device for one process"
+        obstacle = f"{platform.name} cannot reserve devices for rollout processes"
     elif ranks <= probe.devices < ranks + replicas and runs_here(config):
-        obstacle = f"{ranks} training ranks and {replicas} replicas, but {platform.name} has {probe.devices} devices"
+        needed = f"{ranks} training ranks and {replicas} replicas need one each"
+        obstacle = f"{platform.name} has {probe.devices} devices, but {needed}"
     if obstacle is not None:
         yield Diagnostic("error", "rollout.placement", obstacle, "set rollout.placement=colocated")
 

@@ -35,8 +35,8 @@ class OpenRun:
     Attributes:
         config: The configuration, with overrides and the plugins' edits applied.
         session: The plugins and the active platform.
-        remarks: Lines for the user: the platform and why it was chosen; its decisions; optional packages that are
-            missing, packages of other devices that are hidden, edits of plugins with their reasons.
+        remarks: Lines for the user: the platform and why it was chosen; the platform's decisions; optional packages
+            that are missing, packages of other devices that are hidden, edits of plugins with their reasons.
         diagnostics: Problems that the plugins and the checks of this machine found, each with its place;
             :func:`anytron.config.diagnostics.refuse` raises the errors among them, all at once.
     """
@@ -69,8 +69,8 @@ def open_run(path: Path, overrides: Sequence[str], relative_to: Path | None = No
 def open_stages(path: Path, overrides: Sequence[str]) -> dict[str, OpenRun]:
     """Open all stages of a configuration, with the same plugins and the same platform.
 
-    Each stage is checked as if it started from the model of the file, which has the same sizes as the model that it
-    will start from.
+    Each stage is checked as if it started from the model that the file names. This model has the same sizes as the
+    model that the stage will start from.
 
     Returns:
         The opened stages by name, in training order; a run without stages has the name "".

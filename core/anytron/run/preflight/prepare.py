@@ -39,11 +39,11 @@ class PreparedPrompts:
         tokenizer: A Hugging Face tokenizer.
         vision: Image processor; None for a model without images.
         sampler: Sampler of the prompts.
-        context_length: Largest number of tokens, prompt and response together, for the model, teacher and reward model;
-            None = unlimited.
+        context_length: Largest number of tokens, prompt and response together, that the model, the teacher and the
+            reward model all accept; None = unlimited.
         vocab_size: Upper bound of token ids, exclusive.
         beginning: The time at which the run began, and its chat template, which the tokenizer uses.
-        chat_template_kwargs: Further arguments of the chat template; its clock shows that time.
+        chat_template_kwargs: Further arguments of the chat template, which make it show the time in ``beginning``.
         remarks: Lines for the user about what was restored from the earlier run.
     """
 
@@ -58,11 +58,11 @@ class PreparedPrompts:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """The places in the data at which the next draw begins."""
+        """The place in each source of prompts at which the next draw begins."""
         return self.sampler.places
 
     def draw(self, count: int) -> list[TokenizedPrompt]:
-        """Return the next prompts, with their images prepared: only now, because patches are large."""
+        """Return the next prompts. Their images are preprocessed only here, because patches need much memory."""
         prompts = self.sampler.draw(count)
         if self.vision is None:
             return prompts
@@ -90,7 +90,7 @@ class PreparedRun(PreparedPrompts):
 def prepare_prompts(config: RunConfig) -> PreparedPrompts:
     """Load the tokenizer and all prompts, or examples, and check them against the model.
 
-    A continued run keeps the chat template and the clock with which it began.
+    A resumed run keeps the chat template and the start time with which it began.
 
     Raises:
         ConfigError: A file or value in the configuration is missing or impossible.
@@ -184,8 +184,8 @@ def check_vocabulary(asked: TeacherSection | RewardModelSection, theirs: Mapping
     never generates them.
 
     Args:
-        asked: Configuration section of the model.
-        theirs: The model's token ids by token.
+        asked: Configuration section of the model, which is the teacher or the reward model.
+        theirs: Token ids of that model, by token.
         tokenizer: Tokenizer of the policy, a ``transformers.PreTrainedTokenizerBase``.
 
     Raises:
@@ -203,7 +203,8 @@ def check_vocabulary(asked: TeacherSection | RewardModelSection, theirs: Mapping
         if teaches
         else "The reward model's vocabulary differs from the policy's.",
         where=f"{key} = {asked.path}",
-        why=f"{len(differing)} of the policy's {len(own)} tokens have another id there, or none: {'; '.join(shown)}",
+        why=f"{len(differing)} of the policy's {len(own)} tokens have another id in this model, or none: "
+        + "; ".join(shown),
         fix="use a teacher of the same family, with the policy's tokenizer; to learn from another model, generate "
         "responses with it and fine-tune on them"
         if teaches
@@ -218,7 +219,7 @@ class ValidationSet:
 
     Attributes:
         section: Configuration section of the set.
-        prepared: The run with the prompts, rewards and sampling of this set in place of training's. It shares no
+        prepared: The run with the prompts, rewards and sampling of this set instead of the training ones. It shares no
             mutable state with training.
         at_one_time: Number of prompts that are answered at one time.
     """
@@ -229,10 +230,10 @@ class ValidationSet:
 
 
 def prepare_validation(config: RunConfig, prepared: PreparedRun) -> list[ValidationSet]:
-    """Load the sets of a run.
+    """Load the validation sets of a run.
 
     Args:
-        config: The run.
+        config: The run's configuration.
         prepared: The prepared training data of the run.
 
     Raises:
@@ -248,11 +249,11 @@ def prepare_validation(config: RunConfig, prepared: PreparedRun) -> list[Validat
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """Examples whose loss is measured.
+    """A validation set of supervised fine-tuning: examples whose loss is measured.
 
     Attributes:
         section: Configuration section of the set.
-        prepared: The run with these examples in place of training's.
+        prepared: The run with these examples instead of the training examples.
     """
 
     section: ValidationSetSection
@@ -260,7 +261,7 @@ class HeldOutSet:
 
 
 def prepare_held_out(config: RunConfig, prepared: PreparedPrompts) -> list[HeldOutSet]:
-    """Load the validation sets of supervised fine-tuning; otherwise as :func:`prepare_validation`."""
+    """Load the validation sets of supervised fine-tuning; arguments and errors as in :func:`prepare_validation`."""
     sets = []
     for index, section in enumerate([] if config.validation is None else config.validation.sets):
         with within(section.title):

@@ -5,7 +5,7 @@ written in the forms that models use, and each form is scored; the best of them 
 response, the word ``None``, the right answer of another prompt, and the prompt itself.
 
 Rewards that are expensive or need a model are not tried: ``judge``, ``reward_model`` and ``environment``. A run does
-this in seconds, reports the findings in one line, and stops at errors that are certain.
+this in seconds and reports the findings in one line. It ends if a function fails for every right answer.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def require_earnable(
     """Try the rewards of training and of validation on some prompts, and report the findings in one line.
 
     Args:
-        config: The run.
+        config: The run's configuration.
         prepared: The prepared training data of the run.
         examined: The validation sets of the run.
         running: The processes that score training's responses.
@@ -112,8 +112,8 @@ def rehearse(
     Args:
         subjects: The run, and the run with the prompts and rewards of each validation set, by name.
         processes: Processes in which rewards are tried; a reward that several subjects share uses the same processes.
-        brief: Try only some prompts, for a few seconds; otherwise all prompts, without a time limit.
-        has_environment: The run has an environment, so that responses have turns, which user functions may read.
+        brief: Whether to try only some prompts, for a few seconds; False = all prompts, without a time limit.
+        has_environment: Whether the run has an environment. Its responses have turns, which user functions may read.
         tell: Called with the name of a reward, the number of prompts tried so far, and the number of all prompts.
 
     Raises:
@@ -151,7 +151,7 @@ def rehearse(
 
 
 class Evenly(Sequence["TokenizedPrompt"]):
-    """Prompts at even distances from all tables, in proportion to their sizes; each is made when it is accessed.
+    """Prompts that are taken at equal distances from all tables; each is made when it is accessed.
 
     Args:
         tables: The prompts.
@@ -174,7 +174,7 @@ class Evenly(Sequence["TokenizedPrompt"]):
 
 
 class TrialProcesses:
-    """The processes in which rewards are tried: as in a run, and with its limits. Leaving ends them.
+    """The processes in which rewards are tried, with a run's limits. A context manager: leaving ends them.
 
     A user function gets separate processes, so that the rehearsal leaves no state in training's processes.
 
@@ -182,6 +182,7 @@ class TrialProcesses:
         logs: Directory for the logs of the processes.
         start_timeout_s: Seconds within which a process must find its function.
         running: Processes that the run has started. Processes of registered rewards are reused: they have no state.
+            None = no processes are reused.
     """
 
     def __init__(self, logs: Path, start_timeout_s: float, running: RewardWorkers | None = None) -> None:
@@ -207,7 +208,7 @@ class TrialProcesses:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """One subject of a rehearsal: training, or a validation set.
+    """The result of trying the rewards of training or of one validation set.
 
     Attributes:
         found: The findings.

@@ -43,14 +43,15 @@ def setting_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "error",
             "rollout.min_new_tokens",
-            f"{config.rollout.min_new_tokens} is more than rollout.max_new_tokens, {config.rollout.max_new_tokens}",
+            f"{config.rollout.min_new_tokens} is more than rollout.max_new_tokens ({config.rollout.max_new_tokens})",
         )
     optimizers = {"optimizer": config.optimizer}
     if config.critic is not None:
         optimizers["critic.optimizer"] = config.critic.optimizer
     for key, optimizer in optimizers.items():
         if optimizer.min_lr > optimizer.lr:
-            yield Diagnostic("error", f"{key}.min_lr", f"{optimizer.min_lr:g} is more than {key}.lr, {optimizer.lr:g}")
+            message = f"{optimizer.min_lr:g} is more than {key}.lr ({optimizer.lr:g})"
+            yield Diagnostic("error", f"{key}.min_lr", message)
 
 
 def _batches(config: RunConfig) -> Iterator[Diagnostic]:
@@ -68,7 +69,7 @@ def _batches(config: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "error",
             "parallel.data_parallel_size",
-            f"a mini-batch has {smallest} sequences for {replicas} data-parallel replicas",
+            f"a mini-batch has {smallest} sequences, too few for {replicas} data-parallel replicas",
             f"raise data.prompts_per_step{'' if config.supervised else others}",
         )
     if config.algorithm.needs_groups and config.rollout.samples_per_prompt == 1:
@@ -82,7 +83,7 @@ def _batches(config: RunConfig) -> Iterator[Diagnostic]:
 
 
 def sequence_parallel_diagnostics(parallel: ParallelSection, inside: str) -> Iterator[Diagnostic]:
-    """Find sequence parallelism without tensor parallelism; ``inside`` is what stands before the section's keys."""
+    """Find sequence parallelism without tensor parallelism; ``inside`` is the prefix of the keys."""
     if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
         yield Diagnostic(
             "error",
@@ -110,14 +111,14 @@ def _penalty(algorithm: AlgorithmSection) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "warning",
             "algorithm.kl_estimator",
-            "as a part of the loss, the gradient of k1 is 0 in expectation: it does not constrain the policy",
+            "in the loss, the gradient of k1 is 0 in expectation: k1 does not constrain the policy there",
             "set it to k3 or k2, or set algorithm.kl_placement=reward",
         )
     if algorithm.kl_placement == "reward" and algorithm.kl_estimator != "k1":
         yield Diagnostic(
             "warning",
             "algorithm.kl_estimator",
-            f"as a part of the reward, {algorithm.kl_estimator} does not have the policy gradient of the KL divergence",
+            f"in the reward, {algorithm.kl_estimator} does not give the policy gradient of the KL divergence",
             "set it to k1, or set algorithm.kl_placement=loss",
         )
 
@@ -130,9 +131,8 @@ def _correction(config: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "warning",
             "algorithm.importance_correction",
-            f"{correction} compares log-probs from before top-p and top-k, and ignores that "
-            f"{' and '.join(left_out)} excluded tokens: with the newest weights each token has the weight 1, although "
-            "it was sampled more often than its log-prob says",
+            f"{correction} compares log-probs from before {' and '.join(left_out)} excluded tokens: the other tokens "
+            "were sampled more often than these log-probs say, and the correction leaves this out",
             "set rollout.top_p=1 and rollout.top_k=0, so that rollout and training have the same distribution",
         )
 
@@ -142,12 +142,12 @@ def _profile(config: RunConfig) -> Iterator[Diagnostic]:
     if profile is None:
         return
     for key, values, first, last, what in (
-        ("steps", profile.steps, 1, config.trainer.total_steps, "trainer.total_steps"),
+        ("steps", profile.steps, 1, config.trainer.total_steps, "steps"),
         ("ranks", profile.ranks, 0, ranks - 1, "training ranks"),
     ):
         name = f"trainer.profile.{key}"
         if wrong := [value for value in values if not first <= value <= last]:
-            yield Diagnostic("error", name, f"{wrong[0]} is outside of {first} to {last} ({what})")
+            yield Diagnostic("error", name, f"{wrong[0]} is not one of the run's {what}, {first} to {last}")
         if len(set(values)) < len(values):
             yield Diagnostic("error", name, f"{values} lists a value twice", "list each once")
 
@@ -211,5 +211,5 @@ def reward_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         if isinstance(reward, type) and issubclass(reward, BaseModel):
             yield from model_diagnostics(reward, section.options, key)
         if section.function == "code" and section.options.get("sandbox") == "reduced":
-            message = "programs that the model writes can read whatever you can read"
-            yield Diagnostic("warning", f"{key}.sandbox", message, "set it to full if the kernel allows it")
+            message = "with reduced, programs that the model writes can read every file that you can read"
+            yield Diagnostic("warning", f"{key}.sandbox", message, "set it to full if this machine's kernel allows it")

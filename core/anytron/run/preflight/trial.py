@@ -57,7 +57,7 @@ class Finding:
     rows: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, row: str, seen: str) -> None:
-        """Count a prompt."""
+        """Count a prompt that has the problem; keep the first ones as examples."""
         self.count += 1
         if len(self.rows) < SHOWN:
             self.rows.append((row, seen))
@@ -82,7 +82,7 @@ class FormScore:
     count: int = 0
 
     def add(self, score: float | None) -> None:
-        """Count a score."""
+        """Add the score of a response to the mean; None = the reward failed."""
         if score is not None:
             self.count += 1
             self.mean = score if self.mean is None else self.mean + (score - self.mean) / self.count
@@ -120,9 +120,9 @@ class Trial:
         name: Name of the reward.
         section: Configuration section of the reward.
         prompts: All prompts; prompts without a right answer are skipped.
-        prepared: The run.
+        prepared: The run's prompts, rewards and sampling parameters.
         found: The rehearsal to which findings are added.
-        at_once: Prompts whose responses are scored in one call.
+        at_once: Number of prompts whose responses are scored in one call.
         until: Begin no further call after this time, on the clock of :func:`time.monotonic`.
         tell: Called with the number of prompts tried so far, and the number of all prompts.
 

@@ -1,4 +1,4 @@
-"""A model directory that answers prompts by a rollout engine alone: no training engine is started."""
+"""Let the model of a directory answer prompts with a rollout engine alone: no training engine is started."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DirectoryWeights:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[ReceivedWeights]:
-        """Open the directory."""
+        """Yield an iterable that reads the tensors of the directory one by one."""
         yield _Tensors(self.version, sorted(Path(self.path).glob("*.safetensors")))
 
 
@@ -162,7 +162,7 @@ class Answers:
         return [Answer(text, one.finished) for text, one in zip(texts, responses, strict=True)]
 
     def close(self) -> None:
-        """End the process that reads the prompts; the executor ends the rollout process."""
+        """End the process that tokenises prompts; the executor ends the rollout process."""
         self._reader.close()
 
     def _prompt(self, number: str, text: str) -> Prompt:

@@ -47,7 +47,7 @@ class Conversation:
         reward, metrics: Sums of the environment's rewards and metrics.
         over: Whether the conversation has ended.
         finished: Whether it ended by itself, not at a limit.
-        failure: Why the environment could not go on.
+        failure: Why the environment could not go on; None if it could.
     """
 
     prompt: TokenizedPrompt
@@ -75,11 +75,11 @@ class Conversation:
         return Task(prompt.id, prompt.text, dict(prompt.data), seed, self.max_turns)
 
     def question(self, sampling: SamplingParams, room: int | None) -> tuple[PromptInputs, SamplingParams, int]:
-        """Ask for the model's next turn, which sees everything so far.
+        """Return the request for the model's next turn: all tokens so far, sampling parameters, and a seed.
 
         Args:
             sampling: How a turn is sampled.
-            room: Tokens that the model's context has left; None = unlimited.
+            room: Number of tokens that still fit into the model's context; None = unlimited.
         """
         length = sampling.max_new_tokens if room is None else min(sampling.max_new_tokens, room)
         seed = self.seed if not self.turns else derive_seed(self.seed, "turn", len(self.turns))

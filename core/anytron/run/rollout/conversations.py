@@ -62,7 +62,7 @@ class SingleTurns:
         return self._pool.begin(inputs, self._sampling, samples_per_prompt, seed)
 
     def finish(self, begun: Generation, *, more: bool = False) -> list[list[Response]]:
-        """Wait for responses; return the responses to each prompt, in order. ``more``: the step has others."""
+        """Wait for responses; return the responses to each prompt, in order. ``more`` has no effect here."""
         del more
         return self._pool.finish(begun)
 
@@ -82,7 +82,7 @@ class Conversations:
         pool: The rollout engines that generate the turns.
         prepared: Tokenizer, sampling parameters and limits of the model.
         environments: The environments that answer the turns.
-        section: The limits of conversations.
+        section: Section ``environment``, which limits conversations.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Conversations:
         self._failure: Exception | None = None
 
     def begin(self, prompts: Sequence[TokenizedPrompt], samples_per_prompt: int, seed: int) -> list[list[Conversation]]:
-        """Begin the conversations about each prompt: environments are set up, and first turns asked for."""
+        """Begin the conversations about each prompt: environments are set up, and first turns requested."""
         asked = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
         turns = self._section.max_turns
         conversations = [Conversation(prompt, response_seed(seed, place), turns) for place, prompt in enumerate(asked)]
@@ -129,12 +129,12 @@ class Conversations:
         return [[conversation.response() for conversation in group] for group in begun]
 
     def finish_in_flight(self) -> None:
-        """Finish all conversations that were begun, as far as there are replicas with weights."""
+        """Finish all conversations that were begun, as long as a replica has weights."""
         while self._pool.has_weights and self._under_way(self._begun.values()):
             self._go_on()
 
     def attend(self, call: Pending) -> None:
-        """Continue until a call of the training ranks is over; the next call here raises errors from that time."""
+        """Continue conversations until a call of the training ranks is over; the next call here raises their error."""
         try:
             while not call.done:
                 self._go_on(call)
@@ -222,7 +222,7 @@ class Conversations:
 def turns_of(
     config: RunConfig, prepared: PreparedRun, pool: RolloutPool, environments: EnvironmentPool | None
 ) -> SingleTurns | Conversations:
-    """Choose how a run's responses are made."""
+    """Return the maker of a run's responses: of several turns with an environment, otherwise of one turn."""
     if config.environment is None or environments is None:
         return SingleTurns(pool, prepared.sampling)
     return Conversations(pool, prepared, environments, config.environment)
@@ -235,7 +235,7 @@ class AttendedGroup:
 
     Args:
         group: The training ranks.
-        turns: The responses that are generated meanwhile.
+        turns: The maker of responses, which goes on while the training ranks work.
     """
 
     def __init__(self, group: WorkerGroup, turns: SingleTurns | Conversations) -> None:
@@ -265,15 +265,15 @@ class AttendedGroup:
         return self._group.submit_each(method, per_rank_args)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method on all ranks, and go on with responses until it is done."""
+        """Call a method on all ranks, and go on generating responses until it is done."""
         return self._wait(self.submit(method, *args, **kwargs))
 
     def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method on all ranks, each with its own arguments, and go on with responses until it is done."""
+        """Call a method on all ranks, each with its own arguments, and go on generating responses until it is done."""
         return self._wait(self.submit_each(method, per_rank_args))
 
     def rebuild(self, config: RunConfig) -> None:
-        """Build engines of another configuration in the same processes."""
+        """Build engines for another configuration in the same processes."""
         self._group.rebuild(config)
 
     def end(self) -> None:

@@ -71,9 +71,10 @@ class RolloutPool:
     Args:
         executor: Executor that starts the processes; the constructor does not wait for the engines.
         settings: Section ``rollout``.
-        lost: Called with each loss and what the pool does about it; raises if there are too many losses. None = the
-            first loss is an error.
-        within: The training ranks, if they generate: they are the only replica, and no process is started.
+        lost: Called for each process that is lost, with the error and with what the pool does next; raises if too many
+            were lost. None = the first lost process is an error.
+        within: The training ranks, if they generate: they are the only replica, and no process is started. None = start
+            a process for each replica.
 
     Attributes:
         routing: Shape of the model's routing, if every response must carry it; None = responses carry no routing.
@@ -132,7 +133,7 @@ class RolloutPool:
                 self._work_until(lambda: call.done, call)
 
     def finish_in_flight(self) -> None:
-        """Finish all responses, as far as there are replicas with the weights that they were begun with."""
+        """Finish all responses that were begun, as long as a replica has weights."""
         self._work_until(
             lambda: not (self._queue or any(replica.held for replica in self._replicas)) or not self.has_weights
         )
@@ -184,8 +185,8 @@ class RolloutPool:
     def withdraw_weights(self) -> None:
         """Mark the weights as no longer available, because training changes them; return when all replicas are at work.
 
-        Successors of replicas that are lost from now on wait for the next weights; other replicas generate their
-        responses.
+        A replica that is lost from now on has a successor that waits for the next weights; meanwhile other replicas
+        generate its responses.
         """
         # A poll goes on while the driver does something else.
         self._work_until(lambda: all(replica.polled or not replica.held for replica in self._replicas))
@@ -203,11 +204,11 @@ class RolloutPool:
         }
 
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
-        """Compute whole logits, float32 ``[L, V]`` for each sequence; for few of them."""
+        """Compute whole logits, float32 ``[L, V]`` for each sequence; they take much memory."""
         return self._ask(0, ObservableRollout.logits, sequences)
 
     def describe(self) -> list[Mapping[str, Any]]:
-        """Facts of each replica, for the run's records."""
+        """Return facts about each replica, for the run's records."""
         return [self._ask(index, RolloutEngine.describe) for index in range(len(self._replicas))]
 
     def _start(self, index: int) -> Replica:

@@ -59,10 +59,10 @@ class RolloutPrefetch:
     """Draws prompts and starts the generation of their responses, for steps ahead as well.
 
     Args:
-        config: The run.
+        config: The run's configuration.
         prepared: Source of the prompts.
         pool: The rollout engines.
-        turns: Generator of the responses, with the pool.
+        turns: Maker of the responses, which uses the pool.
 
     Attributes:
         age: Metrics of the age, in optimizer updates, of the weights that generated the last step's tokens; empty if
@@ -102,7 +102,7 @@ class RolloutPrefetch:
         return self._version
 
     def take(self, step: int, number: int, count: int) -> tuple[list[TokenizedPrompt], list[list[Response]]]:
-        """Return the responses of a round of a step. The first round has been begun already if possible.
+        """Return the responses of a round of a step. The first round is begun earlier if possible.
 
         Args:
             step: Counted from 1.

@@ -82,7 +82,7 @@ class Replica:
             self._then(answers)
 
     def mistrusted(self, mistake: str) -> ProcessLost:
-        """Make the error of an engine that returned an invalid result and can no longer be trusted."""
+        """Make the error for an engine that returned an invalid result and can no longer be trusted."""
         return ProcessLost(
             f"Rollout replica {self.index} returned an invalid result.",
             where=f"rollout replica {self.index}",
@@ -100,7 +100,7 @@ def mistake_in(
         response: The response.
         request: The request of the response; None if the engine did not receive it, or has answered it already.
         versions: Versions of the engine's weights since the request, oldest first.
-        routing: Shape of the model's routing, if responses must carry it.
+        routing: Shape of the model's routing, if responses must carry it; None = the routing is not checked.
     """
     if request is None:
         return "it was not requested"

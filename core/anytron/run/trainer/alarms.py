@@ -38,7 +38,7 @@ class Alarms:
     """Checks the metrics of a run. A context manager: leaving warns how many steps had suspicious metrics.
 
     Args:
-        config: The run.
+        config: The run's configuration.
         run: The run directory, whose log has every warning.
         progress: Display of the warnings: each kind when it first occurs, and again after ``STEPS_BETWEEN`` steps.
     """
@@ -74,7 +74,7 @@ class Alarms:
         """Check a finished step, and print its warnings.
 
         With ``rollout.max_staleness`` log-probs are compared only in steps whose tokens all come from the newest
-        weights. Those of older weights differ because the policy has changed. Every run has such a step: its first.
+        weights, because the policy has changed since the older ones. Every run has such a step: its first.
         """
         step, difference = int(metrics["step"]), metrics.get(AGREEMENT, 0.0)
         fresh = metrics.get("rollout/age_max", 0.0) == 0.0
@@ -177,7 +177,7 @@ class SkippedSteps:
     """Counts steps without a token to train on: each is skipped, and too many in a row end the run.
 
     Args:
-        config: The run.
+        config: The run's configuration.
         metrics: Metrics of the last step before a resume, from which counting continues; empty in a new run.
     """
 
@@ -185,7 +185,7 @@ class SkippedSteps:
         self._config, self._in_a_row = config, int(metrics.get(IN_A_ROW, 0))
 
     def look(self, step: int, experience: Experience) -> dict[str, float]:
-        """Count a step, and return the count as a metric.
+        """Count the step if no token of it is trained on; return the number of such steps in a row, as a metric.
 
         Args:
             step: Counted from 1.

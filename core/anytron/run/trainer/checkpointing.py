@@ -42,22 +42,23 @@ class PlaceInData(Protocol):
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """The places in the sources at which the next step begins."""
+        """The place in each source of prompts at which the next step begins."""
 
 
 class Checkpointing:
     """Saves the run's state at the boundaries between steps. A context manager around the steps.
 
     A save begins at a boundary, when the metrics of the step are on disk, and is completed at a later point of the loop
-    once the engine has written its files. If a signal ends the ``with`` block, or an error before the step's updates,
-    the state of the boundary is saved unless this has been done. After a signal the block ends without an error,
-    otherwise with the error. A process that is lost after a signal is an error that ends the run.
+    once the engine has written its files. If the ``with`` block is ended by a signal, or by an error before the
+    step's updates, the state of the last boundary is saved, unless it has been saved already. After a signal the block
+    ends without an error, otherwise with the error. A process that is lost after a signal is an error that ends the
+    run.
 
     Every boundary checks whether the run's directory was removed or replaced. If so, the block ends with an error, and
     the state in memory is saved into a directory beside it.
 
     Args:
-        config: The run.
+        config: The run's configuration.
         trainer: The training engine.
         data: Sampler of the prompts, and its position in the data.
         run: The run's directory.
@@ -94,9 +95,9 @@ class Checkpointing:
         """Restore engine and sampler to the state at which the run begins; delete the files of an interrupted save.
 
         Raises:
-            EngineError: The checkpoint is not one of this model.
+            EngineError: The checkpoint belongs to another model.
             CheckpointError: The file that names the best checkpoint is damaged.
-            DataError: The prompts have changed since.
+            DataError: The prompts have changed since the checkpoint.
         """
         if start.checkpoint is not None and start.state is not None:
             self._trainer.load_checkpoint(str(start.checkpoint.training))
@@ -148,7 +149,7 @@ class Checkpointing:
 
     @contextlib.contextmanager
     def abandonable(self) -> Iterator[None]:
-        """The last part of a step before its updates; a signal ends it as in :meth:`interruptible`.
+        """Context for the last part of a step before its updates; a signal ends it as in :meth:`interruptible`.
 
         If :meth:`keep_best` marked a best checkpoint in this part, the checkpoint is saved at the end of the part.
         """
@@ -160,7 +161,7 @@ class Checkpointing:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """A part of a step before any change of state: a signal ends it, and the step, at once."""
+        """Context for a part of a step before any change of state: a signal ends it, and the step, at once."""
         with self._signals.interrupt():
             yield
 

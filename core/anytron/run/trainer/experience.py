@@ -1,4 +1,4 @@
-"""Make a step's experience: responses with rewards, and further responses that replace groups without signal.
+"""Make a step's experience: responses with rewards, and responses that replace groups without signal (equal rewards).
 
 Such replacement is DAPO's dynamic sampling (arXiv:2503.14476, section 3.2), round by round until a step has as many
 groups as prompts were asked for::
@@ -64,7 +64,7 @@ class Experience:
 
     @property
     def size(self) -> int:
-        """Number of samples that are trained on; if there are none, of all samples."""
+        """Number of samples that are trained on; if there are none, the number of all samples."""
         return int(self.used.sum()) or len(self.samples)
 
     @property
@@ -74,7 +74,7 @@ class Experience:
 
     @property
     def teaches(self) -> bool:
-        """Whether any token is trained on; tokens of an environment are not."""
+        """Whether any token is trained on; tokens that an environment wrote never are."""
         return any(sample.own_tokens for sample, one in zip(self.samples, self.used.tolist(), strict=True) if one)
 
     @property
@@ -96,7 +96,7 @@ class ExperienceMaker:
     """Makes the experience of each step.
 
     Args:
-        config: The run.
+        config: The run's configuration.
         prefetch: Source of prompts and responses.
         score: Scorer of the responses.
         tokenizer: A Hugging Face tokenizer.
@@ -224,7 +224,7 @@ def make_samples(
         tokenizer: A Hugging Face tokenizer.
 
     Returns:
-        The samples, those of one prompt side by side; they share its images.
+        The samples; samples of one prompt stand side by side and share its images.
     """
     pairs = [(prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group]
     texts = decode_responses(tokenizer, [response.tokens for _, response in pairs])
@@ -264,7 +264,7 @@ def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | Non
     Args:
         samples: B samples.
         temperature: Sampling temperature.
-        groups: int64 ``[B]``, the number of each sample's prompt (:attr:`RaggedBatch.groups`).
+        groups: int64 ``[B]``, the number of each sample's prompt (:attr:`RaggedBatch.groups`); None = each has its own.
     """
     lengths = torch.tensor([len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples])
     tokens = chain.from_iterable(chain(sample.prompt_tokens, sample.response_tokens) for sample in samples)

@@ -3,7 +3,7 @@
 A loop fills it in::
 
     with frame:
-        for step in frame.steps():        # the checkpoint of the previous step, if it is time to
+        for step in frame.steps():        # the checkpoint of the previous step, if one is due
             if not frame.begin(step):     # validation may end the run
                 break
             metrics = ...                 # the algorithm
@@ -53,12 +53,12 @@ class Attempt:
     """One attempt at a run, which lasts until the run ends or a process is lost.
 
     Attributes:
-        config: The run.
+        config: The run's configuration.
         executor: Executor that starts the workers.
         progress: Display of the steps.
-        restarts: Counter of losses, and of the steps between them.
+        restarts: Counter of lost processes, and of the steps between them.
         start: Where the attempt begins.
-        run: The run's directory, opened there.
+        run: The run's directory, opened to continue from ``start``.
     """
 
     config: RunConfig
@@ -104,7 +104,7 @@ class Step(NamedTuple):
 
 
 class RunFrame:
-    """Checkpoints, records, shows and ends a run. A context manager around the steps.
+    """Saves checkpoints of a run, writes and shows its metrics, and ends it. A context manager around the steps.
 
     Args:
         attempt: The run, and where it begins.
@@ -112,7 +112,7 @@ class RunFrame:
         data: Sampler of the prompts, and its position in the data.
         tokenizer: Tokenizer that is saved with trained models.
         measure: Function that validates the policy after a number of completed steps and returns the metrics.
-        facts: Facts of the other engines, for the run's records.
+        facts: Facts about the other engines, for the run's records.
 
     Attributes:
         directory: The run's directory.
@@ -164,7 +164,7 @@ class RunFrame:
         return self._stack.__exit__(kind, error, trace)
 
     def steps(self) -> Iterator[Step]:
-        """Begin one step after another; before each, save the checkpoint of the previous step if one is due."""
+        """Yield the steps one by one; before each, save the checkpoint of the previous step if one is due."""
         for number in range(self._attempt.start.step + 1, self._attempt.config.trainer.total_steps + 1):
             step = Step(number, Clock(self._attempt.progress.part))
             with step.clock.measure("checkpoint"):
@@ -195,7 +195,7 @@ class RunFrame:
         """Save the last checkpoint, validate, and save the trained models.
 
         Args:
-            prepare_validation: Called with the steps that are done before the last validation; None = needs nothing.
+            prepare_validation: Called before the last validation with the number of completed steps; None = not needed.
         """
         config, run, done = self._attempt.config, self._attempt.run, self._done
         self._attempt.progress.finish()
@@ -214,7 +214,7 @@ class RunFrame:
             run.finished(done, self._validation.early_stop)
 
     def summary(self) -> RunSummary:
-        """Sum up the run after it has ended."""
+        """Return the result of the run, after it has ended."""
         stopped_by, early_stop = self.checkpoints.stopped_by, self._validation.early_stop
         return RunSummary(self._attempt.run.path, self._done, self.metrics, self._seconds, stopped_by, early_stop)
 

@@ -28,15 +28,16 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Restarts:
-    """Decides whether a run goes on after a loss, and records it.
+    """Decides whether a run goes on after a process was lost, and records that.
 
-    Consecutive losses are counted. A step that is finished for the first time resets the count. A step that is repeated
-    after a restart does not, so that a cause that ends every attempt at the same step cannot restart the run for ever.
+    Processes that are lost in a row are counted. A step that is finished for the first time resets the count. A step
+    that is repeated after a restart does not: a cause that ends every attempt at the same step cannot restart the run
+    for ever.
 
     Args:
-        limit: Losses in a row after which the run goes on (``trainer.max_restarts``).
+        limit: How many processes may be lost in a row without ending the run (``trainer.max_restarts``).
         output_dir: The run's directory.
-        tell: Called with each loss.
+        tell: Called with a message about each lost process after which the run goes on.
 
     Attributes:
         has_lost: Whether a process was lost in this run; the run's directory then holds ``run.json``.
@@ -55,14 +56,14 @@ class Restarts:
             self._furthest, self._in_a_row = step, 0
 
     def lost(self, error: AnytronError, then: str) -> None:
-        """Record a loss.
+        """Record that a process was lost.
 
         Args:
             error: The error that tells which process was lost, and how.
             then: Description of what the run does next.
 
         Raises:
-            WorkerError: More than ``limit`` losses occurred in a row.
+            WorkerError: More than ``limit`` processes were lost in a row.
             LostDirectoryError: The run's directory no longer exists.
         """
         goes_on = self._in_a_row < self._limit
@@ -96,7 +97,7 @@ class Restarts:
 
 
 class StopRequested(BaseException):
-    """A signal asks the run to end. Not an ``Exception``: nothing but the run's checkpoints handles it."""
+    """A signal asks the run to end. Not an ``Exception``, so that only the run's checkpointing handles it."""
 
 
 class StopSignals:
@@ -121,7 +122,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def interrupt(self) -> Iterator[None]:
-        """Let signals end the ``with`` block: it raises :class:`StopRequested` at a signal, also at an earlier one."""
+        """Raise :class:`StopRequested` in the ``with`` block when a signal comes, or at once if one has come before."""
         self.check()
         self._raises = True
         try:

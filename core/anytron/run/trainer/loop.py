@@ -1,4 +1,4 @@
-"""The RL loop, and everything that a run does before and after this loop or the one of supervised fine-tuning."""
+"""The RL loop, and all that a run does before and after the RL loop or the loop of supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 
 
 def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSummary:
-    """Train a policy by reinforcement learning, or from the responses of the data, as ``algorithm.name`` says.
+    """Train a policy by reinforcement learning or supervised fine-tuning, as ``algorithm.name`` says.
 
-    ``resume`` decides whether it starts anew or from a checkpoint.
+    The key ``resume`` decides whether the run starts anew or from a checkpoint.
 
     Configuration and data are fully checked before a worker starts. Metrics and samples are on disk as soon as they are
-    known. When a training rank is lost, all processes start again and the run goes on from its last checkpoint; a
-    rollout process alone is replaced.
+    known. When a training rank is lost, all processes start again and the run goes on from its last checkpoint. When
+    a rollout process is lost, only this process is replaced.
 
     Args:
         config: The run, complete: paths absolute, edits of plugins applied, and checked
@@ -67,7 +67,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
     Raises:
         ConfigError: The configuration names something impossible or missing, or differs from the run to continue.
         DataError: Prompts, responses or rewards are not usable.
-        EngineError: An engine cannot do what was asked, or the two engines disagree.
+        EngineError: An engine cannot do what was asked, or rollout and training compute different log-probs.
         CheckpointError: A checkpoint is needed, and none is usable.
         LostDirectoryError: The run's directory was removed or replaced.
         ResourceError: The disk is full.
@@ -210,10 +210,10 @@ class _Learner:
     """Scores a step's experience and updates the models with it.
 
     Args:
-        config: The run.
+        config: The run's configuration.
         trainer: The training engine.
         frame: Its alarms look at every update.
-        after: Number of completed training steps of the initial weights.
+        after: Number of training steps that were completed before; more than 0 = the initial weights are trained ones.
     """
 
     def __init__(self, config: RunConfig, trainer: TrainingWorkers, frame: RunFrame, after: int) -> None:

@@ -1,4 +1,4 @@
-"""Compute a step's metrics, and how fast a run is for the devices that it has."""
+"""Compute a step's metrics, and the throughput of a run in relation to its devices."""
 
 from __future__ import annotations
 
@@ -133,7 +133,11 @@ def _averages(outcomes: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> None:
-    """Stop if rollout and training compute different log-probs with the same weights.
+    """Check that rollout and training compute the same log-probs with the same weights.
+
+    Args:
+        metrics: Metrics of the step.
+        tolerance: Largest mean absolute difference, in nats; None = no check.
 
     Raises:
         EngineError: Their log-probs differ by more than ``tolerance`` nats on average.
@@ -145,7 +149,7 @@ def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> No
         raise EngineError(
             "Rollout and training log-probs differ.",
             where=f"step {metrics['step']:.0f}",
-            why=f"mean absolute difference {difference:.3g} nats, allowed {tolerance:.3g}",
+            why=f"their mean absolute difference is {difference:.3g} nats; at most {tolerance:.3g} is allowed",
             fix="look for differing dtypes or kernels, or raise trainer.rollout_log_prob_tolerance if this is expected",
         )
 
@@ -157,8 +161,8 @@ class Throughput:
     Attributes:
         devices: Number of devices of training ranks, and of rollout replicas with separate devices.
         peak_per_s: Operations that the devices of all training ranks can do in a second; None = not known.
-        policy: Operations of the policy; None = not known.
-        critic: Operations of the critic; None = there is no critic.
+        policy: Counter of the policy's floating-point operations; None = they are not known.
+        critic: The same for the critic; None = not known, or there is no critic.
         epochs: How often an update sees each token.
         why_no_mfu: Why MFU cannot be computed; empty if it can.
     """
@@ -190,7 +194,7 @@ class Throughput:
         return cls(devices, total, policy, critic, config.algorithm.epochs, why)
 
     def remark(self, note: Callable[[str], None]) -> None:
-        """Return why there is no MFU although the device's peak is known."""
+        """Pass the reason to ``note`` if there is no MFU although the device's peak is known."""
         if self.peak_per_s is not None and self.why_no_mfu:
             note(f"throughput/mfu is not reported: {self.why_no_mfu}")
 
@@ -203,7 +207,7 @@ class Throughput:
             lengths: Tokens of each sequence that updates saw; empty if there were no updates.
             metrics: The step's metrics so far, with the throughput of all devices together.
             clock: The step's times.
-            updates_policy: False in the critic's warm-up.
+            updates_policy: Whether the step updates the policy; False in the critic's warm-up.
         """
         found = {"throughput/tokens_per_s_per_device": metrics["throughput/tokens_per_s"] / self.devices}
         if lengths and self.peak_per_s is not None and self.policy is not None:

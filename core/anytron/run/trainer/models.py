@@ -25,7 +25,7 @@ MODEL, ADAPTER, CRITIC = "hf", "adapter", "critic"
 
 
 def model_directory(config: RunConfig) -> Path:
-    """Return the directory of the initial model: ``model.path``, or that of :func:`write_random_model`."""
+    """Return the directory of the initial model: ``model.path``, or what :func:`write_random_model` writes."""
     if config.model.path is not None:
         return Path(config.model.path)
     return Path(config.trainer.output_dir).resolve() / INITIAL_MODEL
@@ -38,7 +38,7 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
     starts from the same ones.
 
     Args:
-        config: The run.
+        config: The run's configuration.
         tokenizer: Written beside the weights, as the image processor is.
 
     Raises:
@@ -91,7 +91,7 @@ def save_trained_models(
     """Write ``hf/`` and, where the run has them, ``adapter/`` and ``critic/``; each appears when it is complete.
 
     Args:
-        config: The run.
+        config: The run's configuration.
         trainer: The training engine.
         tokenizer: Written beside the weights, as the image processor is.
         path: The run's directory.
@@ -124,9 +124,9 @@ def export_checkpoint(
     """Write the policy of a checkpoint as a Hugging Face directory with tokenizer and image processor.
 
     Args:
-        config: The run that the checkpoint is of, in the parallel layout to load it with.
+        config: Configuration of the run that saved the checkpoint, with the parallel layout to load it in.
         executor: Starts the training ranks; the caller closes it.
-        training: The training engine's files of the checkpoint.
+        training: Directory of the training engine's files in the checkpoint.
         out: The directory to write.
         beginning: The beginning of the run, whose chat template is saved with the tokenizer; None = the tokenizer's own
             template.
@@ -146,7 +146,7 @@ def export_checkpoint(
 
 
 def draw_padding_rows(model: PreTrainedModel) -> None:
-    """Draw the embedding of the padding token like all others, with transformers' default standard deviation.
+    """Initialise the padding token's embedding at random, with transformers' default standard deviation.
 
     transformers leaves it at zero and never trains it. Megatron does train it, and RMSNorm multiplies the gradient at
     a zero vector by ``1 / sqrt(eps)``: one such row would have nearly all of the first gradient's norm.

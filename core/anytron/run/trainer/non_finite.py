@@ -1,4 +1,4 @@
-"""Updates that gave NaN or infinity: whether the run goes on, saving their mini-batches, and replaying them."""
+"""Handle updates that gave NaN or infinity: continue or end the run, save the mini-batches, and replay them."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ BAD_BATCHES = "bad_batches"
 
 
 class GuardedUpdates:
-    """Does updates; saves the mini-batches of those that were skipped, and stops as ``trainer.on_non_finite`` says.
+    """Updates the models; saves mini-batches of skipped updates, and ends the run if ``trainer.on_non_finite`` says so.
 
     Args:
         trainer: The training engine, which runs the updates.
         plan: How mini-batches are divided.
-        config: The run.
+        config: The run's configuration.
         directory: The run directory.
-        after: Number of completed training steps of the initial weights.
+        after: Number of training steps that were completed before; more than 0 = the initial weights are trained ones.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class GuardedUpdates:
         Args:
             mini_batch: The mini-batch of the update.
             loss: Loss of the policy with the settings of the step: its KL coefficient may differ from the run's.
-            step: Training step, from 1.
+            step: Number of the training step, from 1.
             place: Number of the update in the step, from 1.
 
         Raises:
@@ -79,7 +79,7 @@ class GuardedUpdates:
         return metrics
 
     def update_critic(self, mini_batch: RaggedBatch, loss: LossFunction, step: int, place: int) -> dict[str, float]:
-        """Update the critic, otherwise as :meth:`update`."""
+        """Update the critic; arguments, result and errors as in :meth:`update`."""
         metrics = self._trainer.update_critic(mini_batch, self._plan, loss)
         self._look("critic", metrics, mini_batch, step, place, self._config.algorithm)
         return metrics
@@ -155,13 +155,13 @@ class GuardedUpdates:
 
 @dataclass(frozen=True)
 class BadUpdate:
-    """Origin of a bad mini-batch.
+    """The update in which a mini-batch gave NaN or infinity.
 
     Attributes:
-        step: Training step, from 1.
-        update: Update of that step, from 1.
+        step: Number of the training step, from 1.
+        update: Number of the update in that step, from 1.
         model: The model that was to be updated.
-        dp_size: Data-parallel replicas among which the mini-batch was divided.
+        dp_size: Number of data-parallel replicas among which the mini-batch was divided.
         micro_batch_multiple: As in :class:`~anytron.workers.engines.training_engine.Topology`.
         temperature: Sampling temperature of the batch.
         metrics: Metrics of the update.
@@ -182,7 +182,7 @@ class BadUpdate:
 
 
 def write_bad_batch(directory: Path, update: BadUpdate, batch: RaggedBatch, config: RunConfig) -> None:
-    """Write everything that repeating an update needs; files of an earlier attempt at the same step are deleted.
+    """Write everything that is needed to repeat an update; files of an earlier attempt at the same step are deleted.
 
     ==================== ===============================================================================
     ``batch.safetensors`` the batch's tensors; images as ``images.N.FIELD``
@@ -251,7 +251,7 @@ class Finding:
         data: Fields of the saved batch that hold numbers that are not finite, with the first such sequence and token.
         inspection: Result of the engine's inspection.
         sequence: Position in the mini-batch of the sequence with the first non-finite number; None if not known.
-        token_id: Id of the token with that number.
+        token_id: Id of the token with that number; None if not known.
     """
 
     data: tuple[str, ...]
@@ -261,7 +261,7 @@ class Finding:
 
     @property
     def reproduced(self) -> bool:
-        """Whether anything was not finite."""
+        """Whether the replay found a non-finite number."""
         return bool(self.data or self.inspection.weights or self.inspection.first)
 
 
@@ -275,14 +275,18 @@ def replay(
         batch: The mini-batch.
         config: Configuration of the run, with one rank; the update starts from its model.
         executor: Starts that rank; the caller closes it.
-        checkpoint: The engine's files of a checkpoint, to start from instead.
+        checkpoint: Directory of the engine's files in a checkpoint to start from; None = the model of ``config``.
 
     Raises:
         DataError: The run does not have the model of the update.
         EngineError: The engine cannot do the passes.
     """
     if update.model == "critic" and config.critic is None:
-        raise DataError("The mini-batch belongs to the critic, but the configuration has no critic.", where="critic")
+        raise DataError(
+            "The mini-batch belongs to the critic, but the configuration has no critic.",
+            where="critic",
+            fix="set section critic as in the run that saved the mini-batch",
+        )
     loss: LossFunction = SupervisedLoss() if config.supervised else PolicyLoss(config.corrected_algorithm)
     if config.critic is not None and update.model == "critic":
         loss = ValueLoss(config.critic.clip_value)

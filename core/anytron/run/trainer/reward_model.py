@@ -36,7 +36,7 @@ class RewardModelRanks:
         group: The worker processes.
         topology: Position of each rank in the parallel layout, in rank order.
         plan: Divides samples into micro-batches.
-        turns: The responses that continue while the driver waits for the ranks; None = no responses.
+        turns: Maker of responses, which goes on while the driver waits for the ranks; None = no generation meanwhile.
     """
 
     group: WorkerGroup
@@ -50,13 +50,13 @@ class RewardModelRanks:
 
         Args:
             group: The worker processes.
-            config: The run.
+            config: The run's configuration.
         """
         topology = tuple(call(group, RewardModelEngine.topology))
         return cls(group, topology, UpdatePlan.from_config(config.of_reward_model, topology[0]))
 
     def while_generating(self, turns: SingleTurns | Conversations) -> RewardModelRanks:
-        """Return an object for the same ranks that continues responses while it waits for them."""
+        """Return an object for the same ranks that lets ``turns`` generate while it waits for the ranks."""
         return replace(self, turns=turns)
 
     def begin(self, samples: Sequence[Sample]) -> Callable[[], list[float]]:
@@ -69,7 +69,7 @@ class RewardModelRanks:
         return self._begin(batch)()
 
     def describe(self) -> list[Mapping[str, Any]]:
-        """Facts of each rank, for the run's records."""
+        """Return facts about each rank, for the run's records."""
         return call(self.group, RewardModelEngine.describe)
 
     def _begin(self, batch: RaggedBatch) -> Callable[[], Tensor]:
@@ -95,7 +95,7 @@ class RewardModelRanks:
 
 
 def reward_model_group(config: RunConfig) -> GroupSpec:
-    """Return the ranks of a run's reward model."""
+    """Return the specification of the processes that hold a run's reward model."""
     own = config.of_reward_model
     return GroupSpec(
         "trainer",

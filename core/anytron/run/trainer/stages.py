@@ -31,8 +31,8 @@ def remaining_stages(stages: Mapping[str, RunConfig], tell: Callable[[str], None
     found after days. Ask for the next stage when the previous stage has been trained to its end.
 
     Args:
-        stages: By name, in their order; each checked, with the model of the file.
-        tell: Called with a message about each stage that is left out.
+        stages: Configurations by name, in training order, checked; each has the model that the YAML file names.
+        tell: Called with a message about each stage that has been trained already.
 
     Raises:
         ConfigError: The directory of a stage holds another run; or a stage must be continued or was changed, although
@@ -70,8 +70,8 @@ def continued(config: RunConfig, before: RunConfig) -> RunConfig:
     weights.
 
     Args:
-        config: The stage, with the model of the file.
-        before: The previous stage, with the model that it started from.
+        config: Configuration of the stage, with the model that the YAML file names.
+        before: Configuration of the previous stage, with the model that it started from.
     """
     trained, model = Path(before.trainer.output_dir).absolute(), config.model
     changed: dict[str, object] = {"path": str(trained / MODEL), "config": None}
@@ -116,10 +116,10 @@ def _require_over(name: str, config: RunConfig) -> None:
     if over and not changes:
         return
     raise ConfigError(
-        f"Stage {name} still has to be trained, and a later stage has begun already.",
+        f"Stage {name} still has to be trained, but a later stage has begun already.",
         where=f"trainer.output_dir = {config.trainer.output_dir}",
-        why=f"it has finished, and {'; '.join(map(str, changes))}"
+        why=f"it finished with another configuration: {'; '.join(map(str, changes))}"
         if over
-        else "its directory has no record of a finished run",
-        fix="undo the change, or begin all stages again: resume=never trainer.overwrite=true",
+        else "its directory does not show that it finished",
+        fix="restore its configuration and directory, or begin all stages again: resume=never trainer.overwrite=true",
     )

@@ -1,4 +1,4 @@
-"""The loop of supervised fine-tuning: no generation and no rewards, on the engine and with the updates of RL."""
+"""The loop of supervised fine-tuning: no generation or rewards, but the same engine and updates as in RL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def fine_tune(attempt: Attempt, prepared: PreparedPrompts, examined: list[HeldOutSet]) -> RunSummary:
-    """Train a policy from the responses of the data; otherwise as :func:`anytron.run.trainer.loop.train`.
+    """Train a policy on the responses in the data; errors as in :func:`anytron.run.trainer.loop.train`.
 
     Args:
         attempt: The run, and where it begins.

@@ -43,14 +43,14 @@ class UpdatePlan:
     """How a step's samples become optimizer updates.
 
     Attributes:
-        epochs: Passes over the samples.
-        count: Mini-batches, hence updates, in each pass.
+        epochs: Number of passes over the samples.
+        count: Number of mini-batches, hence of updates, in each pass.
         aggregation: How the losses of tokens are combined.
         max_tokens: Largest number of tokens of a micro-batch.
-        padded: Micro-batches are padded to their longest sequence, and padding counts.
-        multiple: The number of micro-batches is a multiple of this.
+        padded: Whether micro-batches are padded to their longest sequence, so that ``max_tokens`` includes padding.
+        multiple: The number of micro-batches of each replica is a multiple of this.
         replays_scoring: Whether updates repeat the routing that was recorded when old log-probs were computed.
-        length_constant: Divisor of sequences' sums, in tokens, with ``aggregation=length-constant``.
+        length_constant: Divisor of each sequence's summed loss, in tokens, with ``aggregation=length-constant``.
         advantages_need_log_probs: Whether advantages depend on old log-probs.
     """
 
@@ -143,8 +143,8 @@ def micro_batches(
     Args:
         lengths: Tokens of each sequence, each at least 1; at least one sequence.
         max_tokens: Largest number of tokens of a micro-batch; a longer sequence gets its own micro-batch.
-        dp_size: Data-parallel replicas.
-        padded: Each micro-batch is padded to its longest sequence, and the padding counts as tokens.
+        dp_size: Number of data-parallel replicas.
+        padded: Whether each micro-batch is padded to its longest sequence, so that padding counts as tokens.
         multiple: The number of micro-batches of a replica is a multiple of this.
 
     Returns:

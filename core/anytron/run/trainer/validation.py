@@ -49,7 +49,7 @@ class Validation:
     """Evaluates the policy on the validation sets.
 
     Attributes:
-        config: The run.
+        config: The run's configuration.
         sets: The validation sets; empty for a run without validation.
         pool: The rollout engines, which have the weights that are examined.
         turns: Training's responses, none of which is in progress during a validation.
@@ -110,7 +110,7 @@ class ValidationSchedule:
     finished.
 
     Args:
-        config: The run.
+        config: The run's configuration.
         measure: Function that validates the policy after a number of completed steps on all sets and returns the
             metrics.
         run: The run's directory.

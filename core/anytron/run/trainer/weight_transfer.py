@@ -51,7 +51,7 @@ LOADS: Mapping[WeightPart, Take[int]] = {
 
 
 class Send(Protocol):
-    """Calls a method of rollout processes with an origin of the weights."""
+    """Calls a method of rollout processes with an object from which they can read the weights."""
 
     def __call__(
         self, method: Take[Answer], replicas: Sequence[WorkerGroup], /
@@ -61,15 +61,15 @@ class Send(Protocol):
 
 @dataclass(frozen=True)
 class WeightTransfer:
-    """Sends the weights of a run, in the way that it is configured with.
+    """Sends the weights of a run to its rollout processes in the configured way.
 
     Attributes:
         executor: Runs the training ranks and the rollout processes.
         directory: Directory for the file or the sockets, accessible to this user only.
         way: ``shared_memory``, ``network``, ``file``; or ``auto``, which selects one of the first two, depending on
             the machines of the receivers.
-        timeout_s: How long one end waits for the other.
-        tell: Called with the choice of ``auto`` and its reason.
+        timeout_s: Seconds that the sender and the receivers wait for each other.
+        tell: Called with the way that ``auto`` selected, and the reason.
         part: The part of the weights that changes and is sent.
         metrics: The bytes that were sent since :meth:`of`, counted once for any number of rollout processes.
     """
@@ -102,8 +102,8 @@ class WeightTransfer:
 
         Args:
             trainer: The training engine, which exports the weights.
-            compared: Send the weights a second time, to compare them with the weights of the rollout processes. A
-                process whose weights differ counts as one that did not receive them.
+            compared: Whether to send the weights a second time, to compare them with the weights of the rollout
+                processes. A process whose weights differ counts as one that did not receive them.
         """
         self.metrics["throughput/weight_bytes"] = 0.0
         if self.way == "file":
@@ -206,7 +206,7 @@ class WeightsInPlace:
 def send_file(
     manifest: WeightManifest, method: Take[Answer], replicas: Sequence[WorkerGroup]
 ) -> tuple[int, list[Answer | AnytronError]]:
-    """Call a method of rollout processes with weights in a file."""
+    """Call a method of rollout processes with weights in a file; the result is that of :class:`Send`."""
     calls = [submit(replica, method, manifest) for replica in replicas]
     return manifest.version, [_answer(call) for call in calls]
 
@@ -220,12 +220,12 @@ def _answer(call: Pending[Answer]) -> Answer | AnytronError:
 
 
 def load(send: Send, part: WeightPart, replicas: Sequence[WorkerGroup]) -> WeightAnswers:
-    """Let rollout processes load what is sent."""
+    """Let rollout processes load the weights that ``send`` sends."""
     return WeightAnswers(*send(LOADS[part], replicas))
 
 
 def load_and_compare(send: Send, part: WeightPart, replicas: Sequence[WorkerGroup]) -> WeightAnswers:
-    """Let rollout processes load what is sent, then compare what they hold with what is sent again."""
+    """Let rollout processes load weights, then send the weights again to compare them with the loaded ones."""
     given = load(send, part, replicas)
     places = [place for place, answer in enumerate(given.answers) if answer == given.version]
     if not places:

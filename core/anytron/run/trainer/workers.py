@@ -72,20 +72,21 @@ class TrainingWorkers:
         return cls(group, tuple(call(group, TrainingEngine.topology)))
 
     def while_generating(self, turns: SingleTurns | Conversations) -> TrainingWorkers:
-        """Return an object for the same ranks that continues responses while it waits for them."""
+        """Return an object for the same ranks that lets ``turns`` generate while it waits for the ranks."""
         return replace(self, group=AttendedGroup(self.group, turns))
 
     @property
     def dp_size(self) -> int:
-        """Data-parallel replicas."""
+        """Number of data-parallel replicas."""
         return self.topology[0].dp_size
 
     def with_scores(
         self, batch: RaggedBatch, updates: UpdatePlan, *, reference: bool, teacher: bool = False
     ) -> RaggedBatch:
-        """Add the scores of models that advantages and updates need.
+        """Add the models' log-probs that advantages and updates need.
 
-        These are the log-probs of the old policy, of the reference and of the teacher, and routing.
+        These are the log-probs of the old policy if updates need them, of the reference, and of the teacher. With the
+        old policy's log-probs, its routing is added if the engine records it.
         """
         if updates.needs_old_log_probs:
             batch = batch.scored(self.token_outputs(batch, updates, "policy"))
@@ -119,12 +120,12 @@ class TrainingWorkers:
         return TokenOutputs(log_probs=joined("log_probs"), entropy=joined("entropy"), routing=joined("routing"))
 
     def logits(self, batch: RaggedBatch) -> Tensor:
-        """Compute whole logits, float32 ``[T, V]``, row t after token t; for small batches."""
+        """Compute whole logits, float32 ``[T, V]``, row t after token t; use it for small batches only."""
         found = zip(self.topology, call(self.group, ObservableEngine.logits, batch), strict=True)
         return next(logits for place, logits in found if logits is not None and place.reports and place.dp_rank == 0)
 
     def attention_conformance(self) -> Conformance | None:
-        """Return the results of the rank whose attention differs most from the definition."""
+        """Return the results of the rank whose attention differs most from its definition; None if no rank has any."""
         found = call(self.group, ObservableEngine.attention_conformance)
         return max((one for one in found if one is not None), key=lambda one: one.difference, default=None)
 
@@ -155,7 +156,7 @@ class TrainingWorkers:
     ) -> WeightManifest:
         """Write the gradients of a mini-batch's loss to a safetensors file, float32; nothing is updated.
 
-        The gradients are those of the given loss, and on request of the losses that the engine adds to it.
+        The gradients are of the given loss plus the engine's own losses that ``additions`` selects.
         """
         per_rank = updates.micro_batches(mini_batch, self.dp_size)
         shares = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
@@ -163,7 +164,7 @@ class TrainingWorkers:
         return _first(scatter(self.group, DifferentiableEngine.export_gradients, arguments))
 
     def offload(self) -> dict[str, float]:
-        """Move all that generation does not need to the host; return metrics of the ranks' memory."""
+        """Move the parts that ``engine.offload`` names to the host; return metrics of the ranks' memory."""
         found = call(self.group, OffloadingEngine.offload)
         return {
             "memory/training_peak_bytes": max(one.peak for one in found),
@@ -175,12 +176,15 @@ class TrainingWorkers:
         return {"memory/training_peak_bytes": max(call(self.group, RankObserver.peak_memory))}
 
     def begin_traces(self, ranks: Sequence[int], *, stacks: bool, memory: bool) -> None:
-        """Begin to record traces on some ranks."""
+        """Begin to record traces on some ranks: ``stacks`` adds Python lines, ``memory`` allocations."""
         arguments = [(rank in ranks, stacks, memory) for rank in range(self.group.size)]
         scatter(self.group, RankObserver.begin_trace, arguments)
 
     def end_traces(self, paths: Mapping[int, str], largest: int) -> list[str | None]:
-        """Write the trace of each of these ranks to a file; for each rank without a file, return the reason."""
+        """Write traces of at most ``largest`` bytes to ``paths``, by rank; return for each rank why it has no file.
+
+        The reason is None if the rank has a file, or was not recorded.
+        """
         arguments = [(paths.get(rank, ""), largest) for rank in range(self.group.size)]
         return scatter(self.group, RankObserver.end_trace, arguments)
 
@@ -197,7 +201,7 @@ class TrainingWorkers:
         call(self.group, AdapterEngine.save_adapter, path)
 
     def save_critic(self, path: str) -> None:
-        """Write the critic."""
+        """Write the critic to a directory that ``critic.path`` can name."""
         call(self.group, CriticEngine.save_critic, path)
 
     def save_checkpoint(self, path: str, *, asynchronous: bool) -> None:
@@ -205,7 +209,7 @@ class TrainingWorkers:
         call(self.group, CheckpointEngine.save_checkpoint, path, asynchronous=asynchronous)
 
     def written_files(self, *, wait: bool) -> dict[str, FileRecord] | None:
-        """The files of the last save, those of all ranks; None while they are still being written."""
+        """Return the files that all ranks wrote in the last save; None while they are still being written."""
         found = call(self.group, CheckpointEngine.written_files, wait=wait)
         ranks = [files for files in found if files is not None]
         return {name: record for files in ranks for name, record in files.items()} if len(ranks) == len(found) else None
@@ -215,7 +219,7 @@ class TrainingWorkers:
         call(self.group, CheckpointEngine.load_checkpoint, path)
 
     def describe(self) -> list[Mapping[str, Any]]:
-        """Facts of each rank, for the run's records."""
+        """Return facts about each rank, for the run's records."""
         return call(self.group, TrainingEngine.describe)
 
     def _update(
@@ -265,7 +269,8 @@ def _joined(batch: RaggedBatch, per_rank: list[list[MicroBatch]], results: list[
 def kernel_suppliers(facts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return which plugin supplied which kernel on any of the ranks, from :meth:`TrainingWorkers.describe`.
 
-    Ranks differ: only the last pipeline stage computes log-probs. An engine that asks no hook for kernels has none.
+    Ranks differ: only the last pipeline stage computes log-probs. The result is empty for an engine that takes no
+    kernel from a plugin.
     """
     return {kernel: plugins for rank in facts for kernel, plugins in sorted(rank.get("kernels", {}).items())}
 
@@ -290,12 +295,12 @@ class Workers(NamedTuple):
 
 
 def start_workers(executor: Executor, config: RunConfig, restarts: Restarts | None = None) -> Workers:
-    """Start the engines at the same time, and wait for those that train and score. There may be no others.
+    """Start the engines at the same time, and wait for those that train and score, but not for rollout.
 
     Args:
         executor: Starts the processes.
-        config: The run.
-        restarts: Counts rollout processes that are lost, each of which is replaced; None = the first one is an error.
+        config: The run's configuration.
+        restarts: Counter of lost rollout processes, each of which is replaced; None = the first lost one is an error.
     """
     training = executor.start(training_group(config))
     scoring = None if config.reward_model is None else executor.start(reward_model_group(config))
@@ -312,6 +317,6 @@ def start_workers(executor: Executor, config: RunConfig, restarts: Restarts | No
 
 
 def training_group(config: RunConfig) -> GroupSpec:
-    """Return the training ranks that a run starts."""
+    """Return the specification of a run's training processes."""
     threads = config.executor.num_threads
     return GroupSpec("trainer", TRAINING_ENGINES, config.engine.name, config.parallel.world_size, threads)

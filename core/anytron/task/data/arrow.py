@@ -55,7 +55,7 @@ def check_schema(schema: pa.Schema, where: str) -> None:
                 "A column of a file cannot be read.",
                 where=f"{where}, column {field.name!r}",
                 why=fault,
-                fix="write the file again without the column, or with texts, numbers, lists and objects",
+                fix="write the file again without the column, or with texts, numbers, lists or objects in it",
             )
 
 
@@ -88,9 +88,9 @@ def records(
 
     Args:
         batches: Record batches, or tables, of a schema that has been checked.
-        size: Bytes of the file.
+        size: Size of the file in bytes.
         place: Function that names a row by its number, for errors.
-        fix: How to write a correct file that is refused because it expands to far more than its size.
+        fix: Remedy to print if the file is refused because it expands to far more than its size.
         rows: Number of rows, according to the file.
 
     Raises:
@@ -108,7 +108,7 @@ def records(
             pieces = [batch.slice(index, 1) for index in range(batch.num_rows)]
             for index, piece in enumerate(pieces, start=number + 1):
                 if _weight_of(piece, measures) > LARGEST_ROW:
-                    why = f"it needs more than {LARGEST_ROW} bytes"
+                    why = f"it needs more than {LARGEST_ROW} bytes of memory"
                     fix = "remove the row, or split it"
                     raise DataError("A row of the prompts is too long.", where=place(index), why=why, fix=fix)
         total += weight + ROW * batch.num_rows
@@ -121,7 +121,7 @@ def records(
 
 
 def _inflated(what: str, size: int, where: str, fix: str) -> DataError:
-    why = f"{what} in a file of {size} bytes; the limit is {TIMES} times the file's size plus {FREE} bytes"
+    why = f"it has {what} in {size} bytes of file; the limit is {TIMES} times the file's size plus {FREE} bytes"
     return DataError("A file of prompts expands to far more than its size.", where=where, why=why, fix=fix)
 
 

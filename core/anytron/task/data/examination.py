@@ -1,7 +1,7 @@
 """Try out model directories in a confined process, before the driver loads the same files.
 
-Libraries that read configs, tokenizers and processors can abort, or compute and allocate without end, on files that
-were made for that. So they read the files in the confined process first, and the driver gets only an error message. If
+Libraries that read configs, tokenizers and processors can abort, or compute and allocate without end, on malicious
+files. So they read the files in the confined process first, and the driver gets only an error message. If
 the driver needs only a few plain values of a directory, it does not read the directory itself.
 """
 
@@ -47,7 +47,7 @@ class AskedModel:
 
     Attributes:
         vocabulary: The model's tokens and their ids.
-        context_length: Tokens that the model can see; None = unlimited.
+        context_length: Number of tokens that the model can see; None = unlimited.
     """
 
     vocabulary: Mapping[str, int]
@@ -58,7 +58,7 @@ class AskedModel:
 def examined(
     model: ModelSection, asked: Mapping[str, Path] | None = None, critic: Path | None = None
 ) -> Iterator[dict[str, AskedModel]]:
-    """Load config, tokenizer and image processor of a model in a confined process, before the block loads them.
+    """Load config, tokenizer and image processor of a model in a confined process, before the driver does.
 
     While the ``with`` block runs, the process decodes every token, and tokenises every character that tokens have.
     Leaving the block waits until this has succeeded; so the block may load config and tokenizer, but not use them. The
@@ -66,8 +66,9 @@ def examined(
 
     Args:
         model: The model.
-        asked: Directories of the teacher and the reward model, by their configuration keys.
-        critic: Model directory of the critic, if it has its own; the files that ranks load are tried.
+        asked: Directories of the teacher and the reward model, by their configuration keys; None = the run has neither.
+        critic: Model directory of the critic; the files that ranks load from it are tried. None = ``critic.path``
+            is not set.
 
     Yields:
         Facts about the models in ``asked``, by their keys.

@@ -52,11 +52,11 @@ def tokenize_examples(
     vocab_size: int,
     chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[TokenizedPrompt]:
-    """Tokenise prompts and their responses; otherwise as :func:`anytron.task.data.prompts.tokenize`.
+    """Tokenise prompts and their responses; arguments as in :func:`anytron.task.data.prompts.tokenize`.
 
     The response is the entry ``response`` of a prompt's data: a text, after which the end token is added, or token ids.
-    After messages, the text is the assistant's answer. Without it, messages must have the assistant's answers, and end
-    with one: the model learns the answers that the template marks (``{% generation %}``), or the only answer.
+    After messages, the text is the assistant's answer. Without the entry, messages must have the assistant's answers,
+    and end with one: the model learns the answers that the template marks (``{% generation %}``), or the only answer.
 
     Returns:
         Whole sequences, with their ``response_mask``.
@@ -91,7 +91,7 @@ def _divide(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> _Div
             "A response is neither a text nor a list of token ids.",
             where=where,
             why=f"it is {type(response).__name__}" + ("" if response else ", and empty"),
-            fix="name the right column with the option columns, {response: COLUMN}",
+            fix="name the right column in the source's option `columns`: {response: COLUMN}",
         )
     check_text(where, response)
     if prompt.messages and prompt.messages[-1].get("role") == ASSISTANT:
@@ -124,7 +124,8 @@ def _conversation(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], w
             if messages
             else f"there is no column {RESPONSE!r}",
             fix=(
-                f"name its column with the option columns, {{{RESPONSE}: COLUMN}}, or end the messages with the answer"
+                f"name its column in the source's option `columns`, {{{RESPONSE}: COLUMN}}, or end the messages with "
+                "the answer"
             ),
         )
     if _MARKS.search(str(tokenizer.chat_template)) and not prompt.images:
@@ -133,9 +134,9 @@ def _conversation(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], w
         return _answered(replace(prompt, messages=messages[:-1]), messages[-1], tokenizer, template)
     if prompt.images:
         raise DataError(
-            "A conversation with images has several answers.",
+            "A conversation with images must have a single answer.",
             where=where,
-            why="the tokens to learn are chosen before an image token is repeated for each of its patches",
+            why="it has several; repeating image tokens for each patch would shift the mask of the tokens to learn",
             fix=f"make one example for each answer: the messages before it as prompt, and the answer as {RESPONSE}",
         )
     raise ConfigError(

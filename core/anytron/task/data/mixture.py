@@ -1,4 +1,4 @@
-"""Draw prompts epoch by epoch, from several sources in given shares, at any time exact to within one prompt."""
+"""Draw prompts epoch by epoch, so that each source's count is always within one prompt of its given share."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Mixture:
 
     @property
     def epochs(self) -> float:
-        """Number of drawn prompts divided by that of all prompts; without weights, 1.0 is one epoch of the mix."""
+        """Number of drawn prompts divided by the number of prompts; without weights, 1.0 is one epoch of the mix."""
         return sum(sampler.drawn for sampler in self._samplers) / len(self)
 
     def seek(self, places: Sequence[Place]) -> None:
@@ -108,7 +108,8 @@ class Mixture:
 def next_source(drawn: Sequence[int], shares: Sequence[Fraction]) -> int:
     """Choose the source of the next draw.
 
-    It is the source that would be the first to fall behind its share, of those that a draw would not put too far ahead.
+    Sources that this draw would put too far ahead of their share are left out. Of the others, it is the source that
+    would be the first to fall behind its share.
 
     Args:
         drawn: How many prompts each source has given.
@@ -144,8 +145,8 @@ def load_mixture(
         beginning: The time that chat templates show; None = now.
         seed: Seed of the order.
         vocab_size: Token ids are below this.
-        context_length: Tokens that the model can see, prompt and response together; None = unlimited.
-        max_new_tokens: Tokens to reserve for a response; None = the data contain the responses.
+        context_length: Number of tokens that the model can see, prompt and response together; None = unlimited.
+        max_new_tokens: Number of tokens to reserve for a response; None = the data contain the responses.
         key: Key of the section in the configuration.
         unusable: Function that returns why rewards cannot read a prompt's data, empty if they can; None = no check.
 

@@ -1,6 +1,6 @@
 """Read the JSON files of a model directory, and check every field that is used.
 
-A model directory is data from somebody else. Every field that Anytron, Megatron or mcore-bridge computes with
+A model directory is not trusted. Every field that Anytron, Megatron or mcore-bridge computes with
 is checked once, here, for its type and its size, so that no later code has to. An error names the file and the field.
 """
 
@@ -37,39 +37,39 @@ MOST_EXPERTS = 2**18
 
 
 def whole(value: Any, *, low: int, high: int) -> str:
-    """Accept integers within bounds, but not ``True`` or ``2.0``."""
+    """Return "" for an integer within bounds (not ``True`` or ``2.0``), else what the value must be."""
     return "" if type(value) is int and low <= value <= high else f"a whole number from {low} to {high}"
 
 
 def number(value: Any) -> str:
-    """Accept finite numbers."""
+    """Return "" for a finite number, else what the value must be."""
     return "" if type(value) in (int, float) and math.isfinite(value) else "a finite number"
 
 
 def flag(value: Any) -> str:
-    """Accept true and false."""
+    """Return "" for true and false, else what the value must be."""
     return "" if isinstance(value, bool) else "true or false"
 
 
 def text(value: Any) -> str:
-    """Accept strings that can be written as UTF-8."""
-    return "" if isinstance(value, str) and value.isascii() else "a string of plain letters"
+    """Return "" for a string of ASCII characters, else what the value must be."""
+    return "" if isinstance(value, str) and value.isascii() else "a string of ASCII characters"
 
 
 def mapping(value: Any) -> str:
-    """Accept objects."""
+    """Return "" for a JSON object, else what the value must be."""
     return "" if isinstance(value, dict) else "an object"
 
 
 def list_of(value: Any, *, kind: Kind) -> str:
-    """Accept lists whose entries are of one kind."""
+    """Return "" for a list whose entries ``kind`` accepts, else what the value must be."""
     if not isinstance(value, list):
         return f"a list, each entry {kind(None)}"
     return next((f"a list, each entry {wanted}" for one in value if (wanted := kind(one))), "")
 
 
 def one_or_list(value: Any, *, kind: Kind) -> str:
-    """Accept one value of a kind, or a list of such."""
+    """Return "" for a value that ``kind`` accepts, or a list of such values, else what the value must be."""
     return list_of(value, kind=kind) if isinstance(value, list) else kind(value)
 
 
@@ -129,7 +129,7 @@ def read_object(path: Path, most: int = LARGEST_FILE) -> dict[str, Any]:
 
     Args:
         path: The file.
-        most: Most bytes that the file may have.
+        most: Largest allowed size of the file in bytes.
 
     Raises:
         ConfigError: The file cannot be read, is too large, is not UTF-8 or not JSON, is nested too deeply, or is
@@ -172,7 +172,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def end_tokens(directory: Path) -> list[int]:
-    """Read which tokens end a response, from ``generation_config.json``; none if there is no such file.
+    """Read which tokens end a response, from ``generation_config.json``; empty if there is no such file.
 
     Raises:
         ConfigError: The file is malformed, or the values are not token ids.
@@ -183,7 +183,7 @@ def end_tokens(directory: Path) -> list[int]:
 
 
 def file_diagnostics(key: str, directory: Path) -> Iterator[Diagnostic]:
-    """Check each of :data:`FILES` that a directory has; all that is malformed is reported under a configuration key."""
+    """Check each of :data:`FILES` that a directory has; report malformed ones under the configuration key ``key``."""
     for entry in sorted(directory.iterdir()) if directory.is_dir() else ():
         if not (entry.is_file() or entry.is_dir()):  # whoever opens a pipe waits for ever
             fix = "copy or download the model directory again"

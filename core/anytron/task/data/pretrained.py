@@ -1,4 +1,4 @@
-"""Read config, tokenizer and processor of a Hugging Face model directory, without its weights and the network."""
+"""Read config, tokenizer and processor of a Hugging Face model directory; no weights are read, no network is used."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def directory_diagnostics(key: str, directory: Path, without_weights: str) -> It
     """Check that a directory holds a model with weights, whose JSON files are sound.
 
     Args:
-        key: The configuration key that names it.
+        key: The configuration key that names the directory.
         directory: The directory.
-        without_weights: Remedy to print if it has no weights.
+        without_weights: Remedy to print if the directory has no weights.
     """
     if not directory.is_dir():
         yield Diagnostic(
@@ -80,8 +80,8 @@ def load_hf_config(model: ModelSection) -> Any:
 def read_hf_config(directory: Path) -> Any:
     """Build the ``transformers.PretrainedConfig`` of a model directory.
 
-    Settings of the directory that select code are dropped: classes in its files (``auto_map``), and the implementation
-    computes attention or experts, which may name a kernel on the network. A run must select them in its own
+    Settings of the directory that select code are dropped: classes in its files (``auto_map``), and the
+    implementations of attention and experts, which may name a kernel on the network. A run must select them in its own
     configuration.
 
     Raises:
@@ -117,12 +117,12 @@ def model_class(hf_config: Any) -> Any:
 
 
 def take_latent_epsilon(model: Any) -> None:
-    """Set the epsilon of latent norms to that of the config, in a ``transformers`` model with multi-latent attention.
+    """Set the epsilon of latent norms to the config's, in a ``transformers`` model with multi-latent attention.
 
     transformers makes ``q_a_layernorm`` and ``kv_a_layernorm`` with an epsilon of 1e-6, whatever ``rms_norm_eps`` says;
     Megatron, vLLM and SGLang take ``rms_norm_eps``, which is 1e-5 in Moonlight and GLM-4.7-Flash
-    (``deepseek_v3/modeling_deepseek_v3.py``; transformers #44261, vllm #35515). A model without such norms stays as it
-    is.
+    (``deepseek_v3/modeling_deepseek_v3.py``; transformers #44261, vllm #35515). A model without such norms is not
+    changed.
     """
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in _LATENT_NORMS:
@@ -130,7 +130,7 @@ def take_latent_epsilon(model: Any) -> None:
 
 
 def load_tokenizer(model: ModelSection) -> Any:
-    """Load the tokenizer: a directory, a function that returns one, or the one in ``model.path``.
+    """Load the tokenizer from the directory or function in ``model.tokenizer``, by default from ``model.path``.
 
     Returns:
         A ``transformers.PreTrainedTokenizerBase``.
@@ -162,7 +162,7 @@ def read_tokenizer(directory: Path, key: str) -> Any:
 
 
 def load_image_processor(model: ModelSection) -> Any:
-    """Load the image processor: a directory, a function that returns one, or the one in ``model.path``.
+    """Load the image processor from the directory or function in ``model.processor``, or from ``model.path``.
 
     Returns:
         A ``transformers.BaseImageProcessor``; None if ``model.processor`` is not set and ``model.path``
@@ -206,7 +206,7 @@ def processor_files(directory: Path) -> list[Path]:
 
 
 def save_processor(model: ModelSection, directory: Path) -> None:
-    """Write a model's processor beside its weights, so that the directory is complete; nothing if it has none.
+    """Write a model's processor, if it has one, beside the weights, so that the directory is complete.
 
     Args:
         model: The model whose processor is saved; files are copied as they are.
@@ -249,9 +249,9 @@ def _directory_or_made(model: ModelSection, kind: Kind, wanted: type) -> Any:
 
 
 def end_token_ids(model: ModelSection, tokenizer: Any, vocab_size: int) -> tuple[int, ...]:
-    """Collect the tokens that end a response: the tokenizer's, and those of ``generation_config.json``.
+    """Collect the tokens that end a response, from the tokenizer and from ``generation_config.json``.
 
-    Instruction-tuned checkpoints often name several (end of turn, end of text) there only.
+    Instruction-tuned checkpoints often name several (end of turn, end of text), and only in that file.
 
     Raises:
         ConfigError: A token is not in the model's vocabulary, or ``generation_config.json`` is malformed.

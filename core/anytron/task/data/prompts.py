@@ -55,10 +55,15 @@ class Prompt:
     def __post_init__(self) -> None:
         given = [value is not None for value in (self.text, self.messages, self.tokens)]
         if sum(given) != 1:
-            raise DataError("A prompt must have exactly one of text, messages and tokens.", where=f"prompt {self.id}")
+            raise DataError(
+                "A prompt must have exactly one of text, messages and tokens.",
+                where=f"prompt {self.id}",
+                why=f"it has {sum(given) or 'none'} of them",
+            )
         if self.tools and self.messages is None:
-            why = "the chat template writes tools, and only prompts of messages use it"
-            raise DataError("A prompt has tools and no messages.", where=f"prompt {self.id}", why=why)
+            why = "only the chat template writes tools into a prompt, and it is used only for messages"
+            fix = "give the prompt as messages, or remove its tools"
+            raise DataError("A prompt has tools and no messages.", where=f"prompt {self.id}", why=why, fix=fix)
         if not isinstance(self.images, (list, tuple)):
             raise DataError(
                 "A prompt's images must be a list.",
@@ -138,7 +143,7 @@ def tokenize(
         vision: Image preprocessing; None for a model without image input.
         vocab_size: Token ids are below this.
         chat_template_kwargs: Further arguments of the chat template.
-        continue_final_message: Let the response go on with the assistant's message that a conversation ends with.
+        continue_final_message: Whether the response continues the assistant's message at the end of a conversation.
 
     Raises:
         ConfigError: There are images and no image processor, or messages and no chat template.
@@ -173,7 +178,7 @@ def _asked(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], continue
         "A prompt ends with an assistant's message.",
         where=f"prompt {prompt.id}",
         why=f"the template would begin a second answer after {str(last.get('content'))[:60]!r}",
-        fix="remove the message if it is the right answer, or let responses continue it with "
+        fix="remove the message if it is the reference answer, or let responses continue it with "
         "data.continue_final_message=true",
     )
 
@@ -249,7 +254,7 @@ def encode(texts: Sequence[str], tokenizer: Any, where: str, *, special: bool = 
         texts: At least one.
         tokenizer: A Hugging Face tokenizer.
         where: Name of the texts in errors.
-        special: Add the special tokens that the tokenizer puts around a text.
+        special: Whether to add the special tokens that the tokenizer puts around a text.
 
     Raises:
         DataError: The tokenizer fails.
@@ -285,7 +290,7 @@ def check_text(where: str, *written: object) -> None:
         raise DataError(
             "A prompt has text that is not valid Unicode.",
             where=where,
-            why="half of a surrogate pair (\\ud800 to \\udfff) is not a character, and cannot be encoded",
+            why="it has half of a surrogate pair (\\ud800 to \\udfff), which is not a character and cannot be encoded",
             fix="write the whole pair, or remove it",
         )
 

@@ -21,7 +21,7 @@ def reasoning_gym(
 
     Args:
         task: Name of the task, for example ``spell_backward``.
-        count: How many prompts.
+        count: Number of prompts.
         seed: Seed of the task's generator.
         messages: Make each question a conversation, for the chat template, instead of plain text.
         instructions: Text to add after each question.
@@ -48,7 +48,7 @@ def reasoning_gym(
             f"The task {task} of reasoning-gym refuses its options.",
             where="data.options",
             why=f"{type(error).__name__}: {error}",
-            fix=f"give the fields of its {DATASETS[task][1].__name__}",
+            fix=f"use only options that are fields of reasoning-gym's {DATASETS[task][1].__name__}",
         ) from error
     for index in range(count):
         entry = entries[index]

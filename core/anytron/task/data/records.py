@@ -52,9 +52,16 @@ def prompt_of(row: Row, options: ReadingOptions, prefix: str = "") -> Prompt:
     raise DataError(
         "A prompt is neither a string nor a list of messages or token ids.",
         where=row.where,
-        why=f"it is {type(value).__name__}",
-        fix="name the right column with the option columns, {prompt: COLUMN}",
+        why=f"it is {_kind(value)}",
+        fix="name the right column in the source's option `columns`: {prompt: COLUMN}",
     )
+
+
+def _kind(value: Any) -> str:
+    """Name the type of a value; of a list, those of its entries too."""
+    if not isinstance(value, list) or not value:
+        return type(value).__name__
+    return f"list of {', '.join(sorted({type(entry).__name__ for entry in value}))}"
 
 
 def user_message(text: str, images: int) -> dict[str, Any]:
@@ -83,7 +90,7 @@ def inside(folder: Path, path: str, where: str) -> Path:
             "The path of an image leads out of its folder.",
             where=where,
             why=f"{path!a} is not inside of {folder}",
-            fix="set the option image_folder to a folder that holds all images",
+            fix="set the source's option `image_folder` to a folder that holds all images",
         )
     return file
 
@@ -120,7 +127,7 @@ def _no_column(row: Row, name: str, column: str) -> DataError:
         f"A row of the prompts has no column {column!r}.",
         where=row.where,
         why=f"it has {', '.join(map(repr, known)) or 'none'}",
-        fix=did_you_mean(column, known) or f"name the right column with the option columns, {{{name}: COLUMN}}",
+        fix=did_you_mean(column, known) or f"name the right column in the option `columns`: {{{name}: COLUMN}}",
     )
 
 
@@ -129,9 +136,10 @@ def _conversation(messages: list[dict[str, Any]], system: str | None, where: str
         role, content = message.get("role"), message.get("content")
         content = "" if content is None and message.get("tool_calls") else content
         if not isinstance(role, str) or not isinstance(content, (str, list)):
-            why = f"message {number} has {', '.join(map(repr, message)) or 'nothing'}"
-            fix = "give each message a role and, as its content, a text or a list of parts"
-            raise DataError("A message of a prompt has no role, or no content.", where=where, why=why, fix=fix)
+            types = f"a role of type {type(role).__name__} and a content of type {type(content).__name__}"
+            why = f"message {number} has {types}"
+            fix = "give each message a role, which is a text, and a content, which is a text or a list of parts"
+            raise DataError("A message of a prompt has no usable role or content.", where=where, why=why, fix=fix)
     if system is None or messages[0]["role"] == "system":
         return tuple(messages)
     return ({"role": "system", "content": system}, *messages)
@@ -144,13 +152,12 @@ def _tools(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
     try:
         tools = parse_json(value) if isinstance(value, str) else value
     except ValueError as error:
-        fix = "give a list of objects, or the same as JSON"
+        fix = "give a list of objects, or such a list as JSON text"
         raise DataError("The tools of a prompt are not JSON.", where=where, why=str(error), fix=fix) from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        fix = "give a list of objects, or the same as JSON"
-        raise DataError(
-            "The tools of a prompt are not a list.", where=where, why=f"it is {type(tools).__name__}", fix=fix
-        )
+        fix = "give a list of objects, or such a list as JSON text"
+        why = f"the value is {_kind(tools)}"
+        raise DataError("The tools of a prompt are not a list of objects.", where=where, why=why, fix=fix)
     return tools
 
 

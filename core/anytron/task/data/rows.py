@@ -59,7 +59,7 @@ class Row:
 
 
 def files_of(path: str) -> list[Path]:
-    """Find the file of that name, or those that match a pattern, sorted by their names.
+    """Find the file with this name, or the files that match this pattern, sorted by their names.
 
     Raises:
         DataError: No file, or more than :data:`MOST_FILES`, match.
@@ -77,9 +77,7 @@ def files_of(path: str) -> list[Path]:
         "The prompts cannot be read.",
         where=path,
         why="it is a folder" if is_folder else "no such file, or not a regular file",
-        fix=f"name a file in it, or a pattern: {path}/*.parquet"
-        if is_folder
-        else "check the option path in section data",
+        fix=f"name a file in it, or a pattern: {path}/*.parquet" if is_folder else "check the source's option `path`",
     )
 
 
@@ -167,10 +165,10 @@ def _check_columns(count: int, where: str) -> None:
 def _check_names(columns: list[str], where: str) -> None:
     if "" in columns or len(set(columns)) < len(columns):
         raise DataError(
-            "The columns of a CSV file need different names.",
+            "Each column of a CSV file needs a name of its own.",
             where=where,
             why=f"its first line is {', '.join(map(repr, columns))}",
-            fix="begin the file with a line that names each column once",
+            fix="begin the file with a line that gives each column a different name",
         )
 
 
@@ -203,7 +201,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
     except (OSError, UnicodeDecodeError) as error:
         where = f"{file}:{number}" if number else str(file)
         raise exhausted(error, where) or DataError(
-            "The prompts cannot be read.", where=where, why=str(error), fix="write it as UTF-8"
+            "The prompts cannot be read.", where=where, why=str(error), fix="make the file readable, and UTF-8"
         ) from error
 
 
@@ -211,8 +209,8 @@ def parquet_rows(file: Path) -> Iterator[Row]:
     """Read a Parquet file, a row group at a time.
 
     Raises:
-        DataError: The file is not Parquet, or is damaged; a row, or the rows for a file of its size, are too large; or
-            it has columns that cannot be read.
+        DataError: The file is not Parquet, or is damaged; a row is too large, or all rows together are too large
+            for a file of its size; or it has columns that cannot be read.
     """
     return _in_words(_parquet_rows(file), file, "write it again, with pyarrow, pandas or datasets")
 
@@ -249,7 +247,7 @@ def dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
 
     Args:
         path: The folder, or the file.
-        split: The split to read; required if there are several.
+        split: The split to read, required if there are several; None = the only one.
 
     Raises:
         DataError: There is no dataset at that path, or no such split.
@@ -304,8 +302,8 @@ def _split(loaded: Any, path: Path, split: str | None) -> Any:
         raise DataError(
             "The dataset has no such split." if split else "The dataset has several splits.",
             where=str(path),
-            why=f"asked for {split!r}; it has {', '.join(splits) or 'none'}",
-            fix="set the option split to one of them" if splits else "remove the option split",
+            why=f"the option `split` is {split or 'not set'}; the dataset's splits: {', '.join(splits) or 'none'}",
+            fix="set the option `split` to one of them" if splits else "remove the option `split`",
         )
     return splits[split]
 

@@ -40,7 +40,7 @@ def from_files(rows_of: Callable[[Path], Iterator[Row]], **options: Any) -> Iter
 
     Args:
         rows_of: Function that reads the rows of a file.
-        options: :class:`anytron.config.data.ReadingOptions`.
+        options: Fields of :class:`anytron.config.data.ReadingOptions`.
 
     Raises:
         DataError: A file is missing, or a row is not a prompt.
@@ -54,7 +54,7 @@ def from_files(rows_of: Callable[[Path], Iterator[Row]], **options: Any) -> Iter
 
 
 def dataset(**options: Any) -> Iterator[Prompt]:
-    """Read the prompts of a Hugging Face dataset on disk; as :func:`from_files`, with ``DatasetOptions``."""
+    """Read the prompts of a Hugging Face dataset on disk; ``options`` are the fields of ``DatasetOptions``."""
     given = DatasetOptions(**options)
     for row in dataset_rows(Path(given.path), given.split):
         yield prompt_of(row, given)
@@ -64,10 +64,11 @@ def images(**options: Any) -> Iterator[Prompt]:
     """Make a prompt of every picture in a folder, with the same question.
 
     Args:
-        options: :class:`anytron.config.data.ImagesOptions`.
+        options: Fields of :class:`anytron.config.data.ImagesOptions`.
 
     Raises:
-        DataError: The folder does not exist, has a file that describes its pictures, or a link leads out of it.
+        DataError: The folder does not exist; it has a file that describes its pictures, which would be ignored; or a
+            link leads out of it.
     """
     given = ImagesOptions(**options)
     folder = Path(given.path)
@@ -75,10 +76,10 @@ def images(**options: Any) -> Iterator[Prompt]:
         raise DataError("The prompts cannot be read.", where=given.path, why="no such folder")
     if described := [name for name in METADATA if (folder / name).is_file()]:
         raise DataError(
-            "The folder has a file that describes its images.",
+            "The source images does not read a folder with a file that describes its images.",
             where=str(folder / described[0]),
-            why="the source images asks the same question about every image",
-            fix="read that file with the source jsonl, csv or parquet, and columns {images: file_name, ...}",
+            why="it asks the same question about every image, and would leave this file out",
+            fix="read the file with the source jsonl, csv or parquet, with columns: {images: file_name, ...}",
         )
     for found in sorted(file for file in folder.rglob("*") if file.suffix.lower() in PICTURES):
         name = found.relative_to(folder).as_posix()

@@ -26,10 +26,10 @@ INT32: Final = "i"
 
 @dataclass(frozen=True)
 class PromptFilter:
-    """Which prompts are left out.
+    """The rules by which prompts are left out.
 
     Attributes:
-        longest: Most tokens of a prompt; None = no limit.
+        longest: Largest number of tokens of a prompt; None = no limit.
         seen: Digests of the kept prompts of all sources; None = duplicates are kept.
         unusable: Function that returns why rewards cannot read a prompt's data, empty if they can; None = all are kept.
     """
@@ -50,7 +50,7 @@ class _Entry:
 
 
 class PromptTable(Sequence[TokenizedPrompt]):
-    """The prompts of one source, in its order, with counts of those that were left out.
+    """The prompts of one source, in the source's order, with counts of the prompts that were left out.
 
     The source is read once, prompt by prompt. Memory holds the text and data of each prompt and 4 bytes for each token,
     or 5 for each token of an example; images that are files stay on disk.
@@ -122,9 +122,9 @@ class PromptTable(Sequence[TokenizedPrompt]):
                 "Every prompt of a source was left out.",
                 where=name,
                 why=f"of its {self.read} prompts, {reasons}",
-                fix="repair the answers that cannot be read, or set the reward's option 'key'; raise "
-                "data.max_prompt_tokens, lower rollout.max_new_tokens if responses are generated, or use a "
-                "model with a longer context",
+                fix="if answers cannot be read, repair them or set the reward's option 'key'; if prompts are too "
+                "long, raise data.max_prompt_tokens, lower rollout.max_new_tokens (if responses are generated), or use "
+                "a model with a longer context",
             )
 
     def __len__(self) -> int:
@@ -143,7 +143,7 @@ class PromptTable(Sequence[TokenizedPrompt]):
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each prompt."""
+        """Number of tokens of each prompt."""
         return [len(one.tokens) for one in self._entries]
 
     @property

@@ -1,8 +1,8 @@
 """Read the pictures of prompts, check them against the model, and cut them into patches by its image processor.
 
-For models that read an image as patches with a grid (Qwen2-VL and its successors). Their processor
-classes want torchvision for videos; the image processors alone need only Pillow. What a processor
-adds, one image token for each merged patch, is done here.
+This is for models that read an image as patches with a grid (Qwen2-VL and its successors). Their processor classes need
+torchvision for videos; the image processors alone need only Pillow. What a processor class adds, one image token for
+each merged patch, is done here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class VisionProcessor:
             raise ConfigError(
                 "The tokenizer pads with the token of an image or a video.",
                 where="model.tokenizer",
-                why=f"pad_token_id is {pad_token_id}",
+                why=f"pad_token_id is {pad_token_id}, so the model would take padding for an image or a video",
                 fix="give the tokenizer another pad_token",
             )
 
@@ -94,7 +94,10 @@ class VisionProcessor:
         """
         if self._video_token_id in tokens:
             raise DataError(
-                "Videos are not supported.", where=where, why=f"it has the video token {self._video_token_id}"
+                "Videos are not supported.",
+                where=where,
+                why=f"the prompt has the video token {self._video_token_id}",
+                fix="remove videos from the data, or replace them with images",
             )
         found = sum(token == self._image_token_id for token in tokens)
         if found != len(images):
@@ -139,7 +142,7 @@ class VisionProcessor:
             raise ConfigError(
                 "This kind of image processor is not supported.",
                 where=f"model.processor ({type(self._processor).__name__})",
-                why=f"it returns {', '.join(given)} and no image_grid_thw",
+                why=f"it returns {', '.join(given)}, but not image_grid_thw, which Anytron requires",
                 fix="use a model of the Qwen2-VL line (Qwen2.5-VL, Qwen3-VL, Qwen3.5)",
             )
         width, height = size
@@ -147,7 +150,10 @@ class VisionProcessor:
             patches = self._processor.get_number_of_image_patches(height, width)
         except ValueError as error:
             raise DataError(
-                "The image processor refuses a picture.", where=where, why=f"{width}x{height} pixels: {error}"
+                "The image processor refuses a picture.",
+                where=where,
+                why=f"the picture has {width}x{height} pixels: {error}",
+                fix="resize the picture, or remove the prompt",
             ) from error
         return int(patches) // self._merge**2
 
@@ -163,7 +169,7 @@ def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionPr
     if not hasattr(hf_config, "vision_config") or getattr(hf_config, "image_token_id", None) is None:
         if model.processor is not None:
             raise ConfigError(
-                "An image processor is given, and the model takes no images.",
+                "An image processor is given, but the model takes no images.",
                 where="model.processor",
                 why=f"model_type {hf_config.model_type} has no vision_config",
                 fix="remove model.processor, or use a vision-language model",
@@ -212,7 +218,7 @@ def read_picture(picture: Picture, where: str) -> Image:
             "An image cannot be read.",
             where=f"{where}, {picture if isinstance(picture, (str, os.PathLike)) else type(picture).__name__}",
             why=f"{type(error).__name__}: {error}",
-            fix="give PIL images or paths of picture files; those in a JSON file are relative to that file",
+            fix="give PIL images or paths of picture files; paths in a JSON file are relative to its directory",
         ) from error
 
 

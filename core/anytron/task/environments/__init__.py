@@ -1,4 +1,4 @@
-"""What answers the model during a response: a tool, a game, a user.
+"""Environments, which answer the model during a response: a tool, a game, a user.
 
 An environment is a class with two methods::
 
@@ -14,7 +14,7 @@ An environment is a class with two methods::
                 return Observation(done=True, reward=1.0)
             return Observation(text=turn.text)
 
-named in the configuration by import path (``environment.path``); its keyword arguments are ``environment.options``.
+The configuration names it by import path (``environment.path``); its keyword arguments are ``environment.options``.
 """
 
 from anytron.task.environments.protocol import Environment, Observation, Task, Turn

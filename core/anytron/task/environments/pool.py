@@ -1,7 +1,7 @@
 """The processes of a run's environments.
 
-A process holds the environments of several conversations. All calls that wait for a process are sent in one message; it
-makes them one after another, and answers each as soon as it is made. So the current call is known, and the time-out
+A process holds the environments of several conversations. All calls that wait for a process are sent in one message;
+the process makes them one after another, and answers each at once. So the current call is known, and the time-out
 applies to it alone: it counts from the answer to the previous call.
 
 If the process is lost, only the conversation of the current call fails. The environments of the other conversations are
@@ -65,7 +65,8 @@ class Host:
         process: The process.
         log: Log file of the process.
         past: For each conversation, the answered calls with their answers.
-        queue: Waiting calls; a call that is repeated has the earlier answer, which must be given again.
+        queue: Waiting calls. A call that is repeated has the earlier answer, which must be given again; others have
+            None.
         calls: Calls in the same form that were sent and not yet answered; the process is working on the first.
     """
 

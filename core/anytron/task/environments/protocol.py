@@ -63,7 +63,7 @@ class Observation:
     nothing that the model has read or written is tokenised again.
 
     Attributes:
-        text: A text, tokenised as is, by itself.
+        text: A text, tokenised as is, separately from the tokens before it.
         messages: Messages, rendered by the tokenizer's chat template up to where the model's next turn begins.
         tokens: Token ids.
         done: Whether the conversation is over; then there is nothing to read.
@@ -125,11 +125,11 @@ class Environment(Protocol):
     """One conversation's environment: made for each response with ``environment.options``, in a separate process.
 
     It may also have a method ``close()``, which is called at the end of the conversation, for whatever reason it ends.
-    Calls are not concurrent; between two calls of one conversation, others may be called in the same process.
+    Calls are not concurrent. Between two calls for one conversation, the same process may make calls for others.
     """
 
     def reset(self, task: Task) -> None:
-        """Set up the environment for a prompt; the first call. The model has read the prompt."""
+        """Set up the environment for a prompt that the model has read. This is the first call."""
 
     def step(self, turn: Turn) -> Observation:
         """Answer a turn of the model."""

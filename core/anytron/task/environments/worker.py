@@ -28,7 +28,7 @@ class Call:
     Attributes:
         number: Number of the conversation.
         method: Name of the method; ``reset`` makes the environment, ``close`` deletes it.
-        argument: A :class:`Task` for ``reset``, a :class:`Turn` for ``step``.
+        argument: A :class:`Task` for ``reset``, a :class:`Turn` for ``step``, None for ``close``.
     """
 
     number: int
@@ -66,7 +66,7 @@ class Reply:
 
 
 def answer(call: Call, environments: dict[int, Environment], make: Callable[[], Environment]) -> dict[str, Any]:
-    """Make a call. Any failure of the environment, even ``exit()``, results in an answer.
+    """Carry out a call. Any failure of the environment, even ``exit()``, results in an answer.
 
     Args:
         call: The call to answer.

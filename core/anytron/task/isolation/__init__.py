@@ -1,1 +1,1 @@
-"""Processes that run a user's code, rewards and environments; their failures end neither the driver nor engines."""
+"""Processes that run a user's rewards and environments; their failures end neither the driver nor engines."""

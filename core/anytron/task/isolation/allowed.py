@@ -1,4 +1,4 @@
-"""The system calls that are allowed for a program that a model wrote, and for a library that evaluates such text.
+"""The system calls that are allowed for programs that a model wrote, and for libraries that evaluate its text.
 
 A call that is not listed here is refused, also a call of a newer kernel. The listed calls compute, read files, wait,
 and start threads. None of them sends data to another process, starts a process, or takes memory that no limit counts.

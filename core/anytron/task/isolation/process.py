@@ -208,7 +208,7 @@ class IsolatedProcess:
                 f"{self.settings.title} cannot read a prompt's data.",
                 where=self.settings.where,
                 why=str(message["unreadable"]),
-                fix="put plain values into Prompt.data, or objects of an importable module",
+                fix="put only plain values, or objects of importable classes, into Prompt.data",
             )
         self._begin_time()
         return message
@@ -252,7 +252,7 @@ class IsolatedProcess:
                 f"A prompt's data cannot be sent to {self.settings.title.lower()}.",
                 where=self.settings.where,
                 why=f"{type(error).__name__}: {error}",
-                fix="put plain values into Prompt.data, or objects of an importable module",
+                fix="put only plain values, or objects of importable classes, into Prompt.data",
             ) from error
         self._owed = ()
         self._tokens.extend(token for token, _ in frames)

@@ -54,7 +54,7 @@ class Progress:
         return noted if noted <= monotonic() else -math.inf
 
     def position(self, steps: int) -> int | None:
-        """The position of a call of so many steps; None if it has not reached the first one."""
+        """Return the position of a call that has ``steps`` positions; None if it has not reached the first one."""
         position = int(_RECORD.unpack_from(self._memory)[1])
         return position if 0 <= position < steps else None
 

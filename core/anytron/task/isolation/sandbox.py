@@ -2,7 +2,8 @@
 
 There are three processes. The first enters new namespaces. The second, its child and the first process of the process
 namespace, builds a file system in memory and starts the program, which is the third. When the second process ends, the
-kernel ends all others in its namespace. It ends when the first process ends, and that one when the caller ends.
+kernel ends all others in its namespace. The second process ends when the first one ends, and the first one when
+the caller ends.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """The limits of a program.
+    """Runs Python programs in a sandbox, with these limits.
 
     Attributes:
         level: Level of isolation.

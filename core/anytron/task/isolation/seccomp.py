@@ -1,7 +1,7 @@
 """Restrict the system calls of this process for good: the kernel refuses all others.
 
-A filter of seccomp (https://docs.kernel.org/userspace-api/seccomp_filter.html). It needs no privileges, applies to all
-threads and to programs that the process executes, and cannot be removed. It lists the allowed calls
+This is a seccomp filter (https://docs.kernel.org/userspace-api/seccomp_filter.html). It needs no privileges, applies to
+all threads and to programs that the process executes, and cannot be removed. It lists the allowed calls
 (:mod:`anytron.task.isolation.allowed`); every other call is refused.
 """
 
@@ -56,7 +56,7 @@ def allow_calls_and_ask(rules: Rules) -> int | None:
     Returns:
         Descriptor on which the kernel asks (:func:`anytron.task.isolation.refusals.answer`). Once all its copies are
         closed, the kernel refuses calls with ``ENOSYS``. None if the kernel already asks an outer process about this
-        one: then the effect is that of :func:`allow_calls`.
+        one: then the effect is the same as of :func:`allow_calls`.
 
     Raises:
         OSError: This kernel or processor has no such filter.

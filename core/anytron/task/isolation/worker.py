@@ -40,7 +40,7 @@ def enter(channel: int, lifeline: int) -> tuple[Connection, dict[str, Any]]:
 
     Args:
         channel: This process's end of a socket pair.
-        lifeline: A pipe that nobody writes to; the driver holds its other end.
+        lifeline: Reading end of a pipe that is never written to; the driver holds the other end.
 
     Returns:
         The channel, and the first message of the driver.

@@ -1,4 +1,4 @@
-"""Scores of responses.
+"""Rewards: functions that score responses.
 
 A reward is a function of samples::
 
@@ -7,7 +7,7 @@ A reward is a function of samples::
     def length(samples: Sequence[Sample], target: int) -> list[float]:
         return [-abs(len(sample.response_tokens) - target) for sample in samples]
 
-named in the configuration by import path, its keyword arguments in ``rewards[].options``.
+The configuration names it by import path in ``rewards[].function``; its keyword arguments are ``rewards[].options``.
 """
 
 from anytron.task.rewards.sample import Sample

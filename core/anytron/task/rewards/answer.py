@@ -167,7 +167,7 @@ def _unusable(value: object, position: int, function: RewardFunction) -> Failure
 def culprit(error: BaseException, samples: Sequence[Sample]) -> int | None:
     """Find the position of the sample that a function was scoring when it raised.
 
-    It is taken from the local variables of the innermost frame that has one; None if no frame does.
+    The sample is the one in the local variables of the innermost frame that has any; None if no frame has one.
     """
     known = {id(sample): position for position, sample in enumerate(list(samples))}
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

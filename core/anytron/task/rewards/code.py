@@ -76,7 +76,7 @@ class Code(Section):
         if done.returncode == 0:
             return
         lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
-        fix = "see docs/how-to/write-a-reward.md, The sandbox"
+        fix = "see the section The sandbox of docs/how-to/write-a-reward.md"
         if self.sandbox == "full":
             fix += "; on a machine without secrets, options.sandbox: reduced is enough"
         raise ConfigError(
@@ -148,9 +148,9 @@ def _tests(value: Any, key: str) -> list[tuple[str, str | None]]:
                 return pairs
     raise DataError(
         f"The prompt has no tests in its entry {key!r}.",
-        why="it is missing or null" if value is None else f"it is {str(value)[:80]!r}",
-        fix='write the tests as a list of {"input": ..., "output": ...} (texts or numbers, no empty output), or as a '
-        "list of Python texts (none empty), or set the reward's option 'key'",
+        why="the entry is missing or null" if value is None else f"its value {str(value)[:80]!r} is no list of tests",
+        fix='write the tests as a list of {"input": ..., "output": ...} (texts or numbers, not all outputs empty), or '
+        "as a list of Python texts (none empty); or set the reward's option 'key' to the entry that has them",
     )
 
 

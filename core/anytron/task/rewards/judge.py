@@ -103,7 +103,7 @@ class Judge(Section):
             )
         if not self._secret.isascii() or not self._secret.isprintable():
             why = f"the value of {self.api_key_env} has a character that HTTP headers cannot have"
-            raise ConfigError("The judge's API key is invalid.", why=why)
+            raise ConfigError("The judge's API key is invalid.", why=why, fix="set the variable to the key alone")
 
     def check_prompt(self, data: Mapping[str, Any]) -> None:
         """Check before the run that a prompt has the right answer, if the judge needs it.
@@ -112,10 +112,13 @@ class Judge(Section):
             DataError: The prompt has no right answer.
         """
         if self.key is not None and self.key not in data:
-            raise DataError(f"The prompt has no entry {self.key!r}.", fix="set the judge's option 'key'")
+            raise DataError(
+                f"The prompt has no entry {self.key!r} with the right answer for the judge.",
+                fix="set the judge's option 'key' to the entry that has the right answer, or remove the option",
+            )
         if self.key is not None and (data[self.key] is None or not str(data[self.key]).strip()):
             raise DataError(
-                f"The right answer, entry {self.key!r}, is null or empty.",
+                f"The right answer in the prompt's entry {self.key!r} is null or empty.",
                 why="the judge would be shown the word None, or nothing, as the right answer",
                 fix="correct the data or the judge's option 'key', or set data.on_bad_answer=drop to skip such prompts",
             )
@@ -190,8 +193,8 @@ class Chat:
     Args:
         url: URL of the server, without ``/chat/completions``.
         secret: The API key; empty = none. It is sent only to this server.
-        timeout_s: Seconds for one answer.
-        attempts: Number of attempts.
+        timeout_s: Seconds that one attempt may take.
+        attempts: Largest number of attempts to get one answer.
         backoff_s: Seconds to wait before the second attempt.
     """
 

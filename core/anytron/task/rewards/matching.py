@@ -25,7 +25,7 @@ It takes microseconds unless it backtracks without end."""
 
 
 class ReferenceReward(Section):
-    """A reward that needs an entry of the prompt's data."""
+    """A reward that needs the right answer, which is an entry of the prompt's data."""
 
     key: str = "answer"
     """The entry of the prompt's data that holds the right answer."""
@@ -39,18 +39,19 @@ class ReferenceReward(Section):
         if self.key not in data:
             raise DataError(
                 f"The prompt has no entry {self.key!r}.",
-                why=f"its data has {', '.join(map(repr, data)) or 'nothing'}",
+                why=f"its data has these entries: {', '.join(map(repr, data)) or 'none'}",
                 fix="set the reward's option 'key', or add the entry to the prompts' data",
             )
         if why := self.examine_answer(data[self.key]):
             raise DataError(
-                f"The right answer, entry {self.key!r}, cannot be read.",
+                f"The right answer in the prompt's entry {self.key!r} cannot be read.",
                 why=why,
-                fix="correct the data or the option 'key', or set data.on_bad_answer=drop to skip such prompts",
+                fix="correct the data or the option 'key' of the reward, or "
+                "set data.on_bad_answer=drop to skip such prompts",
             )
 
     def examine_answer(self, answer: object) -> str | None:
-        """Return why an answer cannot be the right one; None if it can. The driver calls this and evaluates nothing."""
+        """Return why a value cannot be a right answer; None if it can. It runs in the driver and evaluates nothing."""
         if answer is None:
             return "it is null: an empty cell, or a column that this row does not have"
         if isinstance(answer, str):
@@ -63,7 +64,7 @@ class ReferenceReward(Section):
         return f"it is {type(answer).__name__}, {str(answer)[:40]!a}, where a text or a whole number should be{hint}"
 
     def reference(self, sample: Sample) -> str:
-        """The right answer as text, without white space around it."""
+        """Return the right answer as text, without white space around it."""
         return str(sample.data[self.key]).strip()
 
 
@@ -132,7 +133,7 @@ class Format(PatternReward):
 class Regex(PatternReward, ReferenceReward):
     """Score 1 for a response in which the pattern's last match captures the right answer, else 0.
 
-    The captured text is that of the pattern's first group, or the whole match if the pattern has no group.
+    The captured text is what the pattern's first group matches, or the whole match if the pattern has no group.
     """
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
@@ -197,7 +198,8 @@ class ReasoningGym(PatternReward):
         """
         if data.get(ENTRY) is None:  # of a table that has other prompts, too, the entry is null
             raise DataError(
-                "The prompt does not come from reasoning-gym.", fix="start a new run with data.source=reasoning_gym"
+                "The prompt does not come from reasoning-gym, so this reward cannot score it.",
+                fix="start a new run with data.source=reasoning_gym, or use another reward",
             )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:

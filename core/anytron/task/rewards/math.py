@@ -68,7 +68,7 @@ class Math(ReferenceReward):
         return [self._score(sample.last_message, self.reference(sample)) for sample in samples]
 
     def reference(self, sample: Sample) -> str:
-        """The right answer as text; like in a response, a leading thought is removed."""
+        """Return the right answer as text; a leading thought is removed, as in a response."""
         return _behind_thought(super().reference(sample))
 
     def _score(self, response: str, reference: str) -> float | Exception:

@@ -37,7 +37,7 @@ class RewardPool:
     Args:
         name: Name of the reward.
         section: Section of the reward in the configuration.
-        key: Key of that section.
+        key: Configuration key of that section.
         logs: An existing directory; each process writes to ``reward-NAME-N.log``.
         start_timeout_s: Seconds until a process must have found the function.
     """
@@ -75,7 +75,7 @@ class RewardPool:
         Args:
             samples: Samples of a step.
             more: Whether the step has further samples, some of which have a score.
-            forgiving: Whether a failure is only returned, even if ``on_error`` is ``stop``.
+            forgiving: Whether to return failures instead of raising them, even if ``on_error`` is ``stop``.
 
         Yields:
             None whenever it has to wait (:attr:`connections`, :attr:`deadline`).
@@ -191,7 +191,7 @@ def reward_error(reward: str, failure: Failure, sample: Sample | None, *, every:
 
 
 def shares(samples: Sequence[Sample], count: int) -> list[Call]:
-    """Divide samples into at most ``count`` calls of about the same size; those of one prompt stay together."""
+    """Divide samples into at most ``count`` calls of similar size; samples of one prompt stay together."""
     groups = _groups(samples)
     count = min(count, len(groups))
     if not count:
@@ -213,9 +213,9 @@ class RewardProcess(IsolatedProcess):
     Args:
         name: Name of the reward, for messages.
         section: Section that names the function.
-        key: Key of the section.
+        key: Configuration key of the section.
         log: File to which the output of the process is appended.
-        start_timeout_s: Seconds until it must have found the function.
+        start_timeout_s: Seconds until the process must have found the function.
     """
 
     def __init__(self, name: str, section: RewardSection, key: str, log: Path, start_timeout_s: float) -> None:

@@ -35,7 +35,10 @@ def environment(samples: Sequence[Sample]) -> list[float]:
 def _outcome(sample: Sample) -> Outcome:
     if sample.environment is None:
         raise DataError(
-            "The reward function 'environment' needs an environment.", where="rewards", fix="add a section environment"
+            "The reward function 'environment' needs an environment.",
+            where="rewards",
+            why="it returns the reward that the run's environment gives, and this run has no environment",
+            fix="add the section environment to the configuration, or remove this reward",
         )
     return sample.environment
 

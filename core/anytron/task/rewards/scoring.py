@@ -168,7 +168,7 @@ class RewardWorkers:
     Args:
         sections: Sections of all rewards, by name.
         pools: Processes of the rewards that are functions.
-        model: The reward model, for the other rewards.
+        model: The reward model, for the other rewards; None = all rewards are functions.
 
     Attributes:
         pools: The argument.
@@ -217,7 +217,7 @@ class RewardWorkers:
                 where=f"rewards {', '.join(name for name, found in failures.items() if found)}",
                 why=f"a reward failed for each of them; the first failure of {name}: "
                 f"{first[min(first)].what}\n{first[min(first)].why}",
-                fix="correct the functions; the step's samples are in samples.jsonl",
+                fix="correct the reward functions; the step's samples are in samples.jsonl",
             )
         return RewardScores(total, parts, failures)
 

@@ -1,1 +1,1 @@
-"""The protocols of engines, which the loop uses, and the transfer of weights between engines."""
+"""The interfaces through which training loops call engines, and the transfer of weights between engines."""

@@ -17,7 +17,7 @@ class EngineContext:
 
     Attributes:
         config: The run's configuration.
-        stack: The device stack of this process: plugins, platform, patches; ``before_import`` has been applied.
+        stack: The plugins, platform and patches of this process; the hook ``before_import`` has been called.
         process: Role and rank of this process.
         init_method: Rendezvous of the group's ranks, for ``torch.distributed.init_process_group``; the executor chooses
             it. Ranks on one machine use a private file, so that no port is open.

@@ -26,7 +26,7 @@ class MemoryPart:
         name: Name of the part.
         size: Bytes on the rank that has the most.
         how: How ``size`` was computed, with numbers.
-        when: The phase in which it is there.
+        when: The phase in which the part takes memory, or ``always``.
         exact: Whether ``size`` is exact, except for the allocator's rounding; False = an estimate.
     """
 
@@ -48,7 +48,7 @@ class TrainingEstimate:
 
     Attributes:
         parts: Parts on the rank that needs the most.
-        parameters: Numbers in the whole model, all ranks together.
+        parameters: Number of parameters of the whole model, on all ranks together.
         config: The Hugging Face config of the language model.
     """
 
@@ -58,7 +58,7 @@ class TrainingEstimate:
 
 
 class EstimatesTraining(Protocol):
-    """``EngineInfo.memory`` of a training engine."""
+    """The type of a training engine's ``EngineInfo.memory``: the function that estimates a rank's memory."""
 
     def __call__(self, run: RunConfig) -> TrainingEstimate:
         """Estimate, from the configuration alone.
@@ -82,7 +82,7 @@ class DeviceMemory:
 
 
 class EstimatesRollout(Protocol):
-    """``EngineInfo.memory`` of a rollout engine."""
+    """The type of a rollout engine's ``EngineInfo.memory``: the function that estimates a replica's memory."""
 
     def __call__(self, run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
         """Estimate what a replica takes of one device.
@@ -95,7 +95,7 @@ class EstimatesRollout(Protocol):
 
 
 def peak(parts: Sequence[MemoryPart]) -> int:
-    """Return the peak: ``always`` plus the largest of the phases."""
+    """Return the peak in bytes: the parts that are ``always`` there, plus the largest phase."""
 
     def held(when: When) -> int:
         return sum(part.size for part in parts if part.when == when)
@@ -151,17 +151,19 @@ class ModelFlops:
     A pass forward and backward through a matrix takes 6 operations for each of its numbers and each token: a
     multiplication and an addition in the forward pass, twice as many in the backward pass, for the gradient of the
     input and that of the matrix (Chowdhery et al., PaLM, arXiv:2204.02311, appendix B; Narayanan et al.,
-    arXiv:2104.04473, appendix). Attention takes 12 L H Q for each pair of a query and a key (the same appendix B), and
-    a causal model has only the pairs of a token with itself and those before it.
+    arXiv:2104.04473, appendix). Attention takes 12 L H Q operations for each pair of a query and a key (L layers,
+    H heads, head size Q; the same appendix B), and a causal model has only the pairs of a token with itself and with
+    earlier tokens.
 
     Attributes:
-        weights: Number of elements of all matrices that multiply a token's hidden state. Of experts, only those that
-            process the token count; the output layer counts, and the embedding, which is a lookup, does not.
+        weights: Number of elements of all matrices that multiply a token's hidden state. Of the experts,
+            only the ones that process the token are counted. The output layer is counted, the embedding is not,
+            because it is a lookup.
         attention: The model's layers with attention. Linear attention is left out, because its state needs few
             operations compared with its matrices.
         trained: Whether the model's own weights are trained. False = adapters are trained (LoRA), and no gradients of
             the matrices are computed: 4 operations instead of 6. The operations of the adapters themselves are left
-                out.
+            out.
     """
 
     weights: float
@@ -182,7 +184,7 @@ class ModelFlops:
 
 
 class CountsFlops(Protocol):
-    """``EngineInfo.flops`` of a training engine."""
+    """The type of ``EngineInfo.flops``: the function with which a training engine counts operations."""
 
     def __call__(self, run: RunConfig) -> tuple[ModelFlops, ModelFlops | None]:
         """Describe the policy and the critic, if there is one, from the configuration alone.

@@ -147,7 +147,7 @@ class RolloutEngine(Protocol):
         """
 
     def describe(self) -> Mapping[str, Any]:
-        """Facts for the run's records: device, patches of this process, versions."""
+        """Return facts for the run's records: device, patches of this process, versions."""
 
 
 class AdapterRollout(RolloutEngine, Protocol):
@@ -160,7 +160,7 @@ class AdapterRollout(RolloutEngine, Protocol):
     def load_adapter(self, origin: WeightOrigin) -> int:
         """Load the adapters of ``model.lora``, under PEFT's names, in place of the previous ones; return their version.
 
-        Otherwise as ``load_weights``.
+        Failed transfers and responses in progress are treated as by ``load_weights``.
 
         Raises:
             EngineError: The engine cannot apply the adapters.
@@ -214,13 +214,12 @@ class ObservableRollout(RolloutEngine, Protocol):
 class RoutingShape:
     """The experts to which a model sends tokens: a rollout engine reports them, and a training engine repeats them.
 
-    One row for each token of prompt and response *but the last*: no engine computes the last token of a sequence, and
-    no loss depends on its experts. Legend: T tokens, L mixture-of-experts layers, K experts of a
-    token.
+    The routing has one row for each token of prompt and response *but the last*: no engine computes the last token of a
+    sequence, and no loss depends on its experts. Legend: T tokens, L mixture-of-experts layers, K experts of a token.
 
     Attributes:
-        layers: L, those with a router, from the first to the last of the model.
-        chosen: K, experts of a token in each layer.
+        layers: L, number of layers with a router; they are in the model's order.
+        chosen: K, number of experts that each layer chooses for a token.
         experts: Number of experts of a layer; they are numbered from 0.
     """
 

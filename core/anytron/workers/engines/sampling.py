@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class TokenDraws:
     """Draws tokens, each with the random number of its own response and position.
 
-    Log-probs are those of the model at the sampling temperature, before end tokens are suppressed and
+    Log-probs are the model's at the sampling temperature, before end tokens are suppressed and
     before top-k and top-p: exactly what a training engine computes for the same tokens. Only one ``[B, V]``
     distribution exists at a time.
 
@@ -79,7 +79,7 @@ def uniform_numbers(seeds: Sequence[int], position: int | Tensor) -> Tensor:
 
     Args:
         seeds: B numbers in ``[0, 2**63)``.
-        position: From 0; of all rows, or int64 ``[B]`` on the host.
+        position: Position of the token in the response, from 0: one for all rows, or int64 ``[B]`` on the host.
 
     Returns:
         float32 ``[B]`` on the host, multiples of ``2**-24`` in ``[0, 1)``.
@@ -105,7 +105,7 @@ def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
     """Draw a token for each row by inverting its distribution function.
 
     Args:
-        log_probs: float32 ``[B, V]``, -inf for a token that may not be drawn; they need not add up to 1.
+        log_probs: float32 ``[B, V]``, -inf for a token that may not be drawn; their exponentials need not add up to 1.
         uniform: float32 ``[B]`` in ``[0, 1)``, on the same device.
 
     Returns:
@@ -134,7 +134,7 @@ class StopStrings:
         tokenizer: A Hugging Face tokenizer.
 
     Attributes:
-        tail: Number of last tokens of a response that must be passed.
+        tail: Number of last tokens of a response that must be passed to :meth:`shown`.
     """
 
     def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:

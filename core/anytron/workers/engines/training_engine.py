@@ -39,7 +39,7 @@ class Topology:
     Attributes:
         dp_rank: Data-parallel rank: which replica of the model it belongs to. Ranks of one replica get the same
             micro-batches.
-        dp_size: Data-parallel replicas.
+        dp_size: Number of data-parallel replicas.
         reports: True on the one rank of each replica whose results are used (last pipeline stage, first
             tensor- and context-parallel rank).
         micro_batch_multiple: The engine takes a multiple of this many micro-batches in a pass.
@@ -83,8 +83,8 @@ class TrainingEngine(Protocol):
         """Compute log-probs and entropies without gradients.
 
         Returns:
-            One entry per micro-batch on reporting ranks (host tensors), None elsewhere. The policy's
-            have their ``routing`` if :attr:`Topology.replays_scoring`.
+            One entry per micro-batch on reporting ranks (host tensors), None elsewhere. For the policy the entries
+            have their ``routing`` if :attr:`Topology.replays_scoring` is True.
         """
 
     def update(self, micro_batches: Sequence[RaggedBatch], loss: LossFunction) -> Mapping[str, float] | None:
@@ -111,10 +111,10 @@ class TrainingEngine(Protocol):
         """Write a complete Hugging Face model directory (without tokenizer and processor)."""
 
     def describe(self) -> Mapping[str, Any]:
-        """Facts for the run's records: ``device``, ``patches`` of this process, and ``kernels`` by supplier.
+        """Return facts for the run's records: ``device``, ``patches`` of this process, and ``kernels`` by supplier.
 
         ``kernels`` is the result of :meth:`anytron.device.hooks.facade.Hooks.suppliers`, and the optional
-        ``kernel_descriptions`` that of the method with this name. ``peak_flops`` is the result of
+        ``kernel_descriptions`` is the result of ``Hooks.kernel_descriptions``. ``peak_flops`` is the result of
         :meth:`anytron.device.platform.Platform.peak_flops` as a mapping; without it there is no ``throughput/mfu``.
         """
 
@@ -169,19 +169,19 @@ class CheckpointEngine(TrainingEngine, Protocol):
 
         Args:
             path: An existing, empty directory that every rank can write to.
-            asynchronous: Return as soon as the state is copied, and write files while training goes on. In both cases
-                the files hold the state at the time of this call.
+            asynchronous: Whether to return as soon as the state is copied, and write files while training goes on. In
+                both cases the files hold the state at the time of this call.
         """
 
     def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
         """Ask for the files of the last :meth:`save_checkpoint`. A collective.
 
         Args:
-            wait: Return when every rank has written its files.
+            wait: Whether to wait until every rank has written its files.
 
         Returns:
-            This rank's files, by path relative to the checkpoint's, once those of every rank are on disk, synced and
-            hashed; None while they are still being written.
+            This rank's files, by path relative to the checkpoint, once the files of every rank are on disk, synced
+            and hashed; None while they are still being written.
 
         Raises:
             EngineError: Writing failed on a rank, for example because its disk is full.
@@ -212,7 +212,7 @@ class OffloadingEngine(TrainingEngine, Protocol):
 
 
 class GeneratingEngine(TrainingEngine, Protocol):
-    """A training engine that generates with the weights that it trains: a rollout engine is ``part_of`` it.
+    """A training engine that generates with the weights that it trains, for a rollout engine that is ``part_of`` it.
 
     For the driver, its ranks together are one :class:`~anytron.workers.engines.rollout_engine.RolloutEngine` without
     weights to load. Generation has no effect on training.
@@ -240,7 +240,7 @@ class ObservableEngine(TrainingEngine, Protocol):
     def logits(self, micro_batch: RaggedBatch) -> Tensor | None:
         """Compute the policy's whole logits, without gradients, to compare them with another computation.
 
-        For small micro-batches: no pass of a training step ever makes them.
+        For small micro-batches only: whole logits need much memory, and training never makes them.
 
         Args:
             micro_batch: The micro-batch, the same on every rank.
@@ -280,8 +280,9 @@ class DifferentiableEngine(TrainingEngine, Protocol):
             destination: Receives float32 tensors under the names of :meth:`TrainingEngine.export_weights`; with
                 ``model.lora`` the adapters' gradients, under the names of :meth:`AdapterEngine.export_adapter`.
                 Parameters that the run does not train are left out.
-            model: The model whose gradients are sent. That of the critic's head is sent under :data:`VALUE_HEAD`.
-            additions: Which of its own losses the engine adds, such as that for the balance of experts.
+            model: The model whose gradients are sent. The gradient of the critic's head is sent under
+                :data:`VALUE_HEAD`.
+            additions: Which of its own losses the engine adds, such as the load-balancing loss of experts.
 
         Returns:
             The destination's result, from rank 0.
@@ -315,7 +316,7 @@ class NonFinite:
         size: How many numbers the tensor has.
         micro_batch: Number of the micro-batch, from 0.
         sequence: Position of the sequence in the micro-batch; None if the tensor has no entry for each token.
-        token: Position of the token in its sequence.
+        token: Position of the token in its sequence; None like ``sequence``.
     """
 
     place: str
@@ -344,9 +345,10 @@ class Inspection:
 
 
 class RewardModelEngine(Protocol):
-    """One rank of a reward model, ``EngineInfo.reward_model``. All ranks receive the same calls in the same order.
+    """One rank of a reward model. All ranks receive the same calls in the same order.
 
-    It is built from the configuration :attr:`anytron.config.schema.RunConfig.of_reward_model`.
+    The class is named in ``EngineInfo.reward_model``, and is built from the configuration
+    :attr:`anytron.config.schema.RunConfig.of_reward_model`.
     """
 
     def topology(self) -> Topology:
@@ -362,7 +364,7 @@ class RewardModelEngine(Protocol):
         """
 
     def describe(self) -> Mapping[str, Any]:
-        """Facts for the run's records, as :meth:`TrainingEngine.describe`."""
+        """Return facts for the run's records, as :meth:`TrainingEngine.describe` does."""
 
     def close(self) -> None:
         """Release what the engine holds; another may be built in this process afterwards."""

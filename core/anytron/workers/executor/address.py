@@ -20,7 +20,7 @@ WAITING = 4096
 
 
 class Stores:
-    """Places where ranks can meet.
+    """Makes stores, in which the ranks of a process group find each other.
 
     Ranks on one machine meet in nameless files in memory, because any process that reaches a port could use a store
     that listens on it. Only processes of this user can open these files, through this process's entry in /proc, and no
@@ -51,10 +51,10 @@ class Stores:
             held = _bound(address, 0)
         except OSError as error:
             raise exhausted(error, address) or WorkerError(
-                f"Ranks on several machines cannot connect at {address}.",
+                f"This machine cannot listen at {address}, where ranks on other machines would connect.",
                 where=socket.gethostname(),
                 why=str(error),
-                fix="give the machine that address, or start its Ray with one that it has: ray start --node-ip-address",
+                fix="start Ray on this machine with an address that it has: ray start --node-ip-address=ADDRESS",
             ) from error
         port = held.getsockname()[1]
         self._descriptors.append(held.detach())

@@ -1,4 +1,4 @@
-"""Common parts of executors whose workers are processes: the bootstrap and environment of a worker, and its end."""
+"""Common parts of executors whose workers are processes: their start, environment variables and end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class BaseExecutor(abc.ABC):
 
     Args:
         config: The run's configuration.
-        session: The driver's plugins; they give each process its environment.
+        session: The driver's plugins, which set environment variables of each process.
     """
 
     on_this_machine: ClassVar[bool]
@@ -66,7 +66,7 @@ class BaseExecutor(abc.ABC):
         """Start one process per rank."""
 
     def wait(self, calls: Sequence[Pending], timeout_s: float = math.inf) -> list[Pending]:
-        """Wait until one of several calls is done."""
+        """Wait until one of several calls is done; return the calls that are, none if the time is over."""
         started = cast("Sequence[PendingCall[Any]]", calls)
         deadline = time.monotonic() + timeout_s
         left_s = timeout_s
@@ -165,8 +165,8 @@ def loopback_variables(platform: Platform, interface: str | None) -> dict[str, s
     gloo would take the interface of the address to which the machine's name resolves, which others may reach.
 
     Args:
-        platform: Names the variables of the device's own collectives.
-        interface: That machine's :func:`loopback_interface`.
+        platform: The platform, which names the variables for the device's own collectives.
+        interface: The :func:`loopback_interface` of the ranks' machine; None = set no variables.
     """
     names = ("GLOO_SOCKET_IFNAME", *platform.socket_interface_variables)
     return {} if interface is None else dict.fromkeys(names, interface)
@@ -184,19 +184,19 @@ def threads_asked_for() -> int | None:
     first = said.split(",")[0].strip()
     if said and not (first.isdecimal() and int(first)):
         raise ConfigError(
-            f"OMP_NUM_THREADS is {said!r}.",
+            "OMP_NUM_THREADS is not a positive number.",
             where="environment variables",
-            why="it is the number of threads of each process",
+            why=f"it is {said!r}, but each process takes its number of threads from it",
             fix="set it to a positive number, or unset it",
         )
     return int(first) if said else None
 
 
 def worker_environment(inherited: Mapping[str, str], bootstrap: Bootstrap, hooks: Hooks) -> dict[str, str]:
-    """Make the environment of a worker.
+    """Return the environment variables of a worker process.
 
     Args:
-        inherited: Environment of the driver, or of the worker's machine.
+        inherited: Environment variables of the driver, or of the worker's machine.
         bootstrap: Bootstrap message of the worker.
         hooks: The driver's plugins, which add variables.
     """
@@ -214,7 +214,7 @@ def with_devices(environment: Mapping[str, str], variable: str, indices: Sequenc
     """Restrict the devices of a process to some of those that it would see.
 
     Args:
-        environment: Environment of the process.
+        environment: Environment variables of the process.
         variable: Environment variable that restricts the visible devices.
         indices: Indices of the devices among those that the process would see.
     """

@@ -1,4 +1,4 @@
-"""Messages between the driver and one worker, over a socket pair that no one else can reach.
+"""Messages between the driver and one worker, over a socket pair that no other process can reach.
 
 The first message to a worker, before it imports or unpickles anything else, is plain JSON; all later messages, and
 all answers, are pickles. Importing this module imports neither torch nor an engine: a worker reads its bootstrap
@@ -44,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Rebuild:
-    """Driver to worker: close the engine and build one of another configuration.
+    """Driver to worker: close the engine and build one for another configuration.
 
     Attributes:
         config: The configuration as JSON values.
@@ -69,7 +69,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """Worker to driver: what was raised, as text, and as an error of the core if it is one.
+    """Worker to driver: the exception that was raised, as text, and as an :class:`AnytronError` if it is one.
 
     ``error`` is converted to its nearest base class in :mod:`anytron.base.errors`, because a class that an engine
     derives from it would import the engine into the driver.
@@ -80,7 +80,7 @@ class Failure:
 
     @classmethod
     def of(cls, raised: BaseException, traceback: str) -> Failure:
-        """Make a message of an exception that does not import anything in the driver."""
+        """Make a message from an exception; unpickling the message imports nothing in the driver."""
         known = raised if isinstance(raised, AnytronError) else exhausted(raised)
         if known is None:
             return cls(traceback, None)
@@ -140,17 +140,17 @@ class Bootstrap:
         role: Role of the process.
         rank: Rank among the ``world_size`` processes of its group.
         local_rank: Rank among the group's processes on this machine.
-        world_size: Processes in the group.
-        local_world_size: Processes of the group on this machine.
+        world_size: Number of processes in the group.
+        local_world_size: Number of the group's processes on this machine.
         replica: Number of its group among the groups of its role that share the work.
         init_method: Rendezvous of the group's ranks, for ``torch.distributed``.
-        num_threads: Processor threads to use.
+        num_threads: Number of CPU threads that the process may use.
         platform: Name of the platform that the driver chose; the worker does not choose again.
         config: The run's configuration, resolved, as JSON values.
         engine_group: Entry-point group of the engine.
         engine_name: Name of the engine in that group.
         sys_path: The driver's ``sys.path``: what the driver can import, its workers can.
-        python: Interpreter of a separate environment, whose ``sys.path`` the worker keeps; None = the driver's.
+        python: Interpreter of a separate Python environment, whose ``sys.path`` the worker keeps; None = the driver's.
         model: The model that the rank belongs to.
         version: The driver's version of Anytron.
     """

@@ -36,7 +36,7 @@ CLOSE_S = 10.0
 
 
 class RankGroup(abc.ABC, Generic[AnyRank]):
-    """A :class:`~anytron.workers.executor.protocol.WorkerGroup`, wherever its processes are.
+    """A :class:`~anytron.workers.executor.protocol.WorkerGroup` whose processes may be on any machine.
 
     Args:
         engine: Name of the engine, for messages.
@@ -87,7 +87,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         return self.submit_each(method, per_rank_args).result()
 
     def rebuild(self, config: RunConfig) -> None:
-        """Build engines of another configuration in the same processes.
+        """Build engines for another configuration in the same processes.
 
         The ranks meet in a new store, because the previous engines may not have released the old one.
         """
@@ -123,7 +123,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
             self._end_all()
 
     def no_call(self, method: str) -> WorkerError:
-        """Make the error of a call to processes that have ended."""
+        """Make the error for a call to processes that have ended."""
         return WorkerError(
             f"Method {method}() of engine {self._engine!r} cannot be called: its processes have ended.",
             where=self._ranks[0].name,

@@ -5,8 +5,8 @@ clock is CLOCK_MONOTONIC, which all processes of a machine share and which chang
 
 A note describes what the main thread does, which collectives the rank has begun, and which of them are not over. The
 collectives come from torch's flight recorders, a ring buffer of the last ones for each library (gloo, NCCL). The
-heartbeat's thread reads them, only when the driver asks, and only while the main thread does not move. This does not
-import torch.
+heartbeat's thread reads them, only when the driver asks, and only while the main thread does not move. This module
+does not import torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ _DUMP = re.compile(r"_dump_\w+_trace_json")
 
 
 class Heartbeat:
-    """The time at which a worker was last alive. It beats once its engine is built; the start has a separate limit.
+    """The time at which a worker was last alive.
+
+    The worker signals that it is alive once its engine is built; the start has a separate time limit.
 
     Args:
         descriptor: File descriptor of the shared memory; the caller closes it, the memory stays.
@@ -123,7 +125,7 @@ class Collective:
 
     @property
     def sequence(self) -> str:
-        """The sequence in which it is counted."""
+        """Name of the sequence in which :attr:`number` counts: library and group."""
         return f"{self.library} {self.group}"
 
 
@@ -136,7 +138,7 @@ class Standing:
         frames: The innermost frames of that stack, the innermost first, for people.
         groups: The ranks of each process group of this rank, by its name; empty if the thread moves.
         descriptions: Descriptions of the groups, by name, for display.
-        begun: How many collectives this rank has begun, by :attr:`Collective.sequence`.
+        begun: Number of collectives that this rank has begun, by :attr:`Collective.sequence`.
         complete: Whether the recorders hold all collectives since the start, so that a sequence without an entry has
             had none.
         waits: Collectives of the main thread that are not over, the oldest first.
@@ -164,7 +166,7 @@ class Standing:
 
 
 class StandingReporter:
-    """Writes a worker's notes, at the beats of its heart.
+    """Writes a worker's notes; :meth:`beat` is called at each beat of the heartbeat.
 
     Args:
         heartbeat: Shared memory for the notes, and for requests of them.
@@ -192,7 +194,7 @@ class StandingReporter:
 
 
 def main_thread() -> Standing:
-    """Record the position of the main thread."""
+    """Return the state of this rank, with the position of its main thread only."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     place = 0
     frames: list[str] = []

@@ -30,12 +30,12 @@ THIS_MACHINE = Host("", "127.0.0.1")
 
 
 class LocalWorkerGroup(RankGroup[WorkerProcess]):
-    """The processes are on this machine.
+    """A group of workers whose ranks are processes on this machine.
 
     Args:
         engine: Name of the engine, for messages.
         ranks: Ranks in order, just started.
-        stores: Stores in which the ranks meet; closed with the group.
+        stores: Stores through which the ranks form their process groups; closed with the group.
         settings: The time limits.
     """
 
@@ -50,7 +50,7 @@ class LocalWorkerGroup(RankGroup[WorkerProcess]):
 
     @staticmethod
     def answered(ranks: Sequence[WorkerProcess], timeout_s: float) -> Sequence[WorkerProcess]:
-        """Wait until a rank of one or more groups has an answer, has ended or is silent."""
+        """Wait until a rank of one or more groups has an answer, has ended or is silent; return such ranks, or none."""
         return answered(ranks, timeout_s)
 
     def _new_store(self) -> str:
@@ -64,10 +64,10 @@ class LocalWorkerGroup(RankGroup[WorkerProcess]):
 class LocalExecutor(BaseExecutor):
     """An :class:`~anytron.workers.executor.protocol.Executor` of processes on this machine.
 
-    The output of a worker is appended to ``<trainer.output_dir>/logs/<role>-<rank>.log``
-    (``<role>-<replica>-<rank>.log`` from the second replica on; ``reward_model-<rank>.log``). Nothing listens on an
-    address that other machines reach: ranks meet in a :class:`~anytron.workers.executor.address.Stores`, and
-    collectives use the loopback interface.
+    The output of a worker is appended to a file in ``<trainer.output_dir>/logs``: ``<role>-<rank>.log``, from the
+    second replica on ``<role>-<replica>-<rank>.log``, and for a reward model ``reward_model-<rank>.log``. Nothing
+    listens on an address that other machines reach: ranks form their process groups through a
+    :class:`~anytron.workers.executor.address.Stores`, and collectives use the loopback interface.
     """
 
     on_this_machine: ClassVar[bool] = True

@@ -29,13 +29,13 @@ WITH_TOKENS = ("score", "values", "logits", *WITH_GRADIENTS)
 
 
 class RankObserver:
-    """Observes the calls of one training rank, whatever the engine: its memory, and where its time goes.
+    """Observes the calls of one training rank of any engine: peak memory, and where the time goes.
 
-    The methods named in :data:`OBSERVED` are called on groups of workers like the methods of their engine.
+    The driver calls the methods named in :data:`OBSERVED` on groups of workers, like methods of their engine.
 
     Args:
-        runtime: The device; None = the engine of this process may not use the device, so that it must not be
-            initialised.
+        runtime: The device; None = the device must not be initialised, because the engine of this process may do
+            without it.
     """
 
     def __init__(self, runtime: DeviceRuntime | None) -> None:
@@ -44,7 +44,7 @@ class RankObserver:
 
     @contextlib.contextmanager
     def marked(self, method: str) -> Iterator[None]:
-        """Make a call of the engine a range of its name: in the device's own profiler, and in a trace."""
+        """Mark a call as a range with the method's name, in the device's profiler and in a trace that is recorded."""
         with contextlib.ExitStack() as ranges:
             if self._runtime is not None:
                 ranges.enter_context(self._runtime.profiler_range(method))
@@ -62,7 +62,7 @@ class RankObserver:
         return peak
 
     def begin_trace(self, wanted: bool, stacks: bool, memory: bool) -> None:
-        """Begin to record operations of the host, and kernels of the device where torch's profiler knows them.
+        """Begin to record operations of the host, and kernels of the device if torch's profiler supports it.
 
         Args:
             wanted: Whether to record this rank.
@@ -115,21 +115,21 @@ class RankObserver:
 
 @dataclass(frozen=True)
 class MemoryExplainer:
-    """Turns a device's out-of-memory error into one for people.
+    """Replaces a device's out-of-memory error by one that names the settings to change.
 
     Attributes:
-        platform: Platform of the device. It is used only after an error: an engine may not use the device at all.
-        bootstrap: The process, and the run.
+        platform: Platform of the device. Its runtime is loaded only after an error, because some engines use no device.
+        bootstrap: Description of this process and of the run.
     """
 
     platform: Platform
     bootstrap: Bootstrap
 
     def explain(self, error: Exception, method: str) -> ResourceError | None:
-        """Explain an out-of-memory error; None for any other error.
+        """Return an error that explains an out-of-memory error; None for any other error.
 
         Args:
-            error: The exception; or a ``DataError`` of a user's function that was caused by it.
+            error: The exception, or a ``DataError`` of a user's function whose cause is the exception.
             method: The engine's method that was called, or :data:`BUILDING`.
         """
         try:
@@ -143,7 +143,7 @@ class MemoryExplainer:
 
         config, role = RunConfig.model_validate(self.bootstrap.config), self.bootstrap.role
         reads = self.bootstrap.model == "reward_model"
-        doing = "while it built its engine" if method == BUILDING else f"in {method}()"
+        doing = "while the engine was built" if method == BUILDING else f"in {method}()"
         return ResourceError(
             f"The device ran out of memory {doing}.",
             where=f"{self.bootstrap.name}, {runtime.device_name()}",
@@ -153,10 +153,10 @@ class MemoryExplainer:
 
 
 def advice(config: RunConfig, role: Role, method: str) -> Iterator[str]:
-    """Name the settings that lower what a call needs, the cheapest first, with their values now.
+    """Name the settings that lower the memory of a call, the cheapest first, with their current values.
 
     Args:
-        config: The run.
+        config: Configuration of the run.
         role: Role of the process.
         method: The engine's method that was called, or :data:`BUILDING`.
     """
@@ -167,7 +167,7 @@ def advice(config: RunConfig, role: Role, method: str) -> Iterator[str]:
             if "memory" in name:
                 yield f"change rollout.options.{name} (now {value}): the memory that it reserves is not free"
         if not engine.offload and rollout.placement == "colocated":
-            yield "engine.offload=[optimizer,gradients,reference] gives it the training ranks' memory"
+            yield "engine.offload=[optimizer,gradients,reference] lets generation use the memory of the training ranks"
         return
     if method in WITH_TOKENS:
         yield f"lower engine.max_tokens_per_micro_batch (now {engine.max_tokens_per_micro_batch})"
@@ -188,10 +188,10 @@ def advice(config: RunConfig, role: Role, method: str) -> Iterator[str]:
 
 
 def advice_for_scores(config: RunConfig) -> Iterator[str]:
-    """Name the settings that lower what a reward model needs, which shares its device with training.
+    """Name the settings that lower the memory of a reward model, or of the training engine on the same devices.
 
     Args:
-        config: Configuration of its ranks (:attr:`anytron.config.schema.RunConfig.of_reward_model`).
+        config: Configuration of the reward model's ranks (:attr:`anytron.config.schema.RunConfig.of_reward_model`).
     """
     section, tensor = config.reward_model, config.parallel.tensor_model_parallel_size
     assert section is not None

@@ -1,4 +1,4 @@
-"""Calls of ranks in progress, and the interface of a rank for its group."""
+"""Calls that are in progress on a group of ranks, and the interfaces of such a group and of its ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLL_S = 1.0
 
 
 class Rank(Protocol):
-    """A worker process, here or elsewhere."""
+    """A worker process, on this machine or another one."""
 
     @property
     def name(self) -> str:
@@ -26,17 +26,17 @@ class Rank(Protocol):
 
     @property
     def where(self) -> str:
-        """Display text: the log of the process."""
+        """The place of the process's log, for messages."""
 
     def send(self, message: Message) -> None:
         """Send a message, unless the process has ended.
 
         Raises:
-            BlockingIOError: The process does not read.
+            BlockingIOError: The process does not read its messages.
         """
 
     def receive(self) -> Message | None:
-        """Receive the answer; None if the process ended without one, or is silent."""
+        """Receive the answer; None if the process ended without an answer, or sends no heartbeats."""
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end of the process; return whether it has ended."""
@@ -45,7 +45,7 @@ class Rank(Protocol):
         """Ask the process, if it still runs, to write the stacks of its threads to its log."""
 
     def standing(self) -> Standing | None:
-        """Return the state of the process at the last request, and request it again; None if it is not known."""
+        """Return where the process stood after the previous call of this method (None = unknown), and ask it again."""
 
     def fate(self) -> str:
         """Return how the process ended, or what is wrong if it still runs."""
@@ -71,7 +71,7 @@ class Awaited(Generic[AnyRank]):
 
 
 class CallingGroup(Protocol[AnyRank]):
-    """The interface of a group for the calls of its ranks."""
+    """A group of workers, as a call in progress uses it."""
 
     @property
     def ended(self) -> bool:
@@ -81,7 +81,7 @@ class CallingGroup(Protocol[AnyRank]):
         """End the processes."""
 
     def no_call(self, method: str) -> WorkerError:
-        """Make the error of a call to processes that have ended."""
+        """Return the error that a call raises when the processes have ended."""
 
     @staticmethod
     def answered(ranks: Sequence[AnyRank], timeout_s: float) -> Sequence[AnyRank]:
@@ -89,7 +89,7 @@ class CallingGroup(Protocol[AnyRank]):
 
 
 class PendingCall(Generic[AnyRank]):
-    """A :class:`~anytron.workers.executor.protocol.Pending`.
+    """A call in progress on a group of ranks: a :class:`~anytron.workers.executor.protocol.Pending`.
 
     Args:
         method: Name of the method.
@@ -152,7 +152,7 @@ def wait_once(calls: Sequence[PendingCall[AnyRank]], timeout_s: float) -> None:
     """Wait until there is an answer for one of several calls that are not done, and pass each call its answers.
 
     Args:
-        calls: At least one call; all of groups of one kind.
+        calls: One or more calls, all on groups of the same class.
         timeout_s: Longest time to wait.
     """
     now = time.monotonic()

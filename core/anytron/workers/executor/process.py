@@ -57,7 +57,7 @@ class WorkerProcess:
 
     Attributes:
         name: Display name: role, replica and rank.
-        connection: The starter's end of the channel.
+        connection: The driver's end of the channel, a socket pair.
         log: The argument.
 
     Raises:
@@ -139,7 +139,7 @@ class WorkerProcess:
         return self._process.poll() is not None
 
     def silent(self) -> bool:
-        """Whether the process has had no heartbeat for too long, and still none some time after this was noticed."""
+        """Whether two checks, some time apart, found no heartbeat for ``heartbeat_timeout_s``."""
         if self._heartbeat.silence_s() < self._heartbeat_timeout_s:
             self._suspected_at = None
             return False
@@ -174,7 +174,7 @@ class WorkerProcess:
             os.kill(self.pid, STACK_SIGNAL)
 
     def standing(self) -> Standing | None:
-        """Return the state of the process at the last request, and request it again; None if it is not known."""
+        """Return where the process stood after the previous call of this method (None = unknown), and ask it again."""
         note = self._heartbeat.read()
         self._heartbeat.ask()
         return Standing.decode(note)

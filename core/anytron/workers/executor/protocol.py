@@ -1,4 +1,4 @@
-"""The protocols of executors, which run the loop's processes.
+"""The interfaces of executors, which start a run's worker processes and call their engines.
 
 Implementations are found by entry point (group ``anytron.executors``; the value is a class that is
 constructed with ``(config, session)``). Every implementation promises:
@@ -64,10 +64,10 @@ class GroupSpec:
         world_size: Number of processes.
         num_threads: CPU threads of each process; None = the driver's ``OMP_NUM_THREADS``, or if that is not set, an
             equal share of the machine's CPUs for each rank of each replica.
-        replica: Number of the group among those of this role and engine.
-        replicas: Number of such groups, which work at the same time.
-        model: The model that the ranks belong to. For plugins, ranks of a reward model are training ranks. They share
-            the devices of the policy's ranks, which are started earlier and are at least as many.
+        replica: Number of this group, from 0, among the groups of its role and engine.
+        replicas: Number of the groups of this role and engine, which work at the same time.
+        model: The model that the ranks belong to. To plugins, ranks of a reward model are training ranks. They share
+            the devices of the policy's ranks, which are at least as many and start first.
         config: Configuration with which their engine is built; None = the run's configuration.
     """
 
@@ -87,7 +87,7 @@ class Pending(Protocol[Answer]):
 
     @property
     def done(self) -> bool:
-        """Whether :meth:`result` returns or raises at once. Only :meth:`result` and the executor's ``wait`` do so."""
+        """Whether :meth:`result` returns or raises at once. Only ``result`` and ``Executor.wait`` receive answers."""
 
     def result(self) -> Sequence[Answer]:
         """Wait until the call is over; may be called more than once.
@@ -97,9 +97,9 @@ class Pending(Protocol[Answer]):
 
         Raises:
             ProcessLost: A rank died (``what`` holds its exit code or signal, ``why`` the last lines it wrote), gave no
-                sign of life for ``executor.heartbeat_timeout_s``, stood for ``executor.stall_timeout_s`` in a
-                collective that others never join (which, and where) or did not answer within
-                ``executor.call_timeout_s`` (where it stands).
+                sign of life for ``executor.heartbeat_timeout_s``, waited for ``executor.stall_timeout_s`` in a
+                collective that other ranks never join (the error names the collective and the line of code), or did
+                not answer within ``executor.call_timeout_s`` (the error shows where the rank stands).
             WorkerError: A rank raised (``why`` holds its traceback), or was not started in time. If what it raised is
                 an ``AnytronError``, that error is raised itself, with the ``WorkerError`` as its cause.
         """
@@ -131,7 +131,7 @@ class WorkerGroup(Protocol):
         """
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of the engine on all ranks: :meth:`submit`, and :meth:`Pending.result`."""
+        """Call a method of the engine on all ranks and wait: :meth:`submit`, then :meth:`Pending.result`."""
 
     def submit_each(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> Pending:
         """Call a method of the engine on all ranks as :meth:`submit` does, each with separate positional arguments.
@@ -142,7 +142,7 @@ class WorkerGroup(Protocol):
         """
 
     def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of the engine on all ranks: :meth:`submit_each`, and :meth:`Pending.result`."""
+        """Call a method of the engine on all ranks and wait: :meth:`submit_each`, then :meth:`Pending.result`."""
 
     def end(self) -> None:
         """End the processes without notifying their engines."""
@@ -164,8 +164,9 @@ class Executor(Protocol):
     """Starts the processes of engines and ends all of them. A context manager: leaving closes the executor.
 
     Attributes:
-        on_this_machine: Whether ranks use this machine alone, so that a configuration is checked against its devices
-            before any executor is made. An executor with other machines checks their devices in its constructor.
+        on_this_machine: Whether all ranks run on this machine, so that a configuration is checked against this
+            machine's devices before an executor is made. An executor that uses other machines checks their devices in
+            its constructor.
     """
 
     on_this_machine: ClassVar[bool]
@@ -190,10 +191,10 @@ class Executor(Protocol):
         """
 
     def wait(self, calls: Sequence[Pending], timeout_s: float = math.inf) -> list[Pending]:
-        """Wait until one of several calls of this executor's groups is done, well or not.
+        """Wait until one of several calls of this executor's groups has returned or failed.
 
         Args:
-            calls: At least one.
+            calls: One or more calls.
             timeout_s: How long to wait at most.
 
         Returns:
@@ -220,11 +221,11 @@ class ExaminedExecutor(Protocol):
         """Examine what the executor depends on, and start nothing. Called in a separate process, which ends afterwards.
 
         Args:
-            config: The run; None = no run in particular. It may use another executor.
+            config: Configuration of a run, which may use another executor; None = no run in particular.
             platform: The active platform.
 
         Returns:
-            Entries of the topic ``executors``.
+            Entries of the doctor's topic ``executors``.
         """
 
 

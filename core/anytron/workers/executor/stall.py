@@ -91,7 +91,7 @@ class StallWatch(Generic[AnyRank]):
 
     Args:
         ranks: All ranks of the group.
-        timeout_s: Time without progress after which a rank counts.
+        timeout_s: Seconds without progress after which a rank may count as held.
     """
 
     def __init__(self, ranks: Sequence[AnyRank], timeout_s: float) -> None:
@@ -158,6 +158,6 @@ class StallWatch(Generic[AnyRank]):
 
 
 def names(ranks: Sequence[AnyRank], numbers: Collection[int]) -> str:
-    """Name ranks for messages; of many ranks only the first."""
+    """List the names of the ranks with these numbers, for a message; of many, only the first."""
     shown = ", ".join(ranks[number].name for number in sorted(numbers)[:SHOWN])
     return f"{shown} and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else shown

@@ -39,13 +39,14 @@ STACK_SIGNAL = signal.SIGUSR1
 
 
 class Parts(NamedTuple):
-    """The parts of a worker whose engine is imported.
+    """The objects with which a worker serves calls, made when its engine has been imported.
 
     Attributes:
-        build: Function that builds the engine of a configuration (JSON values); its ranks meet at an ``init_method``.
-        observer: Observer that makes each call a range in profilers, and answers requests to any rank. It touches the
-            device on training ranks only: other engines may not use it.
-        memory: Explainer of errors that mean that the device has no memory left.
+        build: Function that builds the engine, from a configuration (JSON values) and the ``init_method`` of
+            ``torch.distributed``.
+        observer: Observer that marks each call as a range in profilers, and implements the methods that ranks of any
+            engine have. It uses the device on training ranks only, because other engines may do without the device.
+        memory: Explainer of the device's out-of-memory errors.
     """
 
     build: EngineBuilder
@@ -54,7 +55,7 @@ class Parts(NamedTuple):
 
 
 def run() -> NoReturn:
-    """Run a worker. The command line has two descriptors: that of the channel, and that of the heartbeat's memory."""
+    """Run a worker. The command line has two file descriptors: the channel's and the heartbeat memory's."""
     status = main(*map(int, sys.argv[1:]))
     with contextlib.suppress(OSError):  # a full disk
         logging.shutdown()
@@ -70,7 +71,7 @@ def main(channel: int, heartbeat_memory: int) -> int:
 
     Args:
         channel: This process's end of the socket pair.
-        heartbeat_memory: Descriptor of :func:`anytron.workers.executor.heartbeat.shared_memory`.
+        heartbeat_memory: File descriptor of the memory from :func:`anytron.workers.executor.heartbeat.shared_memory`.
 
     Returns:
         Exit status: 0 after an orderly stop.

@@ -47,7 +47,7 @@ class Bucket:
         self.data = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
 
     def checksum(self, used: int) -> int:
-        """Compute the XXH3 of the first bytes, four times as fast as crc32, which would take most of the transfer."""
+        """Compute the XXH3 of the first ``used`` bytes. crc32 takes four times as long: most of the transfer."""
         return xxhash.xxh3_64_intdigest(self.data[:used].numpy().data)
 
 
@@ -100,7 +100,7 @@ class Entry(NamedTuple):
     optional: bool
 
     def read(self, bucket: Bucket) -> Piece:
-        """View the piece in its bucket."""
+        """Return the piece, as a view of the bucket's memory."""
         dtype = getattr(torch, self.dtype)
         values = bucket.data[self.offset : self.offset + self.size * dtype.itemsize].view(dtype)
         return Piece(self.name, tuple(self.shape), self.start, values, self.optional)
@@ -145,18 +145,19 @@ class TensorOrder:
         if (entry.name, entry.start) != (self._name, self._next):
             raise TransferError(
                 "Pieces of weights are missing or arrived twice.",
-                where=f"element {entry.start} of {entry.name}",
-                why=f"{self._name} had arrived up to element {self._next} of {self._size}",
+                where=f"the piece of {entry.name} that begins at element {entry.start}",
+                why=f"the piece before it ended at element {self._next} of {self._size} of {self._name}",
             )
         self._next += entry.size
 
     def check_end(self, tensors: int) -> None:
-        """Check at the end that all tensors, whose number is given, have arrived."""
+        """Check, after the last bucket, that as many whole tensors as ``tensors`` says have arrived."""
         if self._next != self._size or len(self._seen) != tensors:
             raise TransferError(
                 "Weights are missing.",
                 where=self._name,
-                why=f"{self._next} of {self._size} of its elements and {len(self._seen)} of {tensors} tensors arrived",
+                why=f"the transfer ended after {self._next} of {self._size} elements of this tensor, the last of "
+                f"{len(self._seen)} that arrived; {tensors} tensors were sent",
             )
 
 
@@ -179,7 +180,7 @@ class SenderEnd(Protocol):
         """Whether the driver has reported that a reader will not connect."""
 
     def send(self, connection: socket.socket, bucket: Bucket, used: int) -> None:
-        """Send the first bytes of a bucket to a reader that has its table. Raises OSError if the reader has ended."""
+        """Send the first ``used`` bytes of a bucket, after its table of entries. Raises OSError if the reader ended."""
 
 
 class ReaderEnd(Protocol):
@@ -195,7 +196,7 @@ class ReaderEnd(Protocol):
         """Receive what the sender sends before the first bucket. Raises EOFError or OSError if the sender has ended."""
 
     def receive(self, number: int, used: int) -> Bucket:
-        """Receive the bucket whose table has arrived. Raises as :meth:`admitted`."""
+        """Receive the bucket whose table of entries has arrived. Raises as :meth:`admitted`."""
 
 
 class SenderCarrier(Protocol):
@@ -204,9 +205,14 @@ class SenderCarrier(Protocol):
     def listen(self, readers: int, timeout_s: float, bucket_bytes: int) -> AbstractContextManager[SenderEnd]:
         """Let readers connect.
 
+        Args:
+            readers: Number of readers.
+            timeout_s: Seconds that connecting to the driver may take.
+            bucket_bytes: Size of a bucket.
+
         Raises:
             ResourceError: There is no memory for the buckets.
-            TransferError: Readers cannot connect in this way.
+            TransferError: The driver cannot be reached, or this machine cannot listen at the address.
         """
 
 
@@ -236,7 +242,7 @@ class Meeting(Protocol):
         """The carrier for the readers; None if rank 0 does not listen yet after a short wait."""
 
     def withdraw(self, reader: int, *, lost: bool) -> None:
-        """Tell the sender that a reader will not connect, or has ended."""
+        """Tell the sender that a reader will not connect or, if ``lost``, that its process has ended."""
 
     def __enter__(self) -> Self: ...
 

@@ -47,11 +47,11 @@ class SharedMemory:
 
     @property
     def sender(self) -> SharedMemory:
-        """This object."""
+        """The carrier for rank 0: this object."""
         return self
 
     def reader(self) -> SharedMemory:
-        """This object; readers themselves wait for the sender."""
+        """The carrier for the readers: this object; readers themselves wait for the sender."""
         return self
 
     @contextlib.contextmanager
@@ -110,7 +110,7 @@ class SharedMemory:
             except OSError as error:  # mostly: the sender has not made it yet
                 connection.close()
                 if time.monotonic() > deadline:
-                    why = f"{error}, for {timeout_s:g} s"
+                    why = f"its socket could not be reached for {timeout_s:g} s: {error}"
                     raise TransferError(
                         "The training rank did not begin to send weights.", where=self.path, why=why
                     ) from error

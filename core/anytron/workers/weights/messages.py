@@ -45,7 +45,7 @@ def receive(connection: socket.socket) -> dict[str, Any]:
 
 
 def receive_bytes(connection: socket.socket, size: int, deadline: float | None = None) -> bytearray:
-    """Wait for a number of bytes. Arguments and exceptions as for :func:`receive_into`."""
+    """Wait for ``size`` bytes and return them. Other arguments and exceptions as for :func:`receive_into`."""
     data = bytearray(size)
     receive_into(connection, memoryview(data), deadline)
     return data
@@ -72,7 +72,7 @@ def receive_into(connection: socket.socket, data: memoryview, deadline: float | 
 
 
 def new_secret() -> bytes:
-    """Make a secret."""
+    """Draw a random secret, for one transfer."""
     return secrets.token_bytes(SECRET_BYTES)
 
 

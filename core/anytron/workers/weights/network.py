@@ -77,7 +77,7 @@ class NetworkMeeting:
         self._door = self._opened.enter_context(contextlib.closing(_Door(listener, self.sender.secret, _DRIVER)))
 
     def reader(self) -> NetworkReader | None:
-        """Wait a short time for the port of rank 0."""
+        """Wait a short time for the port of rank 0; None if rank 0 has not sent it."""
         control = self._door.accept(MOMENT_S)
         if control is None:
             return None
@@ -90,7 +90,7 @@ class NetworkMeeting:
         return NetworkReader((self.sender.address, port), self.sender.secret)
 
     def withdraw(self, reader: int, *, lost: bool) -> None:
-        """Tell rank 0 that a reader will not connect, or has ended."""
+        """Tell rank 0 that a reader will not connect or, if ``lost``, that its process has ended."""
         if self._control is not None:
             with contextlib.suppress(OSError):  # rank 0 is gone
                 send(self._control, {"reader": reader, "lost": lost})
@@ -104,7 +104,7 @@ class NetworkMeeting:
 
 @dataclass(frozen=True)
 class NetworkSender:
-    """A :class:`~anytron.workers.weights.buckets.SenderCarrier`.
+    """Rank 0's side of a transfer over TCP: a :class:`~anytron.workers.weights.buckets.SenderCarrier`.
 
     Attributes:
         driver: Address and port at which the driver waits for rank 0.
@@ -142,7 +142,7 @@ class NetworkSender:
 
 @dataclass(frozen=True)
 class NetworkReader:
-    """A :class:`~anytron.workers.weights.buckets.ReaderCarrier`.
+    """A reader's side of a transfer over TCP: a :class:`~anytron.workers.weights.buckets.ReaderCarrier`.
 
     Attributes:
         sender: Address and port at which rank 0 listens.
@@ -154,7 +154,7 @@ class NetworkReader:
 
     @property
     def where(self) -> str:
-        """Address and port."""
+        """Address and port of rank 0, for messages."""
         return f"{self.sender[0]} port {self.sender[1]}"
 
     @contextlib.contextmanager
@@ -345,7 +345,8 @@ def _listening(address: str) -> socket.socket:
             "Could not listen for the weight transfer at the address that the executor has for this machine.",
             where=address,
             why=str(error),
-            fix="give the machine that address (ray start --node-ip-address), or set rollout.weights=file",
+            fix="start Ray on this machine with an address that it has (ray start --node-ip-address=ADDRESS), or set "
+            "rollout.weights=file",
         ) from error
 
 

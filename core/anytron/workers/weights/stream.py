@@ -49,7 +49,7 @@ def bucket_bytes_for(num_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class StreamedWeights:
-    """The sent weights: the number of completed optimizer updates, and the size of all tensors."""
+    """Facts about weights that were sent: the number of completed optimizer updates, and the size of all tensors."""
 
     version: int
     num_bytes: int
@@ -98,7 +98,7 @@ class WeightStream:
         return StreamedWeights(version, num_bytes)
 
     def origin(self, carrier: ReaderCarrier, reader: int) -> StreamOrigin:
-        """Return the origin from which the reader of a number receives the weights."""
+        """Return the origin from which the reader with the number ``reader`` receives the weights."""
         return StreamOrigin(carrier, reader, self.timeout_s, self.bucket_bytes)
 
 
@@ -150,7 +150,8 @@ class _Received:
                 raise TransferError(
                     "Weights were damaged in transfer.",
                     where=f"bucket {number}, version {self.version}",
-                    why=f"bucket {table['number']} was sent with XXH3 {sent:016x}, but {found:016x} was received",
+                    why=f"bucket {table['number']} was sent with the XXH3 checksum {sent:016x}, but what arrived has "
+                    f"{found:016x}",
                 )
             for fields in table["entries"]:
                 entry = Entry(*fields)
@@ -255,8 +256,8 @@ class _Sender:
             if time.monotonic() > deadline:
                 raise TransferError(
                     "A rollout process did not connect to receive its weights.",
-                    where=f"readers {sorted(missing)} of {stream.readers}",
-                    why=f"waited {stream.timeout_s:g} s",
+                    where=f"rollout processes {sorted(missing)} of {stream.readers}, counted from 0",
+                    why=f"the training rank waited {stream.timeout_s:g} s for them",
                 )
             connection = end.accept(LOOK_S)
             if connection is None:

@@ -83,7 +83,7 @@ class WeightDestination(Protocol[Sent]):
         """Send all weights.
 
         Args:
-            weights: Tensors by their Hugging Face names. Iterating is a collective, so that all are read even if no
+            weights: Tensors by their Hugging Face names. Iterating is a collective, so all tensors are read even if no
                 process receives them.
             version: Number of completed optimizer updates.
             is_optional: Whether a rollout engine may leave out the tensor of a name (:attr:`Piece.optional`).
@@ -133,9 +133,9 @@ class WeightManifest:
             names = set(file.keys())  # type: ignore[no-untyped-call]
             differing = sorted((names ^ self.checksums.keys()) | (self.optional - self.checksums.keys()))
             if differing:
-                why = f"{len(differing)} weights, the first is {differing[0]}"
+                why = f"{len(differing)} weights are in one of the two only, the first is {differing[0]}"
                 raise TransferError(
-                    "A weight is in the file or in the manifest, not in both.", where=self._where, why=why
+                    "The file and its manifest do not list the same weights.", where=self._where, why=why
                 )
             yield _FileContent(self.version, self._pieces(file.get_tensor))
 

@@ -1,1 +1,1 @@
-"""Adaptors of Megatron to the NPU, one file each; the engine or ``platform.options.adaptor`` chooses."""
+"""Adaptors, which adapt Megatron to NPUs, one file each; the engine or ``platform.options.adaptor`` chooses one."""

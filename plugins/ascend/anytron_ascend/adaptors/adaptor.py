@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 
 class Adaptor:
-    """The platform's answers that depend on the adaptor of Megatron to the NPU; this base class gives neutral answers.
+    """The part of the platform that depends on how Megatron is adapted to NPUs; this base class changes nothing.
 
-    Each method answers the platform's hook or method of its name. The defaults are for a library with
-    its own modules, kernels and redirection of ``torch.cuda``.
+    Each method computes the result of the platform's hook or method with the same name. The defaults are for a library
+    with its own modules, kernels and redirection of ``torch.cuda``.
 
     Attributes:
-        portable_modules: Models are built from the portable modules.
-        redirects_torch_cuda: The engine sends ``torch.cuda`` to the NPU; False if the adaptor's library does.
+        portable_modules: Whether models are built from the portable modules.
+        redirects_torch_cuda: Whether the engine redirects ``torch.cuda`` to the NPU; False if the adaptor's library
+            does.
     """
 
     portable_modules = False
@@ -42,7 +43,7 @@ class Adaptor:
         return ()
 
     def runtime_env(self) -> Mapping[str, str]:
-        """Set variables of every process, besides the platform's."""
+        """Return environment variables of every process, in addition to the platform's."""
         return {}
 
     def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
@@ -64,12 +65,12 @@ class Adaptor:
         return None
 
     def attention_kernel(self, spec: AttentionSpec) -> AttentionKernel | None:
-        """Return the attention of portable modules."""
+        """Return the attention kernel of portable modules; None = the neutral one."""
         del spec
         return None
 
     def fused_kernel(self, name: KernelName) -> Callable[..., Any] | None:
-        """Return a fused kernel of portable modules."""
+        """Return the fused kernel ``name`` of portable modules; None = the neutral one."""
         del name
         return None
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MindSpeedAdaptor(Adaptor):
-    """MindSpeed's modules and patches; it imports ``torch_npu.contrib.transfer_to_npu`` itself.
+    """MindSpeed's modules and patches; MindSpeed itself imports ``torch_npu.contrib.transfer_to_npu``.
 
     Args:
         options: ``platform.options.mindspeed``.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MindSpeedLlmAdaptor(Adaptor):
-    """MindSpeed-LLM and the MindSpeed below it; it imports ``torch_npu.contrib.transfer_to_npu`` itself."""
+    """MindSpeed-LLM on top of MindSpeed; they import ``torch_npu.contrib.transfer_to_npu`` themselves."""
 
     def requirements(self) -> Iterable[Requirement]:
         """Return the packages that MindSpeed-LLM and its weights need; :meth:`configure` finds MindSpeed-LLM."""
@@ -49,7 +49,7 @@ class MindSpeedLlmAdaptor(Adaptor):
             yield from split_diagnostics(config, model)
 
     def runtime_env(self) -> Mapping[str, str]:
-        """Set what Megatron's validate_args requires with tensor or context parallelism; torch_npu does not read it."""
+        """Set the variable that Megatron's ``validate_args`` requires for tensor and context parallelism."""
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
@@ -103,6 +103,6 @@ def _unsupported(config: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "error",
             "model.freeze",
-            "the engine mindspeed_llm cannot freeze parts",
+            "the engine mindspeed_llm cannot freeze parts of a model",
             "set engine.name=megatron, or remove model.freeze",
         )

@@ -53,21 +53,23 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
         raise PlatformError(
             "npu_fusion_attention does not support attention sinks for heads of these sizes.",
             where="attention_kernel",
-            why=f"queries and keys of {spec.qk_dim}, values of {spec.v_dim}; with sinks it requires one size for all",
+            why=f"heads of queries and keys have the size {spec.qk_dim}, heads of values {spec.v_dim}; with sinks the "
+            "sizes must be equal",
         )
     if not spec.v_dim <= spec.qk_dim <= MAX_HEAD_SIZE:
         raise PlatformError(
             "npu_fusion_attention does not support heads of these sizes.",
             where="attention_kernel",
-            why=f"queries and keys of {spec.qk_dim}, values of {spec.v_dim}; it requires Dv <= Dq <= {MAX_HEAD_SIZE}",
+            why=f"heads of queries and keys have the size {spec.qk_dim}, heads of values {spec.v_dim}; the size of "
+            f"values must not exceed that of queries, nor that of queries {MAX_HEAD_SIZE}",
         )
     if spec.num_heads > MAX_HEADS or spec.num_heads % spec.num_kv_heads:
         raise PlatformError(
             "npu_fusion_attention does not support this number of heads.",
             where="attention_kernel",
             why=(
-                f"{spec.num_heads} query heads for {spec.num_kv_heads} key and value heads on this rank; it requires a "
-                f"multiple, and at most {MAX_HEADS}"
+                f"this rank has {spec.num_heads} query heads and {spec.num_kv_heads} key/value heads; the number of "
+                f"query heads must be a multiple of the number of key/value heads, and at most {MAX_HEADS}"
             ),
             fix="set a parallel.tensor_model_parallel_size that divides the number of heads",
         )

@@ -48,8 +48,8 @@ def swiglu(x: Tensor) -> Tensor:
 def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
     """As :func:`anytron.kernels.fused.rope`.
 
-    The operator takes four dimensions and cosines that broadcast to them; the neutral kernel rotates heads that are
-    longer than it supports.
+    The operator takes four dimensions and cosines that broadcast to them. Heads that are longer than it supports are
+    left to the neutral kernel.
     """
     import torch_npu
 

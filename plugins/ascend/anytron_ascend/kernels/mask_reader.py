@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 def read_mindspeed(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
     """Read a mask as MindSpeed's attention does, which makes the compressed triangle itself if it gets no mask.
 
-    ``layouts`` are all shards, in rank order.
+    ``layouts`` are those of all context-parallel shards, in rank order.
 
     Raises:
-        ValueError: The operator's contract is broken.
+        ValueError: The operator does not allow such a mask.
     """
     del traits  # MindSpeed's attention has no window
     forbidden = mask.read_as(Polarity.MASKED)
@@ -49,7 +49,7 @@ def read_npu_fusion_attention(
     MindSpeed's ring, whose blocks lie in zigzag. ``forbidden`` is ``atten_mask``, True = MASKED.
 
     Raises:
-        ValueError: The operator's contract is broken.
+        ValueError: The operator does not allow such a mask.
     """
     modes = re.fullmatch(r"sparse_mode=(\d)(?:,pre_tokens=(-?\d+))?(?:,next_tokens=(-?\d+))?", mode)
     if modes is None or int(modes[1]) > 4:

@@ -88,12 +88,12 @@ def check_pair(found: Installation) -> None:
 
 
 def checkout_version(folder: Path, fix: str) -> str:
-    """Read the version of a checkout from its setup.py, else of the installed distribution.
+    """Read a package's version from the setup.py beside its folder, or else from the installed distribution.
 
-    The package itself has none, and a checkout on ``PYTHONPATH`` hides an installed one.
+    The package itself does not contain its version, and a checkout on ``PYTHONPATH`` hides an installed one.
 
     Raises:
-        PlatformError: Neither exists; the error has the given ``fix``.
+        PlatformError: There is neither a setup.py nor a distribution; the error has the given ``fix``.
     """
     setup = folder.parent / "setup.py"
     if setup.is_file():

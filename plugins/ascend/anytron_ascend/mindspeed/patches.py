@@ -94,7 +94,7 @@ KERNELS = "Gated DeltaNet and other kernels for triton-ascend"
 
 
 def call_as_documented(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the forward of an attention module of MindSpeed."""
+    """Wrap the forward of MindSpeed's attention: set the micro-batch's mask mode, and pass padded lengths."""
 
     @functools.wraps(forward)
     def call(
@@ -113,6 +113,7 @@ def call_as_documented(forward: Callable[..., Any]) -> Callable[..., Any]:
                 "MindSpeed's attention runs outside of a micro-batch.",
                 where="adaptor mindspeed",
                 why="its kernel needs the mask of the current micro-batch, and no mask is set",
+                fix="run the model inside anytron.sequences.masks.scope_of(mask)",
             )
         self.config.attention_mask_type = MASK_TYPES[mask.kernel_mode]
         self.config.sparse_mode = MODES[mask.kernel_mode]
@@ -147,7 +148,7 @@ def _ends_of_padded_sequences(packed: Any) -> Any:
 
 
 def take_arguments(_original: Callable[..., None]) -> Callable[..., None]:
-    """Replace ``ModelConfig._augment_mindspeed_defaults``: take the installed arguments.
+    """Replace ``ModelConfig._augment_mindspeed_defaults``: read the arguments that the engine has installed.
 
     The engine has set Megatron's own fields, such as ``variable_seq_lengths``, in its config: MindSpeed's arguments
     with these names only select its patches.

@@ -112,8 +112,8 @@ def repatch(arguments: Mapping[str, Any], ledger: Ledger) -> bool:
         raise PatchError(
             "MindSpeed's patches for this engine would discard other patches.",
             where=", ".join(lost),
-            why="MindSpeed patches these functions differently than for the previous engine, and changes that were "
-            "made since are not in the ledger, so that they cannot be applied again",
+            why="MindSpeed patches these functions differently than for the previous engine; other code has changed "
+            "them since, and Anytron cannot repeat changes that are not its own patches",
             fix="build engines with and without context parallelism in separate processes",
         )
     return True
@@ -187,10 +187,10 @@ def bare_command_line() -> Iterator[None]:
 
 
 def sequence_scope(layout: SequenceLayout) -> ScopeFactory:
-    """Make scopes within which MindSpeed has the sequences of a finished layout.
+    """Make scopes within which MindSpeed reads the lengths and positions of a finished layout.
 
-    Lengths are int32 ``[B]``, cumulative, padded, without a leading 0 (the contract of ``npu_fusion_attention`` in
-    layout TND); positions int64 ``[T, 1]`` (thd) or ``[S, B]`` (bshd), from 0 in each sequence. Both are of all
+    Lengths are int32 ``[B]``, cumulative, padded, without a leading 0, as ``npu_fusion_attention`` requires in
+    layout TND; positions are int64 ``[T, 1]`` (thd) or ``[S, B]`` (bshd), from 0 in each sequence. Both are of all
     context-parallel shards: MindSpeed takes its own part (``rotary_pos_embedding.py``, ``rotary_forward``).
     """
     ends = layout.cu_seqlens_padded[1:].clone()

@@ -61,7 +61,7 @@ def translate(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmO
 
 
 def check_names(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Check that MindSpeed-LLM has all these arguments (``known``).
+    """Check that every name in ``arguments`` is in ``known``, the arguments that MindSpeed-LLM has.
 
     Raises:
         ConfigError: MindSpeed-LLM does not have one of the arguments.
@@ -80,7 +80,7 @@ def _model(model: PretrainedConfig) -> dict[str, Any]:
     family = model.model_type
     if family not in FAMILIES:
         raise _refusal(
-            f"models of type {family}", "model", f"it builds {', '.join(FAMILIES)}", "use the engine megatron"
+            f"models of type {family}", "model", f"it builds {', '.join(FAMILIES)}", "set engine.name=megatron"
         )
     rope = model.rope_parameters
     if rope["rope_type"] != "default":
@@ -196,8 +196,8 @@ def _recompute(config: RunConfig, options: MindSpeedLlmOptions) -> dict[str, Any
         raise ConfigError(
             "Activation functions would be recomputed twice.",
             where="engine.options.recompute.activation_function",
-            why=f"engine.recompute is {config.engine.recompute}",
-            fix="set one of the two",
+            why=f"engine.recompute is {config.engine.recompute}, which this option cannot be combined with",
+            fix="set engine.recompute=none, or remove engine.options.recompute.activation_function",
         )
     full = config.engine.recompute == "full"
     if not full and (without_effect := sorted(chosen.model_fields_set & {"method", "num_layers"})):
@@ -249,5 +249,5 @@ def _kernels(options: MindSpeedLlmOptions) -> dict[str, Any]:
     }
 
 
-def _refusal(what: str, where: str, why: str, fix: str = "use the engine megatron, which supports it") -> ConfigError:
+def _refusal(what: str, where: str, why: str, fix: str = "set engine.name=megatron, which supports it") -> ConfigError:
     return ConfigError(f"The engine mindspeed_llm does not support {what}.", where=where, why=why, fix=fix)

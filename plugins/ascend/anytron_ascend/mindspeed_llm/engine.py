@@ -117,7 +117,7 @@ class MindSpeedLlmSource:
                 yield name, tensor.cpu()
 
     def prediction_names(self, names: Iterable[str]) -> frozenset[str]:
-        """Return nothing: the models have no multi-token prediction modules."""
+        """Return the empty set: the models have no multi-token prediction modules."""
         del names
         return frozenset()
 

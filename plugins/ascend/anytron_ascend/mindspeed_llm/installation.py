@@ -28,7 +28,7 @@ _WHERE = f"engine.name={ENGINE}"
 
 @dataclass(frozen=True)
 class Installation:
-    """Versions: in setup.py (which can be older than the branch's name), and of the Megatron that would be imported."""
+    """Versions of MindSpeed-LLM and MindSpeed, by their setup.py, and of the Megatron that Python would import."""
 
     mindspeed_llm: str
     mindspeed: str
@@ -62,10 +62,10 @@ def find_installation() -> Installation:
         known = "not installed"
     if known != MEGATRON:
         raise PlatformError(
-            "Two different Megatrons are installed.",
+            "The package megatron.core and the distribution megatron-core differ in version.",
             where=f"{folders['megatron-core']}, and the installed distribution megatron-core",
-            why=f"Python imports the first, {found.megatron}, and the version of the second, {known}, decides which "
-            "patches Anytron applies",
+            why=f"Python imports megatron.core {found.megatron}, but the distribution, whose version decides which "
+            f"patches Anytron applies, is {known}",
             fix=f"pip install --no-deps megatron-core=={MEGATRON}",
         )
     return found

@@ -93,7 +93,7 @@ MINDSPEED_LLM = EngineInfo(
 
 
 def estimate(run: RunConfig) -> TrainingEstimate:
-    """Estimate as for the engine ``megatron``: tensors, their split, gradients, optimizer and log-probs are the same.
+    """Estimate the memory as for the engine ``megatron``: tensors, split, gradients, optimizer and log-probs are equal.
 
     Raises:
         ConfigError: ``engine.options.recompute`` keeps other activations than that engine would; or the tensors of the

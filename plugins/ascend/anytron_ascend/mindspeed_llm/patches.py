@@ -50,7 +50,7 @@ PATCHES = (TRITON_IMPORTS, MINDSPEED_LLM, SEQUENCE_ENDS)
 
 
 def keep_sequence_ends(_original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``recompute_valid_actual_seq_len``: sequences end where the batch says."""
+    """Replace ``recompute_valid_actual_seq_len``: return the sequence ends that the batch gives, unchanged."""
 
     def recompute_valid_actual_seq_len(ends: Any, _micro_batch_size: int) -> Any:
         return ends

@@ -40,7 +40,7 @@ def import_mindspeed_llm(context: PatchContext) -> Installed:
 
 
 def install_arguments(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace:
-    """Make these the process's arguments, and let MindSpeed-LLM patch for them.
+    """Make ``arguments`` those of this process, and let MindSpeed-LLM apply its patches for them.
 
     No state of an earlier engine remains: neither its arguments, nor the layer specification that was made
     from them when its module was imported, nor its mask and sequence lengths.
@@ -52,7 +52,7 @@ def install_arguments(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace
     Raises:
         EngineError: Another engine with other arguments is alive in this process, or MindSpeed-LLM refuses
             these.
-        ConfigError: An argument of that name does not exist.
+        ConfigError: MindSpeed-LLM has no argument of one of the names.
     """
     wanted = dict(arguments)
     if _installed and _installed[0] != wanted:
@@ -97,10 +97,11 @@ def layer_specification() -> Any:
 
 
 def scope_of(layout: SequenceLayout) -> ScopeFactory:
-    """Make scopes within which MindSpeed-LLM's attention has the ends of packed sequences.
+    """Make scopes within which MindSpeed-LLM's attention reads the ends of the layout's packed sequences.
 
-    It stores the ends in a list, in addition to MindSpeed's (:mod:`anytron_ascend.mindspeed.process_state`); without a
-    scope, a recomputation would read the ends of the last forward pass.
+    MindSpeed-LLM keeps the ends in a list, in addition to MindSpeed's globals
+    (:mod:`anytron_ascend.mindspeed.process_state`); without a scope, a recomputation would read the ends of the last
+    forward pass.
     """
     ends = layout.cu_seqlens_padded[1:].tolist()
 
@@ -132,7 +133,7 @@ def _validated(arguments: Mapping[str, Any]) -> Namespace:
         raise EngineError(
             "MindSpeed-LLM refuses the arguments.",
             where="engine mindspeed_llm",
-            why=str(error) or "an assertion of validate_args without a message; the worker's log shows which",
+            why=str(error) or "an assertion of validate_args failed without a message; the worker's log has it",
             fix="change the configuration keys that set these arguments (docs/how-to/train-with-mindspeed-llm.md)",
         ) from error
     # Megatron's validate_args turns it off, whatever was given, and MindSpeed-LLM turns it on again for its own
@@ -144,7 +145,7 @@ def _validated(arguments: Mapping[str, Any]) -> Namespace:
             "MindSpeed-LLM changes arguments that were set.",
             where="engine mindspeed_llm",
             why=", ".join(f"{name}: {arguments[name]!r} became {getattr(full, name)!r}" for name in changed),
-            fix="choose compatible values; MindSpeed-LLM's documentation lists them",
+            fix="set values that MindSpeed-LLM does not change; its documentation says which can be combined",
         )
     return full
 

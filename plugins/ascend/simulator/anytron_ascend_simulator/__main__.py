@@ -1,4 +1,4 @@
-"""``python -m anytron_ascend_simulator build|status``."""
+"""``python -m anytron_ascend_simulator build|status``: build the simulator's libraries, or look for them."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _activated = False
 def preload() -> None:
     """Load the simulated CANN libraries, so that later requests for the real ones find the simulated ones.
 
-    Imports nothing; says on stderr that the simulator is active. Does nothing the second time.
+    Imports neither torch nor torch_npu; prints to stderr that the simulator is active. A second call does nothing.
 
     Raises:
         SimulatorError: The environment does not ask for the simulator, it is not built, torch_npu is not
@@ -74,7 +74,10 @@ def preload() -> None:
 
 
 def activate() -> None:
-    """Make ``torch.npu`` a simulated device: :func:`preload`, import torch_npu, and give it kernels. Once."""
+    """Make ``torch.npu`` a simulated device; a second call does nothing.
+
+    Calls :func:`preload`, imports torch_npu, and installs its kernels.
+    """
     global _activated  # noqa: PLW0603 - a process has one runtime
     if _activated:
         return

@@ -25,13 +25,13 @@ def is_random(operator: torch._ops.OpOverload) -> bool:
 
 
 def host_seed(seed: int, offset: int) -> int:
-    """Return a host generator's seed, a hash of a device's seed and offset, different for different pairs."""
+    """Return the seed for a host generator: a hash of the device generator's seed and offset."""
     return hash((seed, offset)) % 2**63
 
 
 @contextlib.contextmanager
 def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
-    """Replace a device's generator, by default the current device's, by the host's default generator."""
+    """Let the host's default generator stand in for a device's; None = the generator of the current device."""
     if generator is None:
         npu: Any = torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
         generator = npu.default_generators[npu.current_device()]

@@ -40,8 +40,9 @@ class Candidate:
     """One attention kernel that may be chosen.
 
     Attributes:
-        obstacle: Function that returns why it cannot compute a layer; None if it can.
-        call_obstacle: Function that returns why it cannot compute a call of such a layer; None if it can.
+        obstacle: Function that returns why the kernel cannot compute a layer; None if it can.
+        call_obstacle: Function that returns why the kernel cannot compute a call of a layer that it supports; None if
+            it can.
         make: Function that makes the kernel of a layer.
     """
 

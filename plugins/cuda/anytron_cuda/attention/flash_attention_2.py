@@ -31,7 +31,7 @@ CONSUMER_GPUS = ((8, 6), (8, 9), (12, 0), (12, 1))
 
 
 def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
-    """Return why it cannot compute a layer; None if it can."""
+    """Return why FlashAttention 2 cannot compute a layer; None if it can."""
     missing = offered.missing(LIBRARY, OLDEST)
     if missing:
         return missing
@@ -48,7 +48,7 @@ def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Attend (:func:`anytron_cuda.attention.packed.make_packed`); heads of one size, at most 256."""
+    """Compute attention, as :func:`anytron_cuda.attention.packed.make_packed` needs it; one head size, up to 256."""
     from flash_attn import flash_attn_varlen_func
 
     query, key, padded = padded_heads(query, key, value)

@@ -28,7 +28,7 @@ LARGEST_DETERMINISTIC_HEAD = 192
 
 
 def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
-    """Return why it cannot compute a layer; None if it can."""
+    """Return why FlashAttention 3 cannot compute a layer; None if it can."""
     missing = offered.missing(LIBRARY)
     if missing:
         return missing
@@ -45,7 +45,7 @@ def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
 
 
 def call_obstacle(spec: AttentionSpec, call: AttentionCall, dtype: torch.dtype) -> str | None:
-    """Return why it cannot compute a call; None if it can."""
+    """Return why FlashAttention 3 cannot compute a call of a layer that it supports; None if it can."""
     largest = max(spec.qk_dim, spec.v_dim)
     if largest > LARGEST_DETERMINISTIC_HEAD and torch.are_deterministic_algorithms_enabled():
         return f"its backward pass is not deterministic for heads of more than {LARGEST_DETERMINISTIC_HEAD} elements"
@@ -58,7 +58,7 @@ def takes_smaller_values(qk_size: int, v_size: int) -> bool:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Attend (:func:`anytron_cuda.attention.packed.make_packed`); heads of at most 256."""
+    """Compute attention, as :func:`anytron_cuda.attention.packed.make_packed` needs it; heads of sizes up to 256."""
     from flash_attn_interface import flash_attn_varlen_func
 
     size = value.shape[-1]

@@ -29,7 +29,7 @@ LARGEST_FLASH_HEAD = 256
 
 
 def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
-    """Return why it cannot compute a layer; None if it can."""
+    """Return why ``scaled_dot_product_attention`` cannot compute a layer; None if it can."""
     del offered
     return "it does not support attention sinks" if spec.sinks else None
 
@@ -42,7 +42,7 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None = None, enable_gqa: bool, **settings: Any
 ) -> Tensor:
-    """Attend, ``[B, H, S, D]``, as ``scaled_dot_product_attention`` does.
+    """Compute ``scaled_dot_product_attention`` of operands ``[B, H, S, D]`` with one of the two kernels.
 
     Raises:
         PlatformError: Neither kernel accepts these operands.

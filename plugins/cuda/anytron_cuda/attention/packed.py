@@ -29,18 +29,18 @@ MULTIPLE = 8
 
 
 class Sequences(NamedTuple):
-    """The arguments of such a function besides its operands.
+    """The arguments of a function for sequences of different lengths, besides queries, keys and values.
 
     Attributes:
         cu_seqlens_q: int32 ``[B + 1]`` on the device: cumulative numbers of queries of the sequences, with a leading 0.
         cu_seqlens_k: int32 ``[B + 1]`` on the device: the same for keys.
         max_seqlen_q: Largest number of queries of a sequence.
         max_seqlen_k: Largest number of keys of a sequence.
-        causal: A query sees no later key; the last query stands at the last key.
-        window: Keys to the left and right of its position that a query sees, -1 = all; right is 0 if it is causal.
+        causal: Whether later keys are hidden from a query; the last query stands at the last key.
+        window: Keys to the left and right of its position that a query sees, -1 = all; right is 0 if ``causal``.
         scale: Factor of the scores.
         dropout: Probability of dropping a weight.
-        sinks: ``[H]`` logits that join the softmax's denominators.
+        sinks: ``[H]`` logits that join the softmax's denominators; None = there are none.
     """
 
     cu_seqlens_q: Tensor
@@ -55,7 +55,7 @@ class Sequences(NamedTuple):
 
 
 def call_obstacle(spec: AttentionSpec, call: AttentionCall, dtype: torch.dtype) -> str | None:
-    """Return why these functions cannot compute a call of a supported layer; None if they can."""
+    """Return why functions for packed sequences cannot compute a call of a supported layer; None if they can."""
     del spec
     if dtype not in HALF:
         return f"it computes in float16 and bfloat16, and the operands are {str(dtype).removeprefix('torch.')}"

@@ -32,7 +32,7 @@ CONSUMER_GPUS = ((8, 6), (8, 7), (8, 8), (8, 9), (12, 0), (12, 1))
 
 
 def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
-    """Return why it cannot compute a layer; None if it can."""
+    """Return why ``varlen_attn`` cannot compute a layer; None if it can."""
     if offered.torch < OLDEST:
         return f"torch {offered.torch} is installed, and it requires torch {OLDEST} or later"
     if not GPUS[0] <= offered.compute_capability <= GPUS[1]:
@@ -48,7 +48,7 @@ def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Attend (:func:`anytron_cuda.attention.packed.make_packed`); heads of one size, at most 256."""
+    """Compute attention, as :func:`anytron_cuda.attention.packed.make_packed` needs it; one head size, up to 256."""
     query, key, padded = padded_heads(query, key, value)
     if sequences.sinks is not None:
         with_sinks: Tensor = _WithSinks.apply(query, key, padded, sequences.sinks, sequences)  # type: ignore[no-untyped-call]

@@ -2,7 +2,9 @@
 
 Tensors, all contiguous: ``hidden [tokens, hidden_size]``, ``weight [entries, hidden_size]``, ``labels``: int64
 ``[tokens]``, -1 = none, ``statistics``: float32 ``[parts, 4, tokens]``, ``grads [tokens, entries]``; the others are
-float32 ``[tokens]``. ``factor`` is one divided by the temperature. Micro-batches differ in length, so no
+float32 ``[tokens]``. The vocabulary is summed up in ``parts`` pieces, with four numbers for each token: the peak of the
+logits, the sum of exp(logit - peak), the sum of exp(logit - peak) * (logit - peak), and the label's logit (0 in a part
+without it). ``factor`` is one divided by the temperature. Micro-batches differ in length, so no
 kernel is compiled for one number of tokens.
 """
 # ruff: noqa: ANN001, ANN201, ANN202 -- Triton knows types when it compiles.
@@ -57,7 +59,7 @@ def sum_up(
     block_v: tl.constexpr,
     block_h: tl.constexpr,
 ):
-    """Program (i, j): the sums of block i of the tokens over part j of the entries, in one sweep."""
+    """Program (i, j) writes the statistics of block i of the tokens for part j of the entries, in one pass."""
     first_token = tl.program_id(0) * block_n
     part = tl.program_id(1)
     rows = first_token + tl.arange(0, block_n)
@@ -110,7 +112,7 @@ def differentiate(
     block_v: tl.constexpr,
     block_h: tl.constexpr,
 ):
-    """Program (i, j): the gradient of block (i, j) of a tile's undivided logits."""
+    """Program (i, j) writes the gradient of block (i, j) of a tile's logits before the division by the temperature."""
     first_token, first_entry = tl.program_id(0) * block_n, tl.program_id(1) * block_v
     logits = _logits(
         hidden, weight, first_token, first_entry, tokens, entries, hidden_size, factor, block_n, block_v, block_h

@@ -53,7 +53,7 @@ processors. Each takes 16 bytes per token."""
 
 
 class TritonTiles:
-    """Implements :class:`anytron.kernels.log_prob.TileArithmetic`.
+    """Computes tiles of logits with Triton kernels: a :class:`anytron.kernels.log_prob.TileArithmetic`.
 
     Args:
         blocks: Sizes of blocks. The defaults are for 16-bit operands on Ampere and later GPUs, and fit the smallest
@@ -64,7 +64,7 @@ class TritonTiles:
         self._blocks = blocks or Blocks()
 
     def statistics(self, shard: Shard) -> Tensor:
-        """Sum up the whole shard in one launch."""
+        """Return the statistics of the shard's logits, float32 ``[parts, 4, tokens]``, computed in one launch."""
         blocks = self._blocks
         hidden, weight = shard.hidden.contiguous(), shard.weight.contiguous()
         tokens, hidden_size = hidden.shape
@@ -83,7 +83,7 @@ class TritonTiles:
         return statistics
 
     def gradients(self, shard: Shard, upstream: Upstream) -> Iterator[tuple[slice, Tensor]]:
-        """Compute the tiles' gradients one after the other in the same memory."""
+        """Yield each tile's rows of the weight and the gradient of its logits, all in the same memory."""
         blocks = self._blocks
         hidden = shard.hidden.contiguous()
         tokens, hidden_size = hidden.shape

@@ -1,4 +1,4 @@
-"""``anytron-swift export``."""
+"""The script that ``anytron-swift export`` runs, on every rank."""
 
 from anytron_swift.process import start
 

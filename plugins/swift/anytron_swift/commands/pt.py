@@ -1,4 +1,4 @@
-"""``anytron-swift pt``."""
+"""The script that ``anytron-swift pt`` runs, on every rank."""
 
 from anytron_swift.process import start
 

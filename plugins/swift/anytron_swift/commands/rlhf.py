@@ -1,4 +1,4 @@
-"""``anytron-swift rlhf``."""
+"""The script that ``anytron-swift rlhf`` runs, on every rank."""
 
 from anytron_swift.process import start
 

@@ -1,4 +1,4 @@
-"""``anytron-swift sft``."""
+"""The script that ``anytron-swift sft`` runs, on every rank."""
 
 from anytron_swift.process import start
 

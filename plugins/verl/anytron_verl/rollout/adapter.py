@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ServerAdapter(BaseRollout):  # type: ignore[misc]
-    """The adapter of one training worker; its rank is that of its replica."""
+    """The connection of one training worker to the server of its replica; by default rank R uses replica R."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)

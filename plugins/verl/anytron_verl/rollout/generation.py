@@ -50,7 +50,7 @@ class NamedWeights:
 
 
 class Generation:
-    """Builds the model from its config alone; its weights come from the training workers.
+    """A model that generates, built from its config alone; its weights come from the training workers.
 
     Args:
         rollout: verl's ``RolloutConfig``.
@@ -127,7 +127,7 @@ class Generation:
         vLLM.
 
         Args:
-            requests: At least one.
+            requests: One or more requests.
             interruption: Once it is set, every response ends, with the stop reason ``abort`` where it was not complete.
 
         Raises:
@@ -159,7 +159,7 @@ class Generation:
         if left < 1:
             raise EngineError(
                 "A prompt leaves no room for a response.",
-                why=f"it has {prompt} tokens, and rollout.max_model_len is {self._context_length}",
+                why=f"it has {prompt} tokens, but prompt and response together may have {self._context_length}",
                 fix="raise actor_rollout_ref.rollout.max_model_len, or lower data.max_prompt_length",
             )
         whole, response = self._rollout.prompt_length + self._rollout.response_length, self._rollout.response_length
@@ -217,7 +217,7 @@ def _refuse_settings(rollout: Any, model: Any) -> None:
             raise ConfigError(
                 "verl's rollout 'transformers' does not support this setting.",
                 where=f"actor_rollout_ref.rollout.{key}",
-                why=f"it is {value!r}, but a replica of this rollout is one process with the training workers' weights",
+                why=f"it is {value!r}, but this rollout supports {needed!r} only",
                 fix=f"set actor_rollout_ref.rollout.{key}={'null' if needed is None else needed}",
             )
     if lora > 0:

@@ -141,7 +141,7 @@ class TransformersServer:
         self._open.set()
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Do nothing: see :meth:`sleep`."""
+        """Do nothing: :meth:`sleep` has released no memory."""
 
     async def sleep(self) -> None:
         """Wait for requests in progress, and release no memory: the memory of a CPU holds both models."""
@@ -186,13 +186,13 @@ class TransformersServer:
 
 
 class TransformersReplica(RolloutReplica):  # type: ignore[misc]
-    """A replica beside each training worker: ``actor_rollout_ref.rollout.name=transformers``."""
+    """The replica of ``actor_rollout_ref.rollout.name=transformers``: one server beside each training worker."""
 
     async def launch_servers(self) -> None:
         """Start the server on the machine, and with the devices, of its training worker.
 
         Raises:
-            ConfigError: The server is not for the policy that is trained, or has several workers.
+            ConfigError: The server is for a model other than the trained policy, or its replica has several workers.
         """
         if self.rollout_mode is not RolloutMode.HYBRID or self.is_reward_model or self.is_teacher_model:
             raise ConfigError(

@@ -62,7 +62,7 @@ def test_a_kernel_is_told_the_platforms_own_word(mask_type):
 
 def test_a_mode_that_no_kernel_reads_is_refused_by_the_name_of_its_plugin(bound):
     answer = AttnMask(MaskKind.NONE, "chip_lengths", plugin="chip")
-    with scope_of(answer)(), pytest.raises(HookContractError, match=r"(?s)'chip_lengths'.*plugin 'chip' answered it"):
+    with scope_of(answer)(), pytest.raises(HookContractError, match=r"(?s)'chip_lengths'.*plugin 'chip' returned"):
         module()(*operands(1, 4), qkv_format="bshd")
 
 

@@ -247,7 +247,7 @@ def test_a_platform_asks_for_layouts_and_must_answer_in_their_class(monkeypatch)
     platform, request = _NoDevice(), LayoutRequest("thd", ModelTraits(), ParallelSizes())
     assert layout_constraints_of(platform, request) == LayoutConstraints()
     monkeypatch.setattr(_NoDevice, "layout_constraints", lambda self, request: 8)
-    with pytest.raises(HookContractError, match="'none' breaks the contract of layout_constraints"):
+    with pytest.raises(HookContractError, match="'none' returned an invalid value from layout_constraints"):
         layout_constraints_of(platform, request)
 
 
@@ -312,14 +312,14 @@ def test_build_attn_mask_names_the_plugin_whose_kind_is_not_accepted():
 
 def test_build_attn_mask_names_the_plugin_that_changes_its_mind():
     hooks = hooks_with(acme=answering(build_attn_mask=AttnMask(MaskKind.NONE, "other")))
-    with pytest.raises(HookContractError, match=r"'acme'.*fixed at engine build"):
+    with pytest.raises(HookContractError, match=r"'acme'.*must stay as they were when the engine was built"):
         hooks.build_attn_mask(REQUEST, built=AttnMask(MaskKind.NONE, "causal"))
 
 
 def test_postprocess_output_is_flat_and_complete(inputs):
     values = torch.randn(1, 5, 2)
     assert torch.equal(hooks_of().postprocess_output(values, inputs.layout), values[0])
-    with pytest.raises(HookContractError, match=r"'acme'.*one entry per real token"):
+    with pytest.raises(HookContractError, match=r"'acme'.*one entry for each real token"):
         hooks_with(acme=answering(postprocess_output=values)).postprocess_output(values, inputs.layout)
 
 

@@ -53,7 +53,7 @@ def _three_axes():
 def test_preprocess_sequences_keeps_the_positions_of_real_tokens(inputs, make):
     inputs = make() if make else inputs
     for wrong in (lambda given: given.position_ids + 1, lambda given: torch.zeros_like(given.position_ids)):
-        with pytest.raises(HookContractError, match=r"(?s)'acme'.*real tokens keep their positions.*position_ids\[0, "):
+        with pytest.raises(HookContractError, match=r"(?s)'acme'.*tokens must keep their positions.*position_ids\[0, "):
             _changing(position_ids=wrong).preprocess_sequences(inputs)
     _changing(position_ids=lambda given: given.position_ids.clone()).preprocess_sequences(inputs)
 
@@ -89,7 +89,7 @@ def test_preprocess_sequences_gives_a_scope_that_can_be_entered_again(inputs, sc
     """At the first micro-batch, also where nothing is recomputed, and also if it hides among other plugins' scopes."""
     inputs = dataclasses.replace(inputs, scope=contextlib.nullcontext if others else None)
     hooks = _changing(scope=lambda given: scopes.combine(given.scope, scope))
-    with pytest.raises(HookContractError, match=r"(?s)'acme'.*a fresh context manager each time.*") as caught:
+    with pytest.raises(HookContractError, match=r"(?s)'acme'.*a new context manager at each call.*") as caught:
         hooks.preprocess_sequences(inputs)
     assert why in caught.value.why
 

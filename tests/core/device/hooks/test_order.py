@@ -53,7 +53,7 @@ def test_two_members_of_one_name_are_refused():
 
 
 def test_two_platforms_are_refused():
-    with pytest.raises(PluginError, match="at most one platform"):
+    with pytest.raises(PluginError, match="at most one plugin may be a platform"):
         Hooks([read_member(Answers(name), name, Precedence.PLATFORM) for name in ("one", "two")])
 
 

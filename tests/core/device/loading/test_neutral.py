@@ -61,7 +61,7 @@ def test_the_cheapest_exact_form_that_is_accepted(format, causal, accepted, kind
     ],
 )
 def test_where_no_accepted_form_is_exact_it_refuses(format, accepted, context, causal):
-    with pytest.raises(HookContractError, match="no exact attention mask"):
+    with pytest.raises(HookContractError, match="no exact mask"):
         ask(format, accepted, layout=False, context=context, causal=causal)
 
 

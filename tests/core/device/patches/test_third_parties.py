@@ -125,7 +125,7 @@ def test_owners_of_one_target_do_not_conflict_where_their_versions_do_not_meet(v
 
 def test_patches_that_conflict_are_not_added_at_all(victim):
     ledger = Ledger()
-    with pytest.raises(PatchError, match="Two owners"):
+    with pytest.raises(PatchError, match="Patches of two owners"):
         ledger.add([make("a", owner="mindspeed"), make("b", owner="ascend")])
     assert ledger.apply(Phase.BEFORE_BUILD) == []
 

@@ -154,7 +154,7 @@ def test_every_candidate_is_a_valid_override():
 
 def test_an_engine_without_an_estimate_is_named(monkeypatch):
     monkeypatch.setattr("anytron.base.components.EngineInfo.load_memory", lambda self: None)
-    with pytest.raises(ConfigError, match="the engine megatron gives no estimate"):
+    with pytest.raises(ConfigError, match="the engine megatron has no memory estimate"):
         plan_of()
 
 

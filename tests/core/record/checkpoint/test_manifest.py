@@ -69,7 +69,7 @@ def test_a_link_is_not_a_file_of_the_checkpoint(save, tmp_path):
         ("[" * 100_000, "damaged"),
         ('{"files": {}}', "damaged"),
         ('{"format": 1, "files": {"a": {"size": 1}}}', "damaged"),
-        ('{"format": 99, "files": {}}', "format 99; this version reads 1"),
+        ('{"format": 99, "files": {}}', "format is 99; this version reads format 1"),
         (json.dumps({"format": 1, "files": {"../a": {"size": 1, "sha256": ""}}}), "outside of the checkpoint"),
         (json.dumps({"format": 1, "files": {"/a": {"size": 1, "sha256": ""}}}), "outside of the checkpoint"),
     ],

@@ -61,7 +61,7 @@ def test_an_engine_that_holds_no_reward_model_is_refused_if_there_is_one(testchi
     assert list(training_diagnostics(run_of(**judged))) == []
     (found,) = training_diagnostics(run_of("slow", **judged))
     assert (found.severity, found.key) == ("error", "reward_model")
-    assert "the engine slow cannot hold a reward model" in found.message
+    assert "the engine slow cannot score with a reward model" in found.message
     assert list(training_diagnostics(run_of("megatron", **judged))) == []
 
 
@@ -188,7 +188,7 @@ def test_it_is_found_with_all_other_mistakes_and_its_place(testchip, tmp_path):
 
 def test_an_entry_point_that_names_no_description_says_what_to_do(site_with_old_entry_point):
     with pytest.raises(
-        ConfigError, match=r"(?s)has no description.*not an anytron.base.components.EngineInfo.*reinstall"
+        ConfigError, match=r"(?s)lead to an EngineInfo.*not an anytron.base.components.EngineInfo.*reinstall"
     ):
         list(training_diagnostics(run_of("old", critic={}, algorithm={"advantage": "gae"})))
 
@@ -230,7 +230,9 @@ def test_training_ranks_that_generate_have_no_rollout_process_to_configure():
 def test_a_part_of_an_engine_does_not_generate_for_another_one(testchip):
     (found,) = rollout_diagnostics(run_of("small", rollout={"engine": "megatron"}))
     assert (found.severity, found.key) == ("error", "rollout.engine")
-    assert found.message == "megatron is a part of the training engine megatron, not of small"
+    assert found.message == (
+        "the rollout engine megatron is a part of the training engine megatron, but engine.name is small"
+    )
 
 
 def test_generation_on_training_ranks_is_refused_where_attention_is_the_vendors():

@@ -111,7 +111,7 @@ def test_the_first_stage_is_not_trained_on_under_the_second(stages, tmp_path):
     ):
         train(stages(tmp_path, resume="auto", optimizer={"lr": 0.5}))
     (tmp_path / "1-sft" / "run.json").unlink()
-    with pytest.raises(ConfigError, match=r"(?s)no record of a finished run"):
+    with pytest.raises(ConfigError, match=r"(?s)does not show that it finished"):
         train(stages(tmp_path, resume="auto"))
 
 

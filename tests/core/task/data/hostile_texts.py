@@ -131,7 +131,7 @@ JSONL = {
     "xz": (file(lambda: lzma.compress(ROW * 100)), "compressed"),
     "zstandard": (file(b"\x28\xb5\x2f\xfd" + bytes(100)), "compressed"),
     "a gzip bomb": (file(lambda: gzip.compress(bytes(20_000_000))), "compressed"),
-    "messages that are none": (row(prompt=[{"role": 1}]), "no role, or no content"),
+    "messages that are none": (row(prompt=[{"role": 1}]), "no usable role or content"),
     "a message of 20,000 parts": (
         row(prompt=[{"role": "user", "content": [{"type": "text", "text": "1"}] * 20_000}]), ""),
     "20,000 messages": (row(prompt=[{"role": "user", "content": "1"}, {"role": "assistant", "content": "1"}] * 10_000
@@ -148,7 +148,7 @@ CSV = {
         file(lambda: ",".join(["prompt", "answer", *map(str, range(100_000))]).encode() + b"\n1,2\n", "rows.csv"),
         "too many columns",
     ),
-    "columns without a name": (file(b"prompt,,\n1,2,3\n", "rows.csv"), "need different names"),
+    "columns without a name": (file(b"prompt,,\n1,2,3\n", "rows.csv"), "needs a name of its own"),
     "columns with escape sequences": (file(f"{EVIL},{EVIL}x\n1,2\n".encode(), "rows.csv"), "CSV|no column"),
     "NULs": (file(b"prompt\n" + b"\0" * 1000, "rows.csv"), ""),
     "a field of 80 MB": (sparse(b'prompt\n"1', 80 << 20, "rows.csv"), "too long"),

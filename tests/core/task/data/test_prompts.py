@@ -41,9 +41,9 @@ def test_a_file_of_lines(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"(?s)cannot be read.*p\.jsonl.*no such file.*option path"),
+        (None, r"(?s)cannot be read.*p\.jsonl.*no such file.*option `path`"),
         ("{oops", r"(?s)p\.jsonl:1.*not JSON"),
-        ('{"question": "?"}', "(?s)no column 'prompt'.*p.jsonl:1.*'question'.*columns, {prompt: COLUMN}"),
+        ('{"question": "?"}', "(?s)no column 'prompt'.*p.jsonl:1.*'question'.*columns`: {prompt: COLUMN}"),
         ("[1]", "(?s)not an object.*list"),
         ('{"prompt": 5}', "(?s)neither a string nor a list.*int"),
         ('{"prompt": [1, true]}', "neither a string nor a list"),

@@ -97,7 +97,7 @@ def test_each_store_is_new_and_an_address_may_be_one_of_ipv6(stores):
 
 
 def test_an_address_that_the_machine_lacks_is_an_error_that_says_so(stores):
-    with pytest.raises(WorkerError, match=r"(?s)cannot connect at 192\.0\.2\.77.*requested address.*--node-ip-address"):
+    with pytest.raises(WorkerError, match=r"(?s)cannot listen at 192\.0\.2\.77.*requested address.*--node-ip-address"):
         stores.new("192.0.2.77")
 
 

@@ -33,7 +33,7 @@ def test_a_loss_of_the_user_that_finds_no_memory_is_no_fault_of_its_own(start):
 
 
 def test_an_engine_too_large_to_build_says_so(start):
-    with pytest.raises(ResourceError, match="ran out of memory while it built its engine"):
+    with pytest.raises(ResourceError, match="ran out of memory while the engine was built"):
         start(engine="huge").call("echo")
 
 

@@ -43,14 +43,18 @@ def attend_sharded(
 ) -> Tensor:
     """Attend with this rank's queries to the keys of all ranks.
 
-    Query, key and value are this rank's, ``[T, H, D]`` (thd) or ``[B, S, H, D]`` (bshd); the lengths in ``call`` are
-    those of whole sequences, and it has no explicit mask. ``causal`` = a query sees no later keys, with any kernel mode
-    of the platform; ``windowed`` = the kernel has a sliding window.
+    ``query``, ``key`` and ``value`` are this rank's, ``[T, H, D]`` (thd) or ``[B, S, H, D]`` (bshd). The lengths in
+    ``call`` are for whole sequences; ``call.mask`` must be None. ``causal``: whether a query sees no later keys,
+    whatever the platform's kernel mode is called; ``windowed``: whether the kernel has a sliding window.
     """
     if call.mask is not None:
         refuse("DotProductAttention", "explicit mask with context parallelism", "use packed sequences")
     if windowed and not causal:
-        refuse("DotProductAttention", "window without causality with context parallelism", "set context parallel 1")
+        refuse(
+            "DotProductAttention",
+            "window without causality with context parallelism",
+            "set parallel.context_parallel_size=1",
+        )
     split = _padded if call.format == "bshd" else _packed
     return split(kernel, (query, key, value), call, group, causal)
 
@@ -161,7 +165,10 @@ def _make_plan(real: Tensor, padded: Tensor, mode: str, causal: bool, size: int,
 
 
 def zigzag_positions(cu_seqlens: Tensor, size: int, rank: int) -> Tensor:
-    """Position in its sequence of each row that a rank holds, int64 ``[T / size]``; ``cu_seqlens`` are of all ranks."""
+    """Return each row's position in its sequence, int64 ``[T / size]``, for the rows that a rank holds.
+
+    ``cu_seqlens``, int32 ``[B + 1]``, are the offsets of the whole sequences; T is their total length over all ranks.
+    """
     widths = cu_seqlens.long().diff() // size
     sequence = torch.repeat_interleave(widths)
     offset = torch.arange(sequence.numel(), device=cu_seqlens.device) - (cu_seqlens.long()[:-1] // size)[sequence]

@@ -1,8 +1,8 @@
 """The attention module: Transformer Engine's formats and mask types in front of the platform's kernel.
 
 The platform's kernel is called with the platform's mask: within a micro-batch's scope
-(:func:`anytron.sequences.masks.current_mask`), the platform's answer to ``build_attn_mask`` replaces the
-mask type that Megatron passes. This concerns the language model's self-attention, which Megatron calls as causal
+(:func:`anytron.sequences.masks.current_mask`), the mask that the platform's hook ``build_attn_mask`` returned replaces
+the mask type that Megatron passes. This concerns the language model's self-attention, which Megatron calls as causal
 self-attention without a mask tensor. Cross-attention, the bidirectional layers of vision towers, and layers with their
 own mask use Megatron's mask type.
 """
@@ -49,12 +49,12 @@ class DotProductAttention(torch.nn.Module):
     """Scaled dot-product attention over this rank's heads.
 
     Accepted without effect, because they change no result: ``sequence_parallel`` and ``tp_group``
-    (attention works on whole sequences of its own heads), ``cp_stream`` and ``cp_comm_type`` (how keys
+    (a rank computes whole sequences for its heads), ``cp_stream`` and ``cp_comm_type`` (how keys
     travel between context-parallel ranks; here they are gathered).
 
     Args:
         num_attention_heads: Query heads over all tensor-parallel ranks.
-        kv_channels: Head size, or (query and key, value).
+        kv_channels: Head size, or a pair: the head size of queries and keys, and the head size of values.
         num_gqa_groups: Key and value heads over all ranks; None = as many as query heads.
         attention_dropout: Dropout of attention weights while training.
         qkv_format: ``sbhd``, ``bshd`` or ``thd``; the default of calls.
@@ -176,12 +176,13 @@ class DotProductAttention(torch.nn.Module):
         core_attention_bias_type: str = "no_bias",
         **unsupported: Any,
     ) -> Tensor:
-        """Attend.
+        """Compute the attention of this rank's heads.
 
-        Queries are ``[S, B, H, D]`` (sbhd), ``[B, S, H, D]`` (bshd) or ``[T, H, D]`` (thd); keys and values alike, with
-        their own heads. ``attention_mask`` is bool, True = MASKED, and read if the mask type is ``arbitrary``
-        (broadcastable to ``[B, H, Sq, Sk]``) or a kind of padding (``[B, 1, 1, Sk]``: which tokens are not real).
-        Lengths are those of :class:`~anytron.kernels.contract.AttentionCall`, for thd only.
+        Queries are ``[S, B, H, D]`` (sbhd), ``[B, S, H, D]`` (bshd) or ``[T, H, D]`` (thd). Keys and values have the
+        same format, with their own numbers and sizes of heads. ``attention_mask`` is bool, True = MASKED. It is read
+        only if the mask type is ``arbitrary`` (broadcastable to ``[B, H, Sq, Sk]``) or a padding type, where it is
+        ``[B, 1, 1, Sk]``, True = not a real token. The lengths (``cu_seqlens_...``, ``max_seqlen_...``) are for thd
+        only and have the meaning that they have in :class:`~anytron.kernels.contract.AttentionCall`.
 
         Returns:
             ``[S, B, H * Dv]``, ``[B, S, H * Dv]`` or ``[T, H * Dv]``.

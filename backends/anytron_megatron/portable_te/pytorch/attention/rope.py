@@ -27,10 +27,11 @@ def apply_rotary_pos_emb(
 ) -> Tensor:
     """Rotate queries or keys by their positions.
 
-    They are ``[S, B, H, D]`` (sbhd), ``[B, S, H, D]`` (bshd) or ``[T, H, D]`` (thd). ``freqs`` are angles
-    ``[S, 1, 1, R]`` by position; in thd by position in the sequence, which starts where ``cu_seqlens``, int32
-    ``[B + 1]``, say, both over all context-parallel ranks. ``interleaved`` pairs are neighbours instead of halves.
-    The platform's kernel is used whether ``fused`` is asked for or not.
+    ``t`` is ``[S, B, H, D]`` (sbhd), ``[B, S, H, D]`` (bshd) or ``[T, H, D]`` (thd). ``freqs``, ``[S, 1, 1, R]``, has
+    the angles of each position. In thd, positions count from the start of each sequence, and ``cu_seqlens``, int32
+    ``[B + 1]``, has the offsets of the sequences over all context-parallel ranks. With ``interleaved``, the two numbers
+    of a rotated pair are neighbours; otherwise one is in the first half and the other in the second half. ``fused`` has
+    no effect: the platform's kernel is always used.
     """
     del fused
     refuse_settings("apply_rotary_pos_emb", {"start_positions": start_positions})

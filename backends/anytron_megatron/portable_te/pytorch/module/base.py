@@ -31,15 +31,15 @@ class TransformerEngineBaseModule(torch.nn.Module):
     """Base of the linear layers.
 
     Accepted without effect, because they change no result: ``fuse_wgrad_accumulation`` (Megatron's
-    gradient buffers add ``param.grad`` themselves if the layer did not) and ``ub_name`` (names a
-    buffer of the overlap that is refused). Every other setting that requests a feature is refused.
+    gradient buffers add ``param.grad`` themselves if the layer did not) and ``ub_name`` (the name of a buffer for
+    overlapped communication, which is refused). Every other setting that requests a feature is refused.
 
     Args:
-        sequence_parallel: Inputs (column) or outputs (row) are split along their first dimension.
+        sequence_parallel: Whether inputs (column) or outputs (row) are split along their first dimension.
         tp_group: Tensor-parallel group; may be set later.
         get_rng_state_tracker: Function that returns the tracker whose state initialises weights.
         rng_tracker_name: Name of the tracker's state; None = the default one.
-        return_bias: Return the bias instead of adding it.
+        return_bias: Whether to return the bias instead of adding it.
         parallel_mode: ``column`` splits the outputs, ``row`` the inputs, None nothing.
 
     Raises:
@@ -93,10 +93,14 @@ class TransformerEngineBaseModule(torch.nn.Module):
         self.tp_group = tp_group
 
     def init_fp8_metadata(self, num_gemms: int = 1) -> None:
-        """Prepare FP8 scales; there are none."""
+        """Do nothing: there are no FP8 scales to prepare."""
 
     def backward_dw(self) -> None:
-        """Compute weight gradients that were put off."""
+        """Refuse to compute delayed weight gradients.
+
+        Raises:
+            EngineError: Always.
+        """
         refuse(type(self).__name__, "delayed weight gradients", "set delay_wgrad_compute to false")
 
     # Checkpoints have an entry ``_extra_state`` per layer: FP8 scales, empty without FP8.
@@ -106,7 +110,11 @@ class TransformerEngineBaseModule(torch.nn.Module):
         return torch.empty(0, dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor | None) -> None:
-        """Take an empty state; FP8 scales are refused."""
+        """Accept an empty state.
+
+        Raises:
+            EngineError: The state holds FP8 scales.
+        """
         if state is not None and state.numel():
             refuse(type(self).__name__, "FP8, and the checkpoint holds FP8 state", "save the checkpoint without FP8")
 
@@ -146,7 +154,7 @@ class TransformerEngineBaseModule(torch.nn.Module):
 
 
 def rng_state(get_tracker: Callable[[], Any] | None, name: str | None = None) -> AbstractContextManager[None]:
-    """Draw with the state ``name`` of Megatron's tracker; without a tracker, with that of the process."""
+    """Return a context that draws from state ``name`` of Megatron's RNG tracker; without a tracker, a null context."""
     if get_tracker is None:
         return nullcontext()
     fork: Callable[..., AbstractContextManager[None]] = get_tracker().fork

@@ -1,4 +1,4 @@
-"""A norm and the linear layer that follows it. The fused MLP, which Megatron does not use, is a name for peft."""
+"""A norm and the linear layer after it, in one module. ``LayerNormMLP`` is only a name, which peft looks up."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class LayerNormLinear(Linear):
 
     Args:
         normalization: ``LayerNorm`` or ``RMSNorm``.
-        zero_centered_gamma: The norm's factor is ``1 + weight``.
-        return_layernorm_output: Return the norm's output too. mcore-bridge's LoRA sets the attribute.
-        return_layernorm_output_gathered: Return it for the whole sequence.
+        zero_centered_gamma: Whether the norm's factor is ``1 + weight``; False = it is ``weight``.
+        return_layernorm_output: Whether :meth:`forward` also returns the norm's output; mcore-bridge's LoRA sets this
+            attribute.
+        return_layernorm_output_gathered: Whether that output is for the whole sequence, not this rank's part.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class LayerNormLinear(Linear):
             torch.nn.init.zeros_(self.layer_norm_bias)
 
     def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
-        """Normalise and multiply this rank's part, ``[S, ..., in_features]``.
+        """Apply the norm and the linear layer to this rank's input, ``[S, ..., in_features]``.
 
         Returns:
             The output; followed, as a tuple, by the bias if ``return_bias`` and the norm's output if

@@ -63,9 +63,14 @@ class Linear(TransformerEngineBaseModule):
             self.bias = torch.Tensor()  # as Transformer Engine; Megatron reads its length
 
     def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
-        """Multiply this rank's ``[S, ..., in_features]``: ``[S', ..., out_features]``, and the bias if ``return_bias``.
+        """Apply the layer to this rank's input, ``[S, ..., in_features]``.
 
         ``is_first_microbatch``, at which Transformer Engine converts weights to FP8, has no effect.
+
+        Returns:
+            ``[S', ..., out_features]`` of this rank; with ``return_bias`` also the bias, which is then not added. S' is
+            S; with sequence parallelism, a column-parallel layer multiplies S by the tensor-parallel size, and a
+            row-parallel layer divides S by it.
         """
         del is_first_microbatch
         output = self._multiply(x)
@@ -89,7 +94,7 @@ class GroupedLinear(TransformerEngineBaseModule):
     Megatron's token dispatcher communicates; the layer itself does not.
 
     Raises:
-        EngineError: Tensor parallelism inside of the layer, or a setting that is not supported.
+        EngineError: The layer itself would have to be tensor-parallel, or a setting is not supported.
     """
 
     def __init__(
@@ -135,7 +140,10 @@ class GroupedLinear(TransformerEngineBaseModule):
         self._grouped_mm = kernels().fused(KernelName.GROUPED_MM, params_dtype)
 
     def forward(self, x: Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None) -> Any:
-        """Multiply each group of rows of ``x`` ``[T, in_features]``, ``m_splits`` of them, with its weight.
+        """Apply each of the layers to its group of rows.
+
+        ``x`` is ``[T, in_features]``. Its first ``m_splits[0]`` rows go through the first layer, the next
+        ``m_splits[1]`` rows through the second, and so on.
 
         Returns:
             ``[T, out_features]``; with ``return_bias`` also the list of biases.

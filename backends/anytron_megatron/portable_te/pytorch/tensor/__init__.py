@@ -1,4 +1,4 @@
-"""Quantised tensors."""
+"""The class of quantised tensors, which are not supported."""
 
 
 class QuantizedTensor:

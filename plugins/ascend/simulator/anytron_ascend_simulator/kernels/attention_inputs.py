@@ -38,7 +38,7 @@ class Sparsity:
         mask: bool or uint8, 1 = masked; None = everything is seen, with any mode and windows.
         before: ``pre_tockens``: keys that a query sees before its own position.
         after: ``next_tockens``: keys that a query sees after its own position.
-        packed: Layout TND.
+        packed: Whether the layout is TND.
     """
 
     mode: int

@@ -6,7 +6,7 @@ token.
 
 Source: torch_npu 2.13, documentation of both operators (``torch_npu/_op_plugin_docs.py``), and CANN's of
 ``aclnnMoeToken{Permute,Unpermute}WithRoutingMap``. Computed in float32. Not modelled: ``drop_and_pad``, and
--1 in ``sorted_indices`` (an expert less for a token).
+-1 in ``sorted_indices`` (a token with fewer than K experts).
 """
 
 from __future__ import annotations
