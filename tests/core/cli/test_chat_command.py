@@ -277,6 +277,25 @@ def test_weights_that_cannot_be_read_are_found_first(copy, refused, place, damag
     assert str(copy / place) in error.where
 
 
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda weights: weights | {"model.norm.weight": torch.full((32,), torch.nan)}, "outputs are not finite"),
+        (lambda weights: {name: one for name, one in weights.items() if "q_proj" not in name}, "weight is missing"),
+    ],
+    ids=["nan", "missing"],
+)
+def test_weights_that_make_no_model_get_no_answer(copy, refused, change, what):
+    file = copy / "hf" / "model.safetensors"
+    save_file(change(load_file(file)), file, {"format": "pt"})
+
+    error = refused(copy)
+
+    assert what in error.what
+    assert error.where.startswith(str(copy / "hf"))
+    assert "directory" in error.fix
+
+
 def test_a_directory_without_tokenizer_is_not_given_an_empty_one(copy, refused):
     for file in (copy / "hf").glob("tokenizer*"):
         file.unlink()
