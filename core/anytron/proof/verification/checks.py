@@ -220,7 +220,7 @@ class _Run:
     def reward_model_scores(self, name: str) -> Result:
         """Compare what the reward model says of responses with what transformers' classifier does."""
         _require(self._config.reward_model, "the run has no reward model")
-        return roles.check_scores(name, self._config, self._engines.reward_model(), self._trajectories().batch)
+        return roles.check_reward_model(name, self._config, self._engines.reward_model(), self._trajectories().batch)
 
     @check("optimizer-update")
     def optimizer_update(self, name: str) -> Result:
