@@ -166,9 +166,11 @@ def _print_table(sources: Sequence[dict[str, Any]]) -> None:
 
     from anytron.cli.output import print_table
 
-    table = Table("source")
-    for heading in ("share", "read", "kept", "too long", "duplicates", "tokens: min", "mean", "median", "max"):
-        table.add_column(heading, justify="right")
+    table = Table(box=None, pad_edge=False)  # with lines between columns, headings do not fit 80 columns
+    table.add_column("prompts of", overflow="fold")
+    headings = ("share", "read", "kept", "too\nlong", "dupli-\ncates", "tokens\nmin", "\nmean", "\nmedian", "\nmax")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     for one in sources:
         counts = [str(one[name]) for name in ("read", "kept", "too_long", "duplicates")]
         tokens = [f"{one['tokens'][name]:,.10g}" for name in ("min", "mean", "median", "max")]
