@@ -231,6 +231,8 @@ def _part(part: ast.expr, scope: Scope) -> str:
     """A part of an f-string: text, or something that is filled in."""
     if isinstance(part, ast.FormattedValue):
         found = _pieces(part.value, scope)
+        if isinstance(part.value, ast.BoolOp):  # {names or "nothing"} is read as *names*
+            found = found[:1]
         return found[0] if len(found) == 1 else " or ".join(dict.fromkeys(filter(None, found)))
     return _pieces(part, scope)[0]
 

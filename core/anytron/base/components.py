@@ -43,8 +43,8 @@ Capability = Literal[
     "routing",
 ]
 """Optional abilities of engines. Each is a protocol of :mod:`anytron.workers.engines.training_engine` or
-:mod:`anytron.workers.engines.rollout_engine`, except ``teacher`` (``score`` accepts that role) and ``routing`` (responses
-of a rollout engine record the experts of each token, and passes of a training engine use the recorded experts)."""
+:mod:`anytron.workers.engines.rollout_engine`, except ``teacher`` (``score`` accepts that role) and ``routing``
+(responses of a rollout engine record the experts of each token, and passes of a training engine use these experts)."""
 
 PlaceOf = Callable[[str], str | None]
 """Takes the name of an option that an engine does not know where it was set; returns the key at which it may be set, or

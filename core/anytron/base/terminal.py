@@ -29,6 +29,11 @@ def visible(text: str, encoding: str = "utf-8") -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
+def one_line(text: str) -> str:
+    """Escape characters that are not printable, and line ends too: the text stays on its line."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 class VisibleStream:
     """A text stream that escapes what is not printable, in ``print``, warnings, logs and tracebacks alike.
 

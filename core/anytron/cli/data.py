@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from anytron.base.terminal import one_line
 from anytron.cli.arguments import ConfigPath  # noqa: TC001 - typer reads the annotations
 
 if TYPE_CHECKING:
@@ -73,17 +74,17 @@ def show(
     if prepared.beginning.reads_the_clock:
         said = "".join(f": {form} is {text}" for form, text in prepared.beginning.shown.items())
         typer.echo(
-            f"\nThe chat template reads the clock (strftime_now){_visible(said)}. It shows the moment in which "
+            f"\nThe chat template reads the clock (strftime_now){one_line(said)}. It shows the moment in which "
             f"{clock['of']} began, {clock['moment']}. A run shows its first moment to its end, also after resume=auto."
         )
     for prompt in prompts:
         images = f", {prompt['images']} image{'s' * (prompt['images'] != 1)}" if prompt["images"] else ""
-        typer.echo(f"\n{_visible(prompt['id'])}: {prompt['length']} tokens{images}")
-        typer.echo("|".join(_shortened([_visible(piece) for piece in prompt["pieces"]])))
+        typer.echo(f"\n{one_line(prompt['id'])}: {prompt['length']} tokens{images}")
+        typer.echo("|".join(_shortened([one_line(piece) for piece in prompt["pieces"]])))
         if learnt := prompt["response"]:
-            typer.echo("learnt: " + "|".join(_shortened([_visible(piece) for piece in learnt])))
+            typer.echo("learnt: " + "|".join(_shortened([one_line(piece) for piece in learnt])))
         if prompt["data"]:
-            typer.echo(f"data: {_visible(json.dumps(prompt['data'], ensure_ascii=False, default=str))}")
+            typer.echo(f"data: {one_line(json.dumps(prompt['data'], ensure_ascii=False, default=str))}")
 
 
 @app.command()
@@ -153,11 +154,6 @@ def _described(prompt: TokenizedPrompt, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _visible(text: str) -> str:
-    """Escape control characters, so that a prompt stays on its line and cannot control the terminal."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-
-
 def _shortened(pieces: Sequence[str]) -> Iterator[str]:
     for piece, same in itertools.groupby(pieces):
         number = len(list(same))
@@ -170,12 +166,14 @@ def _print_table(sources: Sequence[dict[str, Any]]) -> None:
 
     from anytron.cli.output import print_table
 
-    table = Table("source")
-    for heading in ("share", "read", "kept", "too long", "duplicates", "tokens: min", "mean", "median", "max"):
-        table.add_column(heading, justify="right")
+    table = Table(box=None, pad_edge=False)  # with lines between columns, headings do not fit 80 columns
+    table.add_column("prompts of", overflow="fold")
+    headings = ("share", "read", "kept", "too\nlong", "dupli-\ncates", "tokens\nmin", "\nmean", "\nmedian", "\nmax")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     for one in sources:
         counts = [str(one[name]) for name in ("read", "kept", "too_long", "duplicates")]
         tokens = [f"{one['tokens'][name]:,.10g}" for name in ("min", "mean", "median", "max")]
         tokens[1] = f"{one['tokens']['mean']:,.1f}"
-        table.add_row(Text(_visible(one["name"])), f"{one['share']:.1%}", *counts, *tokens)
+        table.add_row(Text(one_line(one["name"])), f"{one['share']:.1%}", *counts, *tokens)
     print_table(table)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from anytron.base.errors import within
+from anytron.base.terminal import one_line
 from anytron.cli.output import error_console, result_console
 from anytron.config.load import read_stages
 from anytron.run.preflight.prepare import prepare, prepare_held_out, prepare_prompts, prepare_validation
@@ -128,7 +129,8 @@ def _scores(found: Rehearsal, reward: str) -> Table:
     """The matrix of a reward: what each form scored."""
     from rich.table import Table
 
-    title = f"what {reward} gives: the score for {_plain(found.example[reward])}, and the mean of {found.tried[reward]}"
+    example = one_line(found.example[reward])
+    title = f"what {reward} gives: the score for {example}, and the mean of {found.tried[reward]}"
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
     table.add_column("form", no_wrap=True)
     table.add_column("right", no_wrap=True)
@@ -145,12 +147,7 @@ def _number(score: float | None) -> str:
     return "fails" if score is None else f"{score:.3g}"
 
 
-def _plain(text: str) -> str:
-    """Escape control characters, so that a text stays on its line."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-
-
 def _text(text: str) -> Text:
     from rich.text import Text
 
-    return Text(_plain(text))
+    return Text(one_line(text))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from anytron.record.checkpoint.directory import Checkpoint
-    from anytron.run.trainer.non_finite import BadUpdate, Finding
+    from anytron.run.trainer.non_finite import BadUpdate, ReplayResult
     from anytron.workers.engines.training_engine import NonFinite
 
 
@@ -214,7 +214,7 @@ def _weights(path: Path, config: RunConfig, checkpoint: Checkpoint | None) -> tu
     return "the initial model", initial
 
 
-def _lines(finding: Finding) -> list[str]:
+def _lines(finding: ReplayResult) -> list[str]:
     inspection = finding.inspection
     lines = [f"in the saved batch: {field}" for field in finding.data]
     lines += [f"in the weights: {name}" for name in inspection.weights]
@@ -236,6 +236,6 @@ def _where(first: NonFinite) -> str:
     return first.what.replace("its", f"{first.place}'s")
 
 
-def _record(update: BadUpdate, finding: Finding, origin: str) -> dict[str, Any]:
+def _record(update: BadUpdate, finding: ReplayResult, origin: str) -> dict[str, Any]:
     """Return the object that ``--json`` prints."""
     return {"update": asdict(update), "from": origin, **asdict(finding)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -275,6 +276,26 @@ def test_weights_that_cannot_be_read_are_found_first(copy, refused, place, damag
     assert what in error.what
     assert why in error.why
     assert str(copy / place) in error.where
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda weights: weights | {"model.norm.weight": torch.full((32,), torch.nan)}, "outputs are not finite"),
+        (lambda weights: {name: one for name, one in weights.items() if "q_proj" not in name}, "weight is missing"),
+    ],
+    ids=["nan", "missing"],
+)
+def test_weights_that_make_no_model_get_no_answer(copy, change, what):
+    file = copy / "hf" / "model.safetensors"
+    save_file(change(load_file(file)), file, {"format": "pt"})
+
+    done = ask(copy)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert what in done.stderr
+    assert f"  where: {copy / 'hf'}" in done.stderr
+    assert re.search(r"\n  fix: .*directory", done.stderr)
 
 
 def test_a_directory_without_tokenizer_is_not_given_an_empty_one(copy, refused):

@@ -220,7 +220,7 @@ class _Run:
     def reward_model_scores(self, name: str) -> Result:
         """Compare what the reward model says of responses with what transformers' classifier does."""
         _require(self._config.reward_model, "the run has no reward model")
-        return roles.check_scores(name, self._config, self._engines.reward_model(), self._trajectories().batch)
+        return roles.check_reward_model(name, self._config, self._engines.reward_model(), self._trajectories().batch)
 
     @check("optimizer-update")
     def optimizer_update(self, name: str) -> Result:
@@ -341,7 +341,9 @@ class _Run:
     def _require_gradients(self) -> None:
         """Skip the check if the engine has no gradients to show."""
         if not shows_gradients(self._config):
-            raise Inapplicable(f"the engine {self._config.engine.name} cannot show them: it lacks the capability gradients")
+            raise Inapplicable(
+                f"the engine {self._config.engine.name} cannot show them: it lacks the capability gradients"
+            )
 
     def _trajectories(self) -> Trajectories:
         return self._once(

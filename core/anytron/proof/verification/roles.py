@@ -215,7 +215,7 @@ def expected_scores(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
         return torch.cat([model(tokens[None], use_cache=False).logits[:, 0] for tokens in sequences])
 
 
-def check_scores(check: str, config: RunConfig, ranks: RewardModelRanks, batch: RaggedBatch) -> Result:
+def check_reward_model(check: str, config: RunConfig, ranks: RewardModelRanks, batch: RaggedBatch) -> Result:
     """Compare scores of responses: those of the reward model's ranks, and those that transformers computes.
 
     Args:

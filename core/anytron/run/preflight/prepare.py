@@ -121,16 +121,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     return PreparedRun(
         **vars(prompts),
         rewards=rewards,
-        sampling=SamplingParams(
-            max_new_tokens=config.rollout.max_new_tokens,
-            min_new_tokens=config.rollout.min_new_tokens,
-            temperature=config.rollout.temperature,
-            top_p=config.rollout.top_p,
-            top_k=config.rollout.top_k,
-            stop=tuple(config.rollout.stop),
-            end_token_ids=ends,
-            pad_token_id=padding,
-        ),
+        sampling=SamplingParams.from_config(config.rollout, end_token_ids=ends, pad_token_id=padding),
     )
 
 

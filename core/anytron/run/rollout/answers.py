@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import ConfigError, DataError, TransferError
+from anytron.base.errors import ConfigError, DataError, EngineError, TransferError
 from anytron.base.files import exhausted
 from anytron.run.rollout.pool import Generation, RolloutPool, response_seed
 from anytron.run.rollout.replica import WeightAnswers
 from anytron.task.data.examination import examined
+from anytron.task.data.model_files import CONFIG_FILE
 from anytron.task.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
 from anytron.task.data.prompts import Prompt, tokenize
 from anytron.task.data.reading import PromptReader
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from anytron.config.schema import RunConfig
+    from anytron.workers.engines.rollout_engine import Response
     from anytron.workers.executor.protocol import Executor, WorkerGroup
 
 
@@ -101,6 +104,7 @@ class Answers:
 
     def __init__(self, config: RunConfig, executor: Executor, *, system: str | None, plain: bool, seed: int) -> None:
         assert config.model.path is not None
+        self._directory = config.model.path
         with examined(config.model):
             text_config = load_hf_config(config.model).get_text_config()
             self._tokenizer: Any = load_tokenizer(config.model)
@@ -112,19 +116,12 @@ class Answers:
                 why="--plain leaves out the chat template" if plain else "the tokenizer has no chat template",
                 fix="remove --system, and write the text at the beginning of each prompt",
             )
-        self._system, self._seed, self._settings = system, seed, config
+        self._system, self._seed = system, seed
         vocab_size: int = text_config.vocab_size
         self._context: int | None = getattr(text_config, "max_position_embeddings", None)
         ends = end_token_ids(config.model, self._tokenizer, vocab_size)
-        self._sampling = SamplingParams(
-            max_new_tokens=config.rollout.max_new_tokens,
-            temperature=config.rollout.temperature,
-            top_p=config.rollout.top_p,
-            top_k=config.rollout.top_k,
-            stop=tuple(config.rollout.stop),
-            end_token_ids=ends,
-            pad_token_id=padding_token_id(config.model, self._tokenizer, ends, vocab_size),
-        )
+        padding = padding_token_id(config.model, self._tokenizer, ends, vocab_size)
+        self._sampling = SamplingParams.from_config(config.rollout, end_token_ids=ends, pad_token_id=padding)
         template = config.data.chat_template_kwargs
         self._reader = PromptReader(
             partial(tokenize, vocab_size=vocab_size, chat_template_kwargs=template), self._tokenizer
@@ -137,8 +134,12 @@ class Answers:
         Raises:
             AnytronError: The process did not start, or the weights cannot be loaded.
         """
-        assert self._settings.model.path is not None
-        self._pool.load_weights(partial(_give, DirectoryWeights(self._settings.model.path)))
+        try:
+            self._pool.load_weights(partial(_give, DirectoryWeights(self._directory)))
+        except EngineError as error:
+            fix = error.fix or f"download or write the directory again: {CONFIG_FILE} and weights must be of one model"
+            where = f"{self._directory}: {error.where}"
+            raise EngineError(error.what, where=where, why=error.why, fix=fix) from error
 
     def __call__(self, prompts: Mapping[int, str]) -> list[Answer]:
         """Answer each prompt by itself.
@@ -151,6 +152,7 @@ class Answers:
 
         Raises:
             DataError: A prompt is empty, is too long for the model, or is refused by the chat template.
+            EngineError: The model computes numbers that are not finite.
         """
         read = self._reader.read([self._prompt(str(number), text) for number, text in prompts.items()])
         questions = []
@@ -158,6 +160,8 @@ class Answers:
             self._check_length(number, len(one.tokens))
             questions.append((PromptInputs(one.tokens), self._sampling, response_seed(self._seed, number)))
         responses = [one for (one,) in self._pool.finish(Generation(tuple(self._pool.ask(questions)), 1))]
+        for number, response in zip(prompts, responses, strict=True):
+            self._check_finite(number, response)
         texts = decode_responses(self._tokenizer, [one.tokens for one in responses])
         return [Answer(text, one.finished) for text, one in zip(texts, responses, strict=True)]
 
@@ -179,6 +183,17 @@ class Answers:
                 where=f"prompt {number}",
                 why=f"it has {tokens} tokens, and an answer may have {answer}, but the model's context has {context}",
                 fix="shorten the prompt, or lower --max-new-tokens",
+            )
+
+    def _check_finite(self, number: int, response: Response) -> None:
+        """An engine takes some token also if every log-prob is NaN; such an answer says nothing about the model."""
+        wrong = next((one for one in response.log_probs if not math.isfinite(one)), None)
+        if wrong is not None:
+            raise EngineError(
+                "The model's outputs are not finite.",
+                where=f"{self._directory}, prompt {number}",
+                why=f"the log-prob of a token of its answer is {wrong}: weights are probably NaN or infinite",
+                fix="give an earlier checkpoint of the run, or another model directory",
             )
 
 

@@ -244,7 +244,7 @@ def _unreadable(directory: Path, why: str) -> DataError:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ReplayResult:
     """The result of a replay.
 
     Attributes:
@@ -267,7 +267,7 @@ class Finding:
 
 def replay(
     update: BadUpdate, batch: RaggedBatch, config: RunConfig, executor: Executor, checkpoint: Path | None = None
-) -> Finding:
+) -> ReplayResult:
     """Repeat the passes of a saved update on one rank, with the same division into micro-batches.
 
     Args:
@@ -298,7 +298,7 @@ def replay(
     micro_batches = [one for share in plan.micro_batches(batch, update.dp_size) for one in share]
     batches = [one.batch for one in micro_batches]
     (inspection,) = call(group, InspectableEngine.inspect_update, batches, loss, update.model)
-    finding = Finding(_bad_fields(batch), inspection)
+    finding = ReplayResult(_bad_fields(batch), inspection)
     first = inspection.first
     if first is None or first.sequence is None or first.token is None:
         return finding

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from anytron.config.generation import RolloutSection
     from anytron.task.data.images import ImagePatches
     from anytron.task.environments.protocol import Outcome
     from anytron.workers.engines.device_memory import MemoryUse
@@ -49,6 +50,28 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     end_token_ids: tuple[int, ...] = ()
     pad_token_id: int = 0
+
+    @classmethod
+    def from_config(
+        cls, rollout: RolloutSection, *, end_token_ids: tuple[int, ...], pad_token_id: int
+    ) -> SamplingParams:
+        """Read the section ``rollout``.
+
+        Args:
+            rollout: The section.
+            end_token_ids: Tokens that end a response.
+            pad_token_id: Token in padding slots.
+        """
+        return cls(
+            max_new_tokens=rollout.max_new_tokens,
+            min_new_tokens=rollout.min_new_tokens,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            stop=tuple(rollout.stop),
+            end_token_ids=end_token_ids,
+            pad_token_id=pad_token_id,
+        )
 
 
 @dataclass(frozen=True)
