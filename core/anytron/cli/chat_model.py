@@ -185,7 +185,7 @@ def _nothing(path: Path) -> ConfigError:
         return ConfigError(what, where=str(path), why=why, fix=fix)
     runs = sorted(path.glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime)
     if runs:
-        why = f"it is no run, but a directory of runs: {', '.join(sorted(file.parent.name for file in runs))}"
+        why = f"it is not a run, but a directory of runs: {', '.join(sorted(file.parent.name for file in runs))}"
         return ConfigError(
             what, where=str(path), why=why, fix=f"choose a run: anytron chat {quote(str(runs[-1].parent))}"
         )

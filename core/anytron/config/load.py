@@ -166,7 +166,7 @@ def _secrets_in_public_keys(secret: Iterable[str]) -> Iterator[Diagnostic]:
                 "its value comes from an environment variable, and would be written to files of the run that other "
                 "users can read"
             )
-            fix = "if it is no secret, write the text itself; read a secret from the environment in your own code"
+            fix = "if it is not a secret, write the text itself; read a secret from the environment in your own code"
             yield Diagnostic("error", key, message, fix)
 
 

@@ -80,7 +80,7 @@ def is_causal(call: AttentionCall, kernel: str) -> bool:
             f"The kernel mode '{call.mode}' does not match its mask.",
             where=f"{kernel}, attention in {call.format}",
             why=f"{_source(call)}; this mode "
-            + ("needs a mask tensor, but there is none" if expected else "takes no mask tensor, but there is one"),
+            + ("needs a mask tensor, and it was not given" if expected else "takes no mask tensor, and it was given"),
             fix="let build_attn_mask return a mode that matches its tensor",
         )
     return causal

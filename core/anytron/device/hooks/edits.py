@@ -93,6 +93,6 @@ def _check_key(config: BaseModel, plugin: str, key: str) -> None:
         raise ConfigError(
             f"Plugin '{plugin}' replaces a whole section: {key}.",
             where=f"hook configure of '{plugin}'",
-            why="an edit may set only a single value, so that each value has a reason of its own",
+            why="an edit may set only a single value, so that each value has its own reason",
             fix=f"return one edit for each key below it: {key}.<name>",
         )

@@ -341,9 +341,7 @@ class _Run:
     def _require_gradients(self) -> None:
         """Skip the check if the engine has no gradients to show."""
         if not shows_gradients(self._config):
-            raise Inapplicable(
-                f"the engine {self._config.engine.name} cannot show them: it lacks the capability gradients"
-            )
+            raise Inapplicable(f"the engine {self._config.engine.name} lacks the capability gradients")
 
     def _trajectories(self) -> Trajectories:
         return self._once(

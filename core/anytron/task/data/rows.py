@@ -165,7 +165,7 @@ def _check_columns(count: int, where: str) -> None:
 def _check_names(columns: list[str], where: str) -> None:
     if "" in columns or len(set(columns)) < len(columns):
         raise DataError(
-            "Each column of a CSV file needs a name of its own.",
+            "The columns of a CSV file need different names.",
             where=where,
             why=f"its first line is {', '.join(map(repr, columns))}",
             fix="begin the file with a line that gives each column a different name",

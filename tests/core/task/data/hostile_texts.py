@@ -148,7 +148,7 @@ CSV = {
         file(lambda: ",".join(["prompt", "answer", *map(str, range(100_000))]).encode() + b"\n1,2\n", "rows.csv"),
         "too many columns",
     ),
-    "columns without a name": (file(b"prompt,,\n1,2,3\n", "rows.csv"), "needs a name of its own"),
+    "columns without a name": (file(b"prompt,,\n1,2,3\n", "rows.csv"), "need different names"),
     "columns with escape sequences": (file(f"{EVIL},{EVIL}x\n1,2\n".encode(), "rows.csv"), "CSV|no column"),
     "NULs": (file(b"prompt\n" + b"\0" * 1000, "rows.csv"), ""),
     "a field of 80 MB": (sparse(b'prompt\n"1', 80 << 20, "rows.csv"), "too long"),

@@ -54,8 +54,8 @@ def test_a_field_of_several_lines_is_named_by_its_first(tmp_path):
     ("content", "message"),
     [
         (b"", None),
-        (b"a,a\n1,2\n", r"(?s)needs a name of its own.*p\.csv:1.*'a', 'a'"),
-        (b"a,\n1,2\n", "needs a name of its own"),
+        (b"a,a\n1,2\n", r"(?s)need different names.*p\.csv:1.*'a', 'a'"),
+        (b"a,\n1,2\n", "need different names"),
         (b'a,b\n1,"2', r"(?s)not CSV.*p\.csv:2.*unexpected end"),
         (b'a,b\n1,"2" 3\n', r"(?s)not CSV.*p\.csv:2.*double quotes"),
         (b"a,b\n1,2\r3,4\n", r"(?s)not CSV.*p\.csv:2"),
