@@ -60,8 +60,8 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
         raise PlatformError(
             "npu_fusion_attention does not support heads of these sizes.",
             where="attention_kernel",
-            why=f"heads of queries and keys have the size {spec.qk_dim}, heads of values {spec.v_dim}; a value head may "
-            f"not be larger than a query head, and a query head not larger than {MAX_HEAD_SIZE}",
+            why=f"heads of queries and keys have the size {spec.qk_dim}, heads of values {spec.v_dim}; a value head "
+            f"may not be larger than a query head, and a query head not larger than {MAX_HEAD_SIZE}",
         )
     if spec.num_heads > MAX_HEADS or spec.num_heads % spec.num_kv_heads:
         raise PlatformError(
