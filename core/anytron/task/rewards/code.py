@@ -148,7 +148,7 @@ def _tests(value: Any, key: str) -> list[tuple[str, str | None]]:
                 return pairs
     raise DataError(
         f"The prompt has no tests in its entry {key!r}.",
-        why="the entry is missing or null" if value is None else f"its value {str(value)[:80]!r} is not such a list",
+        why="it is missing or null" if value is None else f"its value {str(value)[:80]!r} is not a list of tests",
         fix='write the tests as a list of {"input": ..., "output": ...} (texts or numbers, not all outputs empty), or '
         "as a list of Python texts (none empty); or set the reward's option 'key' to the entry that has them",
     )
