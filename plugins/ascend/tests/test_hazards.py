@@ -161,9 +161,9 @@ def test_tensors_of_another_device_are_refused(argument, place):
     ("heads", "text"),
     [
         ({"heads": 257, "kv_heads": 257}, "at most 256"),
-        ({"heads": 3, "kv_heads": 2}, "3 query heads for 2"),
-        ({"size": 776, "value_size": 776}, "Dv <= Dq <= 768"),
-        ({"value_size": 2 * D}, "Dv <= Dq <= 768"),
+        ({"heads": 3, "kv_heads": 2}, "3 query heads and 2 key/value heads"),
+        ({"size": 776, "value_size": 776}, "a query head not larger than 768"),
+        ({"value_size": 2 * D}, "a query head not larger than 768"),
     ],
     ids=["many", "uneven", "long", "wide values"],
 )

@@ -188,7 +188,7 @@ HEAD = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "
         ),
         ({"vocab_size": 90}, {"vocab_size": 80}, "reward_model.path", "has 80 tokens, but the policy's has 90"),
         ({}, {"model_type": "qwen33"}, "reward_model.path", "the reward model: the engine does not know"),
-        ({}, {"id2label": {"0": "bad", "1": "good"}}, "reward_model.path", "its config has 2 labels"),
+        ({}, {"id2label": {"0": "bad", "1": "good"}}, "reward_model.path", "config has 2 labels"),
         (
             {},
             {"num_hidden_layers": 5},

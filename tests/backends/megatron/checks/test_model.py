@@ -47,7 +47,7 @@ def test_an_unknown_family_gets_the_nearest_one():
     wrong = refusal({**CONFIGS["qwen3"], "model_type": "qwen33"})
     assert wrong.key == "model.config.model_type"
     assert wrong.fix == "did you mean qwen3?"
-    assert "it knows bailing_hybrid" in refusal({"model_type": "t5"}).fix
+    assert "use one of bailing_hybrid" in refusal({"model_type": "t5"}).fix
 
 
 def overriding(**fields):
