@@ -127,20 +127,20 @@ def _place(spec: ModuleSpec) -> Path | None:
     return next((Path(folder) for folder in spec.submodule_search_locations or ()), None)
 
 
-OF_EVERY_RUN = (
+EXAMINED = (
     Component("anytron", "anytron"),
     Component("torch", "torch"),
     Component("transformers", "transformers"),
     Component("pydantic", "pydantic"),
     Component("safetensors", "safetensors"),
 )
-"""Libraries of which every run is made, whatever its engines."""
+"""Libraries that doctor examines, whatever the engines."""
 
 
 def components(subject: Subject) -> list[Component]:
     """List the libraries of every run and those of the engines, each once."""
     own = [one for info in subject.engines().values() for one in info.components]
-    return list(dict.fromkeys([*OF_EVERY_RUN, *own]))
+    return list(dict.fromkeys([*EXAMINED, *own]))
 
 
 def examine_versions(subject: Subject) -> Iterator[Result]:

@@ -97,8 +97,8 @@ class RunRecord(BaseModel):
             ) from error
 
 
-OF_EVERY_RUN = ("anytron", "torch", "transformers")
-"""Distributions of which every run is made, whatever its engines."""
+RECORDED = ("anytron", "torch", "transformers")
+"""Distributions whose versions each run records, whatever its engines."""
 
 
 def installed_versions(config: RunConfig) -> dict[str, str]:
@@ -115,7 +115,7 @@ def installed_versions(config: RunConfig) -> dict[str, str]:
 
 
 def _distributions(config: RunConfig) -> Iterator[str]:
-    yield from OF_EVERY_RUN
+    yield from RECORDED
     engines = [(TRAINING_ENGINES, config.engine.name, "engine.name")]
     if config.rollout.python is None:
         engines.append((ROLLOUT_ENGINES, config.rollout.engine, "rollout.engine"))

@@ -13,7 +13,7 @@ from tests.core.proof.doctor.conftest import by_name
 @pytest.fixture
 def lib(monkeypatch):
     """A library of every run, for a test: ``acme-lib`` with the module ``acmelib.core`` in a namespace."""
-    monkeypatch.setattr(modules, "OF_EVERY_RUN", (Component("acme-lib", "acmelib.core"),))
+    monkeypatch.setattr(modules, "EXAMINED", (Component("acme-lib", "acmelib.core"),))
 
 
 def examined(subject):
