@@ -186,11 +186,16 @@ def _load(head: ValueHead, file: Path) -> None:
         return
     found = load_file(file).get(VALUE_HEAD)
     if found is None or found.shape != head.weight.shape:
-        why = f"it has no {VALUE_HEAD}" if found is None else f"its {VALUE_HEAD} has the shape {tuple(found.shape)}"
+        expected = tuple(head.weight.shape)
+        why = (
+            f"it has no {VALUE_HEAD}"
+            if found is None
+            else f"its {VALUE_HEAD} has the shape {tuple(found.shape)}, but the critic's head has the shape {expected}"
+        )
         raise EngineError(
             "The value head does not match the critic.",
             where=str(file),
-            why=f"{why}, but the critic's head has the shape {tuple(head.weight.shape)}",
+            why=why,
             fix="give a directory that a run has saved, or remove this file to start with a new head",
         )
     with torch.no_grad():

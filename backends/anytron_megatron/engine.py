@@ -188,7 +188,7 @@ class MegatronEngine:
         return logits if parallel.topology().reports else None
 
     def attention_conformance(self) -> Conformance | None:
-        """Check the platform's masks and attention kernels for this model against their definition."""
+        """Compare the platform's masks, and with portable modules its attention kernels, with their definition."""
         heads = self._source.attention_heads
         if heads is None:
             return None

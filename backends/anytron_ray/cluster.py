@@ -87,15 +87,16 @@ def require(ranks: int, replicas: int, resource: str | None) -> None:
     Raises:
         ConfigError: The cluster has too few processors or devices.
     """
-    total = ray.cluster_resources()
+    total, needed = ray.cluster_resources(), ranks + replicas
     for name in _bundle(resource):
-        if total.get(name, 0) < ranks + replicas:
-            option = OPTIONS.get(name, f"--resources='{{{{\"{name}\": {{}}}}}}'").format(ranks + replicas)
-            they = f"{ranks} training ranks" + (f" and {replicas} rollout replicas" if replicas else "")
+        if total.get(name, 0) < needed:
+            option = OPTIONS.get(name, f"--resources='{{{{\"{name}\": {{}}}}}}'").format(needed)
+            others = f" and {replicas} rollout replica{'' if replicas == 1 else 's'}" if replicas else ""
             raise ConfigError(
                 f"The Ray cluster has too few {name}.",
                 where="executor.kind=ray",
-                why=f"{they} need {ranks + replicas} {name}, but the cluster has {total.get(name, 0):g}",
+                why=f"the run needs {needed} {name} for {ranks} training rank{'' if ranks == 1 else 's'}{others}, but "
+                f"the cluster has {total.get(name, 0):g}",
                 fix=f"lower a parallel size, or declare what the machines have: ray start --head {option}",
             )
 

@@ -140,7 +140,7 @@ def _family(key: str, config: Mapping[str, Any], installation: Installation | No
         yield Diagnostic(
             "warning",
             key,
-            f"no test compares log-probs of vLLM's {family} with Hugging Face's after a weight update (tested: "
+            f"no test compares vLLM's log-probs of {family} with Hugging Face's after a weight update (tested: "
             f"{', '.join(proved)})",
             "set trainer.rollout_log_prob_tolerance, and run anytron verify before you train",
         )
@@ -199,11 +199,16 @@ def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accele
         yield Diagnostic("error", "model.lora.rank", message, "lower the rank, or set rollout.lora=merged")
     if family in PROVED_WITH_ADAPTERS:
         return
-    message = f"no test compares vLLM's log-probs of {family} with adapters to those with merged weights"
-    message = f"{message} (tested: {', '.join(PROVED_WITH_ADAPTERS)})"
+    fix = "set rollout.lora=merged"
     if not accelerator and text.get("num_experts"):
-        message = "vLLM runs experts with adapters in Triton kernels, which do not run on a CPU"
-    yield Diagnostic("error", "rollout.lora", message, "set rollout.lora=merged")
+        message = "vLLM uses Triton kernels for experts that have adapters, and these kernels do not run on a CPU"
+        yield Diagnostic("error", "rollout.lora", message, fix)
+    else:
+        message = (
+            f"no test compares vLLM's log-probs of {family} with adapters to its log-probs with merged weights "
+            f"(tested: {', '.join(PROVED_WITH_ADAPTERS)})"
+        )
+        yield Diagnostic("error", "rollout.lora", message, fix)
 
 
 def _processor(key: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:

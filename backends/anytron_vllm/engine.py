@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -150,9 +151,10 @@ class VllmEngine:
         self._empty_caches()
         for held in self._llm.collective_rpc("anytron_adapter_checksums", args=(ADAPTER_ID,)):
             if held != sent:
+                lost = Counter(sent) - Counter(held)  # not sets: equal tensors have equal checksums
                 why = (
-                    f"{len(set(sent) - set(held))} of the {len(sent)} tensors that were sent differ or are missing; "
-                    f"vLLM has {len(held)}"
+                    f"{lost.total()} of the {len(sent)} tensors that were sent differ or are missing; "
+                    f"vLLM has {len(held)} tensors"
                 )
                 raise EngineError(
                     "vLLM has a different adapter than the one that was sent.", where=f"version {version}", why=why

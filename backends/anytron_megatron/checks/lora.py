@@ -45,11 +45,15 @@ def lora_diagnostics(run: RunConfig, options: MegatronOptions) -> Iterator[Diagn
     if section is None:
         return
     if run.model.freeze:
-        why = "has no effect with model.lora, which freezes the whole model and trains adapters of the language model"
+        why = (
+            "this key has no effect with model.lora, which freezes the whole model and trains adapters of the "
+            "language model"
+        )
         yield Diagnostic("error", "model.freeze", why, "remove model.freeze")
     if options.mtp_loss_coefficient > 0:
         why = (
-            "has no effect with model.lora, which freezes the multi-token prediction modules and gives them no adapters"
+            "this option has no effect with model.lora, which freezes the multi-token prediction modules and gives "
+            "them no adapters"
         )
         yield Diagnostic("error", "engine.options.mtp_loss_coefficient", why, "remove it")
     for target in section.targets:

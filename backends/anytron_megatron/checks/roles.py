@@ -49,7 +49,8 @@ def teacher_diagnostics(teacher: Subject, policy: Subject) -> Iterator[Diagnosti
     """Check a teacher against the policy; the driver compares the tokenizers."""
     if policy.config.get("vision_config") or teacher.config.get("vision_config"):
         message = "distillation is not tested with a vision-language model as teacher or student"
-        yield Diagnostic("error", teacher.key, message, "remove teacher, or train a language model")
+        fix = "remove teacher, or choose a teacher and a student that take text only"
+        yield Diagnostic("error", teacher.key, message, fix)
     known, needed = teacher.text.get("vocab_size"), policy.text.get("vocab_size")
     if known and needed and known < needed:
         yield Diagnostic(
@@ -71,8 +72,9 @@ def reward_model_diagnostics(model: Subject, policy: Subject) -> Iterator[Diagno
     if model.path is None or not model.config:
         return
     if policy.config.get("vision_config") or model.config.get("vision_config"):
-        message = "reward models are not tested with vision-language models, nor with responses to images"
-        yield Diagnostic("error", model.key, message, "remove reward_model, or train a language model")
+        message = "a reward model is tested only if neither it nor the policy takes images"
+        fix = "remove reward_model, or choose a policy and a reward model that take text only"
+        yield Diagnostic("error", model.key, message, fix)
     labels, shapes = model.config.get("id2label"), stored_shapes(model.path)
     head = None if shapes is None else shapes.get(SCORE_HEAD)
     if shapes and head is None:

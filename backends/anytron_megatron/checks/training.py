@@ -53,7 +53,7 @@ def optimizer_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
 def reduction_diagnostics(policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
     """Check that overlapped reduction gets the gradient of every parameter in each micro-batch, for which it waits."""
     if options.ddp_bucket_size is not None and not options.overlap_grad_reduce:
-        key, message = "engine.options.ddp_bucket_size", f"has no effect without {_OVERLAP}=true"
+        key, message = "engine.options.ddp_bucket_size", f"this option has no effect without {_OVERLAP}=true"
         yield Diagnostic("error", key, message, f"set {_OVERLAP}=true, or remove {key}")
     idle = _SEES - set(run.model.freeze)
     if options.overlap_grad_reduce and policy.config.get("vision_config") and idle:

@@ -137,9 +137,10 @@ class RouterReplays:
         counted = [replay.rerouted for replay in self._replays if replay.rerouted is not None]
         if len(counted) < len(self._replays):
             raise EngineError(
-                "A router did not use the experts that it should replay.",
+                "A router did not replay the experts that it was given.",
                 where="router replay",
-                why="the layer ran without asking for them, or did not run",
+                why="the router's layer did not run, or the router chose experts without calling "
+                "router_replay.get_replay_topk",
             )
         total = torch.stack([torch.zeros((), device=self._device), *counted]).sum()
         # Ranks that share a micro-batch's tokens have different ones.

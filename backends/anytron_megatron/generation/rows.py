@@ -57,7 +57,7 @@ class Rows:
 
     @property
     def columns(self) -> int:
-        """Largest number of tokens that the model reads in a row; it does not read the last token of a response."""
+        """Largest number of tokens that the model reads of any row: it does not read the last token of a response."""
         return int(self._lengths.max()) + self._sampling.max_new_tokens - 1
 
     @property

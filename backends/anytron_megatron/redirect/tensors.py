@@ -44,7 +44,11 @@ OTHER_FACTORIES = (
 
 
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
-    """Replace ``Tensor.to/cuda/type/is_cuda/pin_memory/record_stream``, factories, legacy types, ``to``'s parser."""
+    """Redirect what makes tensors, moves them, or tells where they are, to the runtime's device.
+
+    These are factories, ``torch.load``, methods and a property of ``Tensor``, the function that parses the arguments
+    of ``Module.to``, and types such as ``torch.cuda.FloatTensor``.
+    """
     yield from _factory_substitutions(runtime, translate)
     tensor = torch.Tensor
     device_type = runtime.device_type

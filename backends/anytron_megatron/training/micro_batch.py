@@ -38,10 +38,12 @@ class PreparedBatch:
             in the scope.
         packed: Megatron's description of packed sequences; None in bshd.
         batch: The original micro-batch (host tensors).
-        tokens: int64 ``[T']``, on the device: the tokens that the layout arranges, of the batch or of its pieces.
-        scored: int64 ``[K]``, on the device: the positions whose labels count, in the output layer's order, ``[C, R]``
-            flattened.
-        prompts: Pieces to arrange if prompts are computed once for several samples; None = whole sequences.
+        tokens: int64 ``[T']``, on the device: the tokens that the layout arranges: those of the batch, or with
+            ``prompts`` those of its pieces.
+        scored: int64 ``[K]``, on the device: the K positions whose labels count, as indices into the output layer's
+            rows (labels ``[R, C]``, transposed and flattened).
+        prompts: The pieces into which sequences are split so that a prompt is computed once for several samples, and
+            how whole sequences are made of them; None = the layout arranges whole sequences.
         loss_scale: Number of micro-batches of an update, times the number of data-parallel replicas. Megatron divides
             gradients by it; so our losses, which are normalised over the whole mini-batch already
             (``RaggedBatch.loss_weights``), are multiplied by it first.

@@ -105,7 +105,7 @@ class Called:
         said = "".join(f": {text}" for text in str(error).strip().splitlines()[:1])
         headline = _writable(f"{type(error).__name__}{said}")
         if not isinstance(error, Exception):
-            fix = "let it return instead of exiting; run a program that exits in a separate process (subprocess)"
+            fix = "let it return instead of exiting; if it calls a program that exits, run the program with subprocess"
             return Fault(f"{self.name} tried to end its process.", f"{headline} ({line})\n{traced(error)}", fix)
         fix = self.advised(f"correct {line}")
         return Fault(f"{self.name} raised.", f"{headline} ({line})\n{traced(error)}", fix)

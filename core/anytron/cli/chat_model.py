@@ -108,7 +108,7 @@ def find_beginning(found: FoundModel, path: Path, overrides: Sequence[str]) -> F
         overrides: The user's overrides; ``model.path`` says where the initial model is if it was moved.
 
     Raises:
-        AnytronError: The run is not known, or the model that it began with no longer exists.
+        AnytronError: The run is not known, or its initial model does not exist.
     """
     config = found.config
     if config is None:
@@ -129,7 +129,7 @@ def find_beginning(found: FoundModel, path: Path, overrides: Sequence[str]) -> F
     start = Path(moved[-1].strip("\"'")) if moved else _beginning(config, found)
     if not start.is_dir():
         raise ConfigError(
-            "The model that the run began with no longer exists.",
+            "The run's initial model does not exist.",
             where=str(start),
             why="no such directory",
             fix="restore the directory; if it was moved, add model.path=DIRECTORY",

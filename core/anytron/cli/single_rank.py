@@ -207,7 +207,7 @@ def _weights(path: Path, config: RunConfig, checkpoint: Checkpoint | None) -> tu
         return "its weights at that time", [override("model.path", path / "model"), "model.config=null", *tokenizer]
     if not model_directory(config).is_dir():
         raise DataError(
-            "The model that the run started from no longer exists.",
+            "The run's initial model does not exist.",
             where=str(model_directory(config)),
             fix=f"start from a checkpoint of the run: anytron replay {path} --checkpoint PATH",
         )

@@ -163,10 +163,10 @@ def _secrets_in_public_keys(secret: Iterable[str]) -> Iterator[Diagnostic]:
     for key in sorted(secret):
         if PUBLIC.search(key):
             message = (
-                "its value comes from an environment variable, and would be written to files of the run that other "
-                "users can read"
+                "the value of this key comes from an environment variable, and would be written to files of the run "
+                "that other users can read"
             )
-            fix = "if it is not a secret, write the text itself; read a secret from the environment in your own code"
+            fix = "if it is not a secret, write the value itself; read a secret from the environment in your own code"
             yield Diagnostic("error", key, message, fix)
 
 

@@ -1,4 +1,7 @@
-"""The neutral defaults of ``fused_kernel``. Their signatures are the contract of each kernel name."""
+"""The default kernels of the hook ``fused_kernel``.
+
+A plugin's kernel has the same signature as the default kernel with the same name.
+"""
 
 from __future__ import annotations
 

@@ -113,13 +113,14 @@ def contradictions(options: CudaOptions, needs: Needs, user: Mapping[str, str]) 
         fix = f"unset {VISIBLE_DEVICES}, or remove platform.options.visible_devices"
         yield Diagnostic("error", "platform.options.visible_devices", message, fix)
     elif options.visible_devices is not None and (count := options.visible_devices.count(",") + 1) < needs.ranks:
-        message = f"{options.visible_devices} lists {count} GPUs, but {needs.ranks} training ranks need one each"
+        gpus = f"{count} GPU{'' if count == 1 else 's'}"
+        message = f"{options.visible_devices} lists {gpus}, but {needs.ranks} training ranks need one each"
         fix = "list more GPUs, or lower a size of the section parallel"
         yield Diagnostic("error", "platform.options.visible_devices", message, fix)
     allocator = user.get(ALLOCATOR, user.get(ALLOCATOR_TOO))
     if allocator is not None and options.expandable_segments and EXPANDABLE not in allocator.replace(" ", ""):
         name = ALLOCATOR if ALLOCATOR in user else ALLOCATOR_TOO
-        message = f"has no effect: {name}={allocator} is kept as you set it"
+        message = f"this option has no effect, because Anytron keeps {name}={allocator} as you set it"
         fix = f"add {EXPANDABLE} to {name}, or set platform.options.expandable_segments=false"
         yield Diagnostic("warning", "platform.options.expandable_segments", message, fix)
     if needs.in_order and user.get(CONNECTIONS, "1") != "1":

@@ -184,7 +184,7 @@ HEAD = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "
             {"vision_config": {"depth": 1}},
             {},
             "reward_model.path",
-            "reward models are not tested with vision-language models",
+            "a reward model is tested only if neither it nor the policy takes images",
         ),
         ({"vocab_size": 90}, {"vocab_size": 80}, "reward_model.path", "has 80 tokens, but the policy's has 90"),
         ({}, {"model_type": "qwen33"}, "reward_model.path", "the reward model: the engine does not know"),

@@ -83,7 +83,7 @@ def test_more_ranks_than_the_cluster_has_devices_are_refused_before_anything_sta
     with pytest.raises(ConfigError, match=r"too few CHIP") as caught:
         make_executor(3)
 
-    assert "need 3 CHIP, but the cluster has 2" in caught.value.why
+    assert "needs 3 CHIP for 3 training ranks, but the cluster has 2" in caught.value.why
     assert """ray start --head --resources='{"CHIP": 3}'""" in caught.value.fix
     assert not (tmp_path / "run").exists()
 

@@ -188,7 +188,7 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4}
     ("model", "platform", "rank", "key", "text"),
     [
         ({}, CpuPlatform(), 513, "model.lora.rank", "up to rank 512"),
-        (EXPERTS, CpuPlatform(), 8, "rollout.lora", "experts with adapters in Triton kernels"),
+        (EXPERTS, CpuPlatform(), 8, "rollout.lora", "Triton kernels for experts that have adapters"),
         (EXPERTS, Accelerator(), 8, "rollout.lora", "no test compares vLLM's log-probs of qwen3_moe with"),
     ],
 )

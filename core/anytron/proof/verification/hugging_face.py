@@ -234,7 +234,7 @@ def available_memory() -> int:
 
 
 def _token_outputs(model: Any, sequence: RaggedBatch) -> TokenOutputs:
-    """Compute log-probs and entropies of one sequence's response, float32 ``[T]``, with gradients."""
+    """Compute log-probs and entropies of one sequence, float32 ``[T]``, with gradients; 0 outside of its response."""
     with forced_routing(model, sequence.routing):
         logits = _logits(model, sequence)
     places = sequence.response_mask.nonzero()[:, 0]

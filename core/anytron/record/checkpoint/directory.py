@@ -250,9 +250,9 @@ def locate(path: Path) -> Checkpoint:
         best = CheckpointDirectory(path.parent.absolute()).best()
         if best is None:
             raise CheckpointError(
-                "The best checkpoint no longer exists.",
+                "The best checkpoint is missing or incomplete.",
                 where=str(path),
-                why="the checkpoint that this file names was deleted or is incomplete",
+                why=f"the file `{BEST}` names its step, but there is no complete checkpoint of that step",
                 fix="use another checkpoint: `anytron checkpoint list` shows them",
             )
         return best[1]

@@ -166,7 +166,7 @@ def _unreadable(path: Path, error: OSError) -> ResourceError:
 def _size_problems(directory: Path, name: str, record: FileRecord) -> Iterator[str]:
     path = directory / name
     if not path.is_file() or path.is_symlink():
-        yield f"{name} is missing"
+        yield f"{name or 'a file without a name'} is missing"
     elif (size := path.stat().st_size) != record.size:
         yield f"{name} has {size} bytes and should have {record.size}"
 

@@ -44,7 +44,7 @@ def interpreter_diagnostics(key: str, python: str) -> Iterator[Diagnostic]:
         fix = "set it to the path of a Python interpreter, for example venv/bin/python"
         yield Diagnostic("error", key, f"{python} cannot be run: {error}", fix)
         return
-    if done.returncode != 0:
+    if done.returncode != 0 or not done.stdout.strip():
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         fix = f"run {python} -m pip install {installable(__version__)}"
         yield Diagnostic("error", key, f"Anytron cannot be imported with {python}: {last}", fix)
@@ -172,8 +172,10 @@ def _separate_devices(config: RunConfig, platform: Platform, probe: Probe) -> It
     if not platform.accelerator or platform.visible_devices_variable is None:
         obstacle = f"{platform.name} cannot reserve devices for rollout processes"
     elif ranks <= probe.devices < ranks + replicas and runs_here(config):
-        needed = f"{ranks} training ranks and {replicas} replicas need one each"
-        obstacle = f"{platform.name} has {probe.devices} devices, but {needed}"
+        obstacle = (
+            f"{platform.name} has {probe.devices} device{'' if probe.devices == 1 else 's'}, but {ranks} training "
+            f"rank{'' if ranks == 1 else 's'} and {replicas} replica{'' if replicas == 1 else 's'} need one each"
+        )
     if obstacle is not None:
         yield Diagnostic("error", "rollout.placement", obstacle, "set rollout.placement=colocated")
 

@@ -150,7 +150,7 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
             "Vision-language models cannot be trained in an environment yet.",
             where="environment",
             why="in a later turn, image tokens that the model wrote would count as images of the prompt",
-            fix="remove environment, or train a language model",
+            fix="remove environment, or choose a model that takes text only",
         )
     drops = not config.supervised and config.data.on_bad_answer == "drop"
     sampler = load_mixture(

@@ -116,15 +116,19 @@ class GuardedUpdates:
             return
         self._save_weights(model, directory)
         loss = metrics.get("critic/loss" if model == "critic" else "loss/total")
-        numbers = ("" if loss is None else f"the loss is {loss:.4g}, ") + (
-            f"the norm of the gradient is {metrics[f'{prefix}grad_norm']:.4g}"
-        )
+        norm = metrics[f"{prefix}grad_norm"]
+        if loss is None:
+            why = f"the norm of the gradient is {norm:.4g}; the weights are as before the update"
+        else:
+            why = (
+                f"the loss is {loss:.4g}, the norm of the gradient is {norm:.4g}; the weights are as before the update"
+            )
         raise EngineError(
             "The loss or a gradient is not finite."
             if stops
             else f"The loss or a gradient was not finite in {self._in_a_row[model]} updates in a row.",
             where=f"step {step}, update {place} of the {model}",
-            why=f"{numbers}; the weights are as before the update",
+            why=why,
             fix=f"run `anytron replay {directory}` to find the first non-finite value; {self._advice(model, loss)}"
             "or start a new run with model.dtype=float32"
             + (". To skip such updates, set trainer.on_non_finite=skip" if stops else ""),

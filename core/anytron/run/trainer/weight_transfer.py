@@ -191,7 +191,7 @@ class WeightsInPlace:
 
     @staticmethod
     def of(trainer: TrainingWorkers, *, compared: bool) -> GiveWeights:
-        """Prepare to report the version of the weights that the ranks hold."""
+        """Return a function that reports the weights' current version for all replicas; ``compared`` must be False."""
         assert not compared, "there is nothing to compare them with"
         version = trainer.weights_version()
         return lambda replicas: WeightAnswers(version, [version] * len(replicas))

@@ -107,7 +107,8 @@ def _json(line: str, where: str) -> Any:
     if isinstance(record, dict):
         _check_columns(len(record), where)
     if "\\ud" in line.lower() and (keys_of := [key for key, text in strings(record) if not is_writable(text)]):
-        why = f"{keys_of[0]} has half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
+        place = keys_of[0] or "the line"  # a key of the first level has no key above it
+        why = f"{place} has half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
         fix = "write the whole pair, or remove it"
         raise DataError("A line of the prompts has text that is not valid Unicode.", where=where, why=why, fix=fix)
     return record
@@ -198,10 +199,17 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
                     why, fix = "it is compressed", f"unpack it first, with {program}"
                     raise DataError("The prompts cannot be read.", where=str(file), why=why, fix=fix)
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         where = f"{file}:{number}" if number else str(file)
         raise exhausted(error, where) or DataError(
-            "The prompts cannot be read.", where=where, why=str(error), fix="make the file readable, and UTF-8"
+            "The prompts cannot be read.", where=where, why=str(error), fix="make the file readable"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            "A line of the prompts is not UTF-8.",
+            where=f"{file}:{number}",
+            why=str(error),
+            fix="write the file in UTF-8",
         ) from error
 
 

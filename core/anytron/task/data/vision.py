@@ -104,7 +104,7 @@ class VisionProcessor:
             raise DataError(
                 "A prompt does not have one image token for each image.",
                 where=where,
-                why=f"it has {len(images)} image{'s' * (len(images) != 1)}, but {found} times the image token "
+                why=f"it has {len(images)} image{'' if len(images) == 1 else 's'}, but {found} times the image token "
                 f"{self._image_token} ({self._image_token_id})",
                 fix=f"write {self._image_token} once where each image belongs; Anytron repeats it for each patch",
             )

@@ -37,9 +37,9 @@ def control(option: int, value: int) -> None:
 def enter() -> None:
     """Enter new namespaces; the namespace of processes takes effect for children only.
 
-    Root needs no user namespace for that, and later changes to an unused user (:func:`drop_root`). Any other user gets
-    a user namespace that contains this user only. The kernel counts threads separately for each such namespace (since
-    Linux 5.14) and for each unused user, so that sandboxes do not share a limit.
+    Root enters no user namespace; :func:`drop_root` later makes the process run as an unused user. Any other user
+    enters a user namespace that contains this user only. The kernel counts threads separately for each user, and since
+    Linux 5.14 for each user namespace, so that sandboxes do not share a limit.
 
     Raises:
         OSError: The kernel or its configuration does not allow it.

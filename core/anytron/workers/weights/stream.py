@@ -83,7 +83,7 @@ class WeightStream:
         Raises:
             EngineError: A name occurred twice.
             ResourceError: There is no memory for the buckets.
-            TransferError: A reader neither connected nor was withdrawn, or none can connect.
+            TransferError: A reader did not connect in time and was not withdrawn; or readers cannot connect at all.
         """
         num_bytes = 0
         with self.carrier.listen(self.readers, self.timeout_s, self.bucket_bytes) as end:

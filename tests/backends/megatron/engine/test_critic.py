@@ -289,5 +289,5 @@ def test_without_a_critic_there_are_no_values(start_engine, recorded):
 def test_a_head_of_another_model_is_refused(ranks, tiny_model, start_model, tmp_path):
     shutil.copytree(start_model, tmp_path / "critic")
     save_file({"value_head.weight": torch.zeros(1, 7)}, tmp_path / "critic" / "value_head.safetensors")
-    with pytest.raises(EngineError, match=r"(?s)does not match.*\(1, 7\), but the critic's head ha(?:s|d) \(1, 32\)"):
+    with pytest.raises(EngineError, match=r"(?s)does not match.*\(1, 7\), but the critic's head .*shape \(1, 32\)"):
         ranks.engine(tiny_model, critic={"path": str(tmp_path / "critic")}, **PPO)

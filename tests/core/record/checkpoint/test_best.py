@@ -62,7 +62,7 @@ def test_it_is_found_by_its_file(directory):
 def test_a_mark_of_a_checkpoint_that_is_gone_is_no_mark_and_the_next_start_deletes_it(directory):
     mark(50).write(directory.path)
     assert directory.best() is None
-    with pytest.raises(CheckpointError, match="no longer exists"):
+    with pytest.raises(CheckpointError, match="missing or incomplete"):
         locate(directory.path / BEST)
     directory.sweep(lambda text: None)
     assert not (directory.path / BEST).exists()

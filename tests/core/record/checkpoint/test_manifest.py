@@ -80,6 +80,12 @@ def test_a_manifest_that_cannot_be_used_says_why(tmp_path, text, says):
         Manifest.read(tmp_path)
 
 
+def test_an_entry_without_a_name_is_reported(tmp_path):
+    files = {"": {"size": 1, "sha256": ""}}
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": 1, "files": files}))
+    assert Manifest.read(tmp_path).problems(tmp_path) == ["a file without a name is missing"]
+
+
 def test_nothing_is_declared_complete_whose_files_are_not_there(tmp_path):
     (tmp_path / "a").write_bytes(b"12")
     with pytest.raises(CheckpointError, match="a has 2 bytes and should have 3; b is missing"):

@@ -32,6 +32,11 @@ def test_what_is_no_interpreter_is_refused(tmp_path):
     assert "cannot be run" in found.message
 
 
+def test_a_program_that_prints_no_version_is_refused():
+    (found,) = interpreter_diagnostics("rollout.python", "/bin/true")
+    assert found.message == "Anytron cannot be imported with /bin/true: no output"
+
+
 def test_nothing_of_the_current_directory_is_imported(tmp_path, monkeypatch):
     (tmp_path / "anytron.py").write_text("raise SystemExit('the current directory was asked')")
     monkeypatch.chdir(tmp_path)

@@ -195,7 +195,7 @@ def test_replicas_are_placed_apart_where_devices_can_be_given_to_one_process_and
             check(platform, rollout=apart)
     monkeypatch.setattr(Chip, "visible_devices_variable", "CHIPS")
     check(Chip(), rollout=apart)
-    with pytest.raises(ConfigError, match="chip has 2 devices, but 1 training ranks and 2 replicas need"):
+    with pytest.raises(ConfigError, match="chip has 2 devices, but 1 training rank and 2 replicas need"):
         check(Chip(), rollout={**apart, "replicas": 2})
 
 

@@ -56,6 +56,8 @@ def test_a_file_of_lines(tmp_path):
         ),
         (r'{"prompt": "a", "id": "\uD800"}', "(?s)text that is not valid Unicode.*id has half"),
         (r'{"prompt": [{"role": "user", "content": "\udfff"}]}', r"prompt\.0\.content has half"),
+        (r'{"prompt": "a", "\ud800": 1}', "(?s)text that is not valid Unicode.*the line has half"),
+        (r'"\ud800"', "(?s)text that is not valid Unicode.*the line has half"),
     ],
 )
 def test_a_file_that_is_not_usable(tmp_path, content, message):

@@ -59,7 +59,7 @@ def test_a_field_of_several_lines_is_named_by_its_first(tmp_path):
         (b'a,b\n1,"2', r"(?s)not CSV.*p\.csv:2.*unexpected end"),
         (b'a,b\n1,"2" 3\n', r"(?s)not CSV.*p\.csv:2.*double quotes"),
         (b"a,b\n1,2\r3,4\n", r"(?s)not CSV.*p\.csv:2"),
-        (b"a,b\n1,\xff\n", r"(?s)cannot be read.*p\.csv:2.*utf-8"),
+        (b"a,b\n1,\xff\n", r"(?s)is not UTF-8.*p\.csv:2.*utf-8"),
     ],
 )
 def test_a_csv_file_that_is_none(tmp_path, content, message):
@@ -101,7 +101,7 @@ def test_a_file_is_read_as_it_is_asked_for(tmp_path):
 
 def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path):
     (tmp_path / "p.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
-    with pytest.raises(DataError, match=r"(?s)cannot be read.*p\.jsonl:2.*0xff"):
+    with pytest.raises(DataError, match=r"(?s)is not UTF-8.*p\.jsonl:2.*0xff.*write the file in UTF-8"):
         list(jsonl_rows(tmp_path / "p.jsonl"))
 
 

@@ -266,7 +266,7 @@ def test_neither_end_waits_for_ever(new_transfer):
     with ThreadPoolExecutor() as pool:
         sent = pool.submit(two.stream.send, [], 3, lambda name: False)
         origin = two.origin(0)
-        with pytest.raises(TransferError, match=r"(?s)did not connect to receive its weights.*rollout processes \[0, 1\] of 2"):
+        with pytest.raises(TransferError, match=r"(?s)did not connect to receive its weights.*processes \[0, 1\] of 2"):
             sent.result()
     with pytest.raises(
         TransferError, match=r"did not begin to send weights|Could not open a connection for the weight transfer"

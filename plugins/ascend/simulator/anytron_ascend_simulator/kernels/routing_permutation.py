@@ -61,7 +61,7 @@ def _permute_grad(
     tokens_grad: Tensor,
     probs_grad: Tensor | None,
 ) -> None:
-    """``[N * K, H]`` -> ``[N, H]``, summed over copies; ``[N * K]`` -> ``[N, E]``, zero off the map."""
+    """Sum gradients over a token's copies, to ``[N, H]``; bring those of probs to ``[N, E]``, 0 where the map is 0."""
     require(not drop_and_pad, "drop_and_pad is not modelled")
     require(tuple(routing_map.shape) == (count, experts), f"routing_map {tuple(routing_map.shape)}: {(count, experts)}")
     top_k = permuted_grad.size(0) // count
@@ -112,7 +112,7 @@ def _unpermute_grad(
     permuted_grad: Tensor,
     probs_grad: Tensor | None,
 ) -> None:
-    """``[N, H]`` -> ``[N * K, H]``, and ``[N, E]`` for ``probs``, zero off the map.
+    """Bring gradients to a token's copies, ``[N * K, H]``; compute those of probs, ``[N, E]``, 0 where the map is 0.
 
     Without ``drop_and_pad`` ``sorted_indices`` stand in the places of ``out_index`` and ``permuted_token_id``.
     """
