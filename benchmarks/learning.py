@@ -1,14 +1,15 @@
 """Whether a published model learns as it does with TRL: SmolLM2-135M-Instruct, sums, several seeds of each side.
 
 Both sides take model, prompts, rewards and sizes from examples/grpo_smollm2.yaml: 8 prompts x 8 samples of up to 6
-tokens, one update in a step, Adam at a constant rate, advantages divided by the group's standard deviation, no KL term,
-the mean over all tokens, float32. Prompts come in other orders and samples from other random numbers, so a seed of one side
-has no counterpart on the other: means and spreads over seeds are compared.
+tokens, one update in a step, Adam at a constant rate, advantages divided by the group's standard deviation, no KL
+term, the mean over all tokens, float32. Prompts come in other orders and samples from other random numbers, so a seed
+of one side has no counterpart on the other: means and spreads over seeds are compared.
 
 ``reward_at_N`` is the mean reward of the ten steps that end with step N, and ``spread_at_N`` its sample standard
 deviation over seeds. ``accuracy`` is measured alike on both sides' trained models, by greedy ``generate`` of
-transformers on the sums that the example holds out. ``step_s`` is the median time of a step, ``peak_bytes`` the most memory that all processes
-of a side have together, looked up once a second. ``ratio`` and ``peak_ratio`` are TRL's by ours.
+transformers on the sums that the example holds out. ``step_s`` is the median time of a step, ``peak_bytes`` the most
+memory that all processes of a side have together, looked up once a second. ``ratio`` and ``peak_ratio`` are TRL's by
+ours.
 
     pip install trl datasets        # and make the model as docs/tutorial/a-real-model.md says
     python benchmarks/learning.py [--json] [--seeds 3] [--steps 100] [--keep FOLDER] [--plot FILE]
