@@ -34,6 +34,11 @@ HELD_OUT = 60
 """Sums that validation asks, and training never does."""
 ORDER = 0
 """Seed of the order of all sums, of which the first ones are held out."""
+SOLVED = {
+    1: [("user", "3 + 4 ="), ("assistant", "7"), ("user", "9 - 5 ="), ("assistant", "4")],
+    2: [("user", "23 + 45 ="), ("assistant", "68"), ("user", "95 - 41 ="), ("assistant", "54")],
+}
+"""By the digits of a sum, the conversation before it."""
 
 
 def make_model(directory: Path) -> None:
@@ -80,36 +85,23 @@ def sums(digits: int) -> list[tuple[str, str]]:
     return every
 
 
-def prompts(
-    count: int = 4096, digits: int = 1, seed: int = 0, *, held_out: bool = False, solved: bool = False
-) -> Iterator[Prompt]:
+def prompts(count: int = 4096, digits: int = 1, seed: int = 0, *, held_out: bool = False) -> Iterator[Prompt]:
     """Draw sums for training; or list those that are held out.
 
-    Each prompt is a conversation with one solved sum, so that the model knows in which form to answer.
+    Each prompt is a conversation with two solved sums, so that the model knows in which form to answer.
 
     Args:
-        count: Number of prompts. Sums come again when all have been asked.
-        digits: Digits of both numbers.
+        count: Number of prompts; a sum may come more than once.
+        digits: Digits of both numbers, at most 2.
         seed: Seed of the draw.
         held_out: List the sums that are never drawn for training, instead: ``HELD_OUT`` of them.
     """
     every = sums(digits)
     drawn = every[:HELD_OUT] if held_out else random.Random(seed).choices(every[HELD_OUT:], k=count)
-    example = f"{10 ** (digits - 1)} + {10 ** (digits - 1)}"
     for index, (question, answer) in enumerate(drawn):
-        messages = [{"role": "user", "content": ask(question)}]
-        if solved:
-            messages = [
-                {"role": "user", "content": ask(example)},
-                {"role": "assistant", "content": str(2 * 10 ** (digits - 1))},
-                *messages,
-            ]
+        solved = [{"role": role, "content": text} for role, text in SOLVED[digits]]
+        messages = [*solved, {"role": "user", "content": f"{question} ="}]
         yield Prompt(id=f"sum-{index}", messages=messages, data={"answer": answer, "response": answer})
-
-
-def ask(question: str) -> str:
-    """Word a sum as a question."""
-    return f"What is {question}? Reply with the number only."
 
 
 def score(text: str, answer: str) -> float:
