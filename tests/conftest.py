@@ -30,6 +30,7 @@ SKIPPED = {
     "npu": 0,
     "compiler": 0,
     "verifiers": 17,
+    "smollm2": 1,
     "sinks": 4,
     "vllm": 39,
     "mcore": 0,

@@ -36,6 +36,8 @@ ALLOWED = {
         "core/anytron/task/data/pretrained.py",
         "from_pretrained",
     ): "with trust_remote_code=False and local_files_only=True",
+    ("examples/smollm2.py", "from_pretrained"): "of a GGUF file whose checksum is known, with local_files_only=True",
+    ("benchmarks/learning.py", "from_pretrained"): "of what its own runs have written, with local_files_only=True",
     (
         "core/anytron/proof/verification/hugging_face.py",
         "from_pretrained",

