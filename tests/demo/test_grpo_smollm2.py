@@ -40,10 +40,10 @@ def test_held_out_sums_are_never_trained(digits, smollm2):
     trained = list(smollm2.prompts(count=20000, digits=digits))
 
     asked = [{prompt.messages[-1]["content"] for prompt in prompts} for prompts in (held_out, trained)]
-    assert len(held_out) == len(asked[0]) == 60
+    assert len(held_out) == len(asked[0]) == 40
     assert not asked[0] & asked[1]
     if digits == 1:
-        assert len(asked[0] | asked[1]) == 9 * 9 * 2
+        assert len(asked[0] | asked[1]) == 100 + 55
     for prompt in held_out:
         first, sign, second = prompt.messages[-1]["content"].removesuffix(" =").split()
         assert len(first) == len(second) == digits
