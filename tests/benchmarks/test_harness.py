@@ -69,7 +69,8 @@ def test_each_prints_one_object_or_tables(name):
 
 def test_each_benchmark_is_tested():
     scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")}
-    assert scripts == {"harness.py", *SMALL, *MINUTES}, "a new one enters SMALL or MINUTES"
+    elsewhere = "learning.py"  # needs a published model: test_learning.py
+    assert scripts == {"harness.py", elsewhere, *SMALL, *MINUTES}, "a new one enters SMALL or MINUTES"
 
 
 def test_the_ways_take_turns_and_the_first_turns_do_not_count():
