@@ -36,7 +36,7 @@ sys.path.insert(0, str(EXAMPLE.parent))
 
 def anytron_command(steps, seed, folder):
     run = [f"trainer.output_dir={folder}", f"trainer.total_steps={steps}", f"trainer.seed={seed}", "validation=null"]
-    return [sys.executable, "-m", "anytron", "train", str(EXAMPLE), *run, "trainer.resume=never"]
+    return [sys.executable, "-m", "anytron", "train", str(EXAMPLE), *run]
 
 
 def anytron_result(folder):
@@ -141,7 +141,11 @@ def measured(side, steps, seed, folder):
         peak = run_measured(command(steps, seed, folder), memory=True, every_s=1.0)
         made = {**result(folder), "peak_bytes": peak, "accuracy": accuracy(folder / "hf")}
         kept.write_text(json.dumps(made))
-    return json.loads(kept.read_text())
+    made = json.loads(kept.read_text())
+    if len(made["rewards"]) != steps:
+        found = len(made["rewards"])
+        sys.exit(f"error: {kept} is of {found} steps, not {steps}.\n  fix: give --steps {found}, or another --keep")
+    return made
 
 
 def summary(runs, steps):

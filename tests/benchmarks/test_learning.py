@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from anytron.config.load import load_config
 from tests.house import ROOT
 
 
@@ -34,3 +35,18 @@ def test_kept_runs_become_means_spreads_and_ratios(tmp_path):
     assert ours["accuracy"] == 0.625
     assert (theirs["reward_at_25"], theirs["spread_at_25"]) == (0.5, 0.0)
     assert picture.read_text().startswith("<?xml")
+
+    program[-1] = "26"
+    refused = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "is of 25 steps, not 26" in refused.stderr
+
+
+def test_the_command_of_our_side_is_a_configuration(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from learning import EXAMPLE, anytron_command
+
+    command = anytron_command(3, 1, tmp_path)
+    overrides = command[command.index(str(EXAMPLE)) + 1 :]
+    config = load_config(EXAMPLE, overrides)
+    assert (config.trainer.total_steps, config.trainer.seed, config.validation) == (3, 1, None)
