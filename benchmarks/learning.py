@@ -1,9 +1,10 @@
 """Whether a published model learns as it does with TRL: SmolLM2-135M-Instruct, sums, several seeds of each side.
 
-Both sides take model, prompts, rewards and sizes from examples/grpo_smollm2.yaml: 8 prompts x 8 samples of up to 6
-tokens, one update in a step, Adam at a constant rate, advantages divided by the group's standard deviation, no KL
-term, the mean over all tokens, float32. Prompts come in other orders and samples from other random numbers, so a seed
-of one side has no counterpart on the other: means and spreads over seeds are compared.
+Both sides take model, prompts, rewards and sizes from examples/grpo_smollm2.yaml and KEY=VALUE: one update in a step,
+Adam at a constant rate, advantages divided by the group's standard deviation, no KL term, the mean over all tokens,
+float32. TRL takes a GPU if torch finds one; ours, if its platform is installed. Prompts come in other orders and
+samples from other random numbers, so a seed of one side has no counterpart on the other: means and spreads over seeds
+are compared.
 
 ``reward_at_N`` is the mean reward of the ten steps that end with step N, and ``spread_at_N`` its sample standard
 deviation over seeds. ``accuracy`` is measured alike on both sides' trained models, by greedy ``generate`` of
@@ -12,7 +13,7 @@ memory that all processes of a side have together, looked up once a second. ``ra
 ours.
 
     pip install trl datasets        # and make the model as docs/tutorial/a-real-model.md says
-    python benchmarks/learning.py [--json] [--seeds 3] [--steps 100] [--keep FOLDER] [--plot FILE]
+    python benchmarks/learning.py [--json] [--seeds 3] [--steps 100] [--keep FOLDER] [--plot FILE] [KEY=VALUE ...]
 """
 
 import json
@@ -34,9 +35,9 @@ COLOURS = {"anytron": "tab:blue", "trl": "tab:orange"}
 sys.path.insert(0, str(EXAMPLE.parent))
 
 
-def anytron_command(steps, seed, folder):
+def anytron_command(steps, seed, folder, keys):
     run = [f"trainer.output_dir={folder}", f"trainer.total_steps={steps}", f"trainer.seed={seed}", "validation=null"]
-    return [sys.executable, "-m", "anytron", "train", str(EXAMPLE), *run]
+    return [sys.executable, "-m", "anytron", "train", str(EXAMPLE), *keys, *run]
 
 
 def anytron_result(folder):
@@ -44,9 +45,9 @@ def anytron_result(folder):
     return {"rewards": [line["reward/mean"] for line in lines], "seconds": [line["time/step_s"] for line in lines]}
 
 
-def trl_command(steps, seed, folder):
+def trl_command(steps, seed, folder, keys):
     """In a process of its own: TRL changes global state of transformers."""
-    return [sys.executable, __file__, "--trl", str(folder), "--steps", str(steps), "--seed", str(seed)]
+    return [sys.executable, __file__, "--trl", str(folder), "--steps", str(steps), "--seed", str(seed), *keys]
 
 
 def trl_result(folder):
@@ -56,13 +57,13 @@ def trl_result(folder):
 SIDES = {"anytron": (anytron_command, anytron_result), "trl": (trl_command, trl_result)}
 
 
-def run_trl(steps, seed, folder):
+def run_trl(steps, seed, folder, keys):
     import smollm2
     import torch
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    config = load_config(EXAMPLE, [])
+    config = load_config(EXAMPLE, keys)
     samples = config.rollout.samples_per_prompt
     prompts = smollm2.prompts(**config.data.options)
 
@@ -89,7 +90,7 @@ def run_trl(steps, seed, folder):
             beta=0.0,
             model_init_kwargs={"dtype": torch.float32},
             bf16=False,
-            use_cpu=True,
+            use_cpu=not torch.cuda.is_available(),
             report_to=[],
             save_strategy="no",
             logging_steps=1,
@@ -112,7 +113,9 @@ def accuracy(model, batch=20):
 
     config = load_config(EXAMPLE, [])
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, padding_side="left", local_files_only=True)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     trained = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, local_files_only=True)
+    trained.to("cuda" if torch.cuda.is_available() else "cpu")
     prompts = list(smollm2.prompts(**config.validation.sets[0].data.options))
     right = 0
     for start in range(0, len(prompts), batch):
@@ -123,14 +126,14 @@ def accuracy(model, batch=20):
             padding=True,
             return_tensors="pt",
             return_dict=True,
-        )
+        ).to(trained.device)
         answers = trained.generate(**inputs, max_new_tokens=config.rollout.max_new_tokens, do_sample=False)
         texts = tokenizer.batch_decode(answers[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
         right += sum(smollm2.score(text, one.data["answer"]) == 1 for text, one in zip(texts, asked, strict=True))
     return right / len(prompts)
 
 
-def measured(side, steps, seed, folder):
+def measured(side, steps, seed, folder, keys=()):
     """A run of a side: rewards, seconds of each step, peak memory and accuracy. A run that the folder holds is read."""
     folder = folder / f"{side}-{seed}"
     kept = folder / "result.json"
@@ -138,10 +141,12 @@ def measured(side, steps, seed, folder):
         progress(f"{side}, seed {seed}: {steps} steps")
         folder.mkdir(parents=True, exist_ok=True)
         command, result = SIDES[side]
-        peak = run_measured(command(steps, seed, folder), memory=True, every_s=1.0)
-        made = {**result(folder), "peak_bytes": peak, "accuracy": accuracy(folder / "hf")}
+        peak = run_measured(command(steps, seed, folder, keys), memory=True, every_s=1.0)
+        made = {**result(folder), "keys": [*keys], "peak_bytes": peak, "accuracy": accuracy(folder / "hf")}
         kept.write_text(json.dumps(made))
     made = json.loads(kept.read_text())
+    if made["keys"] != [*keys]:
+        sys.exit(f"error: {kept} is of a run with {made['keys']}, not {[*keys]}.\n  fix: give another --keep")
     if len(made["rewards"]) != steps:
         found = len(made["rewards"])
         sys.exit(f"error: {kept} is of {found} steps, not {steps}.\n  fix: give --steps {found}, or another --keep")
@@ -186,19 +191,20 @@ def main():
     parser.add_argument("--steps", type=int, default=100, help="training steps of each run")
     parser.add_argument("--keep", type=Path, help="folder that keeps the runs; runs that are in it are not made again")
     parser.add_argument("--plot", type=Path, help="draw the rewards of all runs into this file")
+    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="keys of the example to set, on both sides")
     parser.add_argument("--trl", type=Path, help=SUPPRESS)
     parser.add_argument("--seed", type=int, help=SUPPRESS)
     arguments = parser.parse_args()
     os.environ.pop("OMP_NUM_THREADS", None)
     if arguments.trl:
-        run_trl(arguments.steps, arguments.seed, arguments.trl)
+        run_trl(arguments.steps, arguments.seed, arguments.trl, arguments.keys)
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.keep or Path(temporary)
         runs = {side: [] for side in SIDES}
         for seed in range(arguments.seeds):
             for side, made in runs.items():
-                made.append(measured(side, arguments.steps, seed, folder))
+                made.append(measured(side, arguments.steps, seed, folder, arguments.keys))
     figures = {side: summary(made, arguments.steps) for side, made in runs.items()}
     ours, theirs = figures["anytron"], figures["trl"]
     headlines = {"ratio": theirs["step_s"] / ours["step_s"]}

@@ -15,7 +15,8 @@ from tests.house import ROOT
 def kept(folder, side, seed, rewards, second, peak):
     run = folder / f"{side}-{seed}"
     run.mkdir(parents=True)
-    made = {"rewards": rewards, "seconds": [second] * len(rewards), "peak_bytes": peak, "accuracy": 0.5 + seed / 4}
+    made = {"rewards": rewards, "seconds": [second] * len(rewards), "keys": [], "peak_bytes": peak}
+    made["accuracy"] = 0.5 + seed / 4
     (run / "result.json").write_text(json.dumps(made))
 
 
@@ -36,6 +37,9 @@ def test_kept_runs_become_means_spreads_and_ratios(tmp_path):
     assert (theirs["reward_at_25"], theirs["spread_at_25"]) == (0.5, 0.0)
     assert picture.read_text().startswith("<?xml")
 
+    refused = subprocess.run([*program, "optimizer.lr=1"], capture_output=True, text=True, check=False)
+    assert "is of a run with [], not ['optimizer.lr=1']" in refused.stderr
+
     program[-1] = "26"
     refused = subprocess.run(program, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
@@ -46,7 +50,8 @@ def test_the_command_of_our_side_is_a_configuration(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     from learning import EXAMPLE, anytron_command
 
-    command = anytron_command(3, 1, tmp_path)
+    command = anytron_command(3, 1, tmp_path, ["rollout.samples_per_prompt=2"])
     overrides = command[command.index(str(EXAMPLE)) + 1 :]
     config = load_config(EXAMPLE, overrides)
     assert (config.trainer.total_steps, config.trainer.seed, config.validation) == (3, 1, None)
+    assert config.rollout.samples_per_prompt == 2

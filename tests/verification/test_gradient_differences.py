@@ -30,6 +30,17 @@ def test_equal_gradients_pass_and_what_is_left_out_is_counted():
     assert result.detail == "6 parameters, the worst is model.embed_tokens.weight; 3 not compared: frozen"
 
 
+@pytest.mark.parametrize(("forward", "tolerance"), [(0.0, 1e-4), (5e-7, 1e-4), (2.4e-5, 2.4e-3), (1.0, 1e-2)])
+def test_gradients_may_differ_by_more_where_log_probs_do(forward, tolerance):
+    found = random_gradients()
+    found["model.norm.weight"] *= 1.002
+    result = compare_gradients(
+        "check", found, random_gradients(), dtype="float32", skipped={}, what="parameters", forward=forward
+    )
+    assert result.tolerance == pytest.approx(tolerance)
+    assert result.status == ("passed" if tolerance > 2e-3 else "failed")
+
+
 @pytest.mark.parametrize(
     ("broken", "words", "advice"),
     [

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from anytron.base.errors import ConfigError
+from anytron.task.data.model_files import read_config
 from anytron.task.data.weight_headers import DamagedFileError, read_header
 from anytron_megatron.lora.names import ALL_LINEAR, LAYERS
 from anytron_megatron.models.families import FAMILIES
@@ -96,8 +97,11 @@ def model_shapes(subject: Subject, *, predicts_ahead: bool) -> Shapes:
         predicts_ahead: Whether to include multi-token prediction modules, whose tensors are known from files only.
 
     Raises:
-        ConfigError: The tensors of the model's family are unknown, and there are no weight files.
+        ConfigError: The model's config cannot be read; or the tensors of its family are unknown, and there are no
+            weight files.
     """
+    if subject.path is not None and not subject.config:
+        read_config(subject.path)  # says why there is none
     family = FAMILIES.get(subject.config.get("model_type", ""))
     shapes = None if family is None or predicts_ahead else family.tensors(subject.config)
     shapes = with_score_head(shapes) if shapes and subject.scores else shapes

@@ -220,8 +220,7 @@ from anytron_cuda import CudaPlatform
 
 platform = CudaPlatform()
 assert platform.probe().availability.value == "usable"
-values = {"model": {"path": "x"}, "data": {"source": "jsonl"}, "rewards": [{"function": "exact_match"}]}
-list(platform.configure(RunConfig.model_validate(values)))
+list(platform.configure(default_run()))
 platform.decisions()
 assert not torch.cuda.is_initialized()
 """

@@ -77,8 +77,8 @@ def compare_token_outputs(
 ) -> Result:
     """Compare log-probs and entropies with those computed from logits of another engine.
 
-    Log-probs and entropies have tolerances of their own; the result shows the difference that is larger as a fraction
-    of its tolerance.
+    The tolerance follows from the largest log-prob of any token, as that of :func:`compare_logits`: the rounding errors
+    of all logits of a row go into each value.
 
     Args:
         check: Name of the check.
@@ -99,9 +99,9 @@ def compare_token_outputs(
         if entropies:
             assert outputs.entropy is not None
             pairs.append((-(scores.exp() * scores).sum(-1), outputs.entropy))
-        differences = []
+        differences, allowed = [], tolerance(dtype, scores)
         for expected, computed in pairs:
-            difference, allowed = largest(computed[places] - expected), tolerance(dtype, expected)
+            difference = largest(computed[places] - expected)
             differences.append(f"{difference:.2g}")
             if used(difference, allowed) > used(worst, limit):
                 worst, limit = difference, allowed

@@ -189,6 +189,10 @@ def load_model(
         origin, config=config, dtype=dtype, local_files_only=True, use_safetensors=True, **given
     )
     take_latent_epsilon(model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            # Its row would get no gradient from inputs. In many chat models the padding token also ends a message.
+            module.padding_idx = None
     return model.float().eval()
 
 

@@ -221,4 +221,5 @@ def check_adapters(check: str, config: RunConfig, trainer: TrainingWorkers, batc
         return values
     gradients, _ = computed_gradients(trainer, plan, expected.batch, directory)
     wanted = adapter_gradients(factors, expected.gradients, config.model.lora.scaling)
-    return compare_gradients(check, gradients, wanted, dtype=dtype, skipped={}, what=f"factors of adapters; {detail}")
+    what, forward = f"factors of adapters; {detail}", values.difference or 0.0
+    return compare_gradients(check, gradients, wanted, dtype=dtype, skipped={}, what=what, forward=forward)

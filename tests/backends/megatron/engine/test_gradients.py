@@ -76,6 +76,14 @@ def test_latent_norms_have_the_epsilon_of_the_config(compare, tmp_path):
     assert found.difference <= 2e-5, found
 
 
+def test_the_padding_token_is_trained_like_any_other(compare, recorded, tmp_path):
+    """transformers gives its row no gradient from inputs; in SmolLM2 it is the token that ends each message."""
+    token = int(recorded.tokens[0])
+    found = compare(write_tiny_model("llama", tmp_path / "model", pad_token_id=token))
+    assert found.status == "passed", found
+    assert found.difference <= 2e-5, found
+
+
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3", "qwen3_next"])
 def test_in_bfloat16_they_are_as_near_as_its_rounding_allows(family, compare):
     found = compare(family, model={"dtype": "bfloat16"})

@@ -163,6 +163,9 @@ def test_a_model_that_nobody_can_count_is_said_to_be_one(tmp_path):
     from anytron.base.errors import ConfigError
 
     run = engine_config(tmp_path, tmp_path)
+    with pytest.raises(ConfigError, match=r"config\.json\n  why: the file does not exist"):
+        estimate(run)
+    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}', encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be listed before it is built"):
         estimate(run)
 
