@@ -16,8 +16,8 @@ The device is the platform's (``ANYTRON_PLATFORM``). ``--size tiny``, the defaul
 What does not fit in memory has no figures. Of those without a table, each is of the most tokens that have it:
 ``ours_most_tokens`` and the like say of how many. ``*_peak_by_ours`` divides by our peak.
 
-    python benchmarks/train_step.py [--json] [--size tiny|0.6b|1.7b] [--tokens 4096 8192 16384 32768] [--turns 5]
-                                    [--recompute none|selective|full] [--plain]
+    python benchmarks/train_step.py [--json] [--size tiny|135m|0.6b|1.7b] [--tokens 4096 8192 16384 32768]
+                                    [--turns 5] [--recompute none|selective|full] [--plain]
 """
 
 import functools
@@ -39,6 +39,15 @@ SHAPES = {
         "num_key_value_heads": 2,
         "head_dim": 16,
     },
+    "135m": {
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+    },
     "0.6b": {
         "vocab_size": 151936,
         "hidden_size": 1024,
@@ -58,7 +67,7 @@ SHAPES = {
         "head_dim": 128,
     },
 }
-"""The published configurations of Qwen3-0.6B and Qwen3-1.7B, and a toy."""
+"""The numbers of SmolLM2-135M, Qwen3-0.6B and Qwen3-1.7B, as published, and a toy."""
 LONGEST = 4096
 """Tokens of a sequence."""
 

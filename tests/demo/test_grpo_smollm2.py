@@ -95,24 +95,29 @@ def model(tmp_path_factory):
     return directory
 
 
-def train(model, output, *overrides):
+def start(model, output, *overrides):
     run = [EXAMPLES / "grpo_smollm2.yaml", f"model.path={model}", f"trainer.output_dir={output}", *overrides]
     command = [sys.executable, "-m", "anytron", "train", *map(str, run)]
-    finished = subprocess.run(command, capture_output=True, text=True, env=users_environment(), check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=users_environment(), check=False)
+
+
+def train(model, output, *overrides, file="metrics.jsonl"):
+    """Train, and read a file of the run."""
+    finished = start(model, output, *overrides)
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    return [[json.loads(line) for line in (output / name).read_text().splitlines()] for name in FILES]
+    return lines(output / file)
 
 
-FILES = ("metrics.jsonl", "validation.jsonl")
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 class TestWithTheModel:
     pytestmark = needs_the_model
 
     def test_two_steps_agree_with_the_rollout_and_validate(self, model, tmp_path):
-        metrics, validations = train(
-            model, tmp_path / "run", "trainer.total_steps=2", "validation.before_training=false"
-        )
+        metrics = train(model, tmp_path / "run", "trainer.total_steps=2", "validation.before_training=false")
+        validations = lines(tmp_path / "run" / "validation.jsonl")
 
         assert [line["step"] for line in metrics] == [1, 2]
         assert max(line["rollout/log_prob_abs_diff"] for line in metrics) < 1e-4
@@ -121,7 +126,7 @@ class TestWithTheModel:
     @pytest.mark.slow
     @pytest.mark.timeout(1800)
     def test_it_learns_to_calculate(self, model, tmp_path):
-        _, validations = train(model, tmp_path / "run")
+        validations = train(model, tmp_path / "run", file="validation.jsonl")
         (figure,) = expected("grpo_smollm2")
 
         accuracy = {line["step"]: line["validation/held_out/pass@1"] for line in validations}
@@ -130,12 +135,17 @@ class TestWithTheModel:
 
     @pytest.mark.slow
     @pytest.mark.timeout(1800)
-    def test_layouts_and_adapters_agree_step_by_step(self, model, tmp_path):
-        """Nine and three heads do not divide by two, so tensor parallelism is refused; the other layouts are not."""
+    def test_layouts_agree_step_by_step(self, model, tmp_path):
         short = ("trainer.total_steps=3", "validation=null")
-        one, _ = train(model, tmp_path / "one", *short)
+        one = train(model, tmp_path / "one", *short)
         for layout in ("pipeline_model_parallel_size", "data_parallel_size", "context_parallel_size"):
-            two, _ = train(model, tmp_path / layout, *short, f"parallel.{layout}=2")
+            two = train(model, tmp_path / layout, *short, f"parallel.{layout}=2")
             for ours, theirs in zip(one, two, strict=True):
                 assert theirs["reward/mean"] == ours["reward/mean"]
                 assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-3)
+
+    def test_nine_heads_are_not_split_over_two_ranks(self, model, tmp_path):
+        refused = start(model, tmp_path / "run", "parallel.tensor_model_parallel_size=2")
+        assert refused.returncode == 1
+        assert "9" in refused.stderr
+        assert "parallel.tensor_model_parallel_size" in refused.stderr

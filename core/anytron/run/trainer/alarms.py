@@ -1,13 +1,16 @@
 """Warn when a run seems to learn nothing, or the wrong thing, although nothing fails; and count skipped steps.
 
-The checks read the disagreement of rollout and training about tokens, the norm of each model's gradient, and the number
-of groups with signal. Non-finite updates are handled in :mod:`anytron.run.trainer.non_finite`.
+The checks read the disagreement of rollout and training about tokens, the norm of each model's gradient, the number of
+groups with signal, and whether the mean reward rises. Non-finite updates are handled in
+:mod:`anytron.run.trainer.non_finite`.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections import deque
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from typing_extensions import Self
@@ -28,6 +31,10 @@ IN_A_ROW = "reward/steps_without_signal"
 """Steps in a row, up to this one, that had no token to train on."""
 DISAGREEMENT = 0.1
 """Nats from which they disagree: rounding stays far below it, in bfloat16 as well."""
+WITHOUT_SIGNAL = "reward/groups_without_signal"
+WINDOW, NEARLY_ALL, RISE = 20, 0.9, 0.1
+"""A reward that differs by less than a tenth from its mean in the first so many steps has not risen. That is suspicious
+if in as many steps nearly all groups had no signal; where it has risen, they may be learnt."""
 STEPS_BETWEEN = 100
 """A warning is repeated after so many steps at the earliest."""
 _ROUNDING = 1e-4
@@ -49,6 +56,8 @@ class Alarms:
         self._found: dict[str, tuple[str, str]] = {}  # what is to be said, and what to do
         self._sightings: dict[str, _Sightings] = {}
         self._steps = 0
+        self._first: deque[float] = deque()  # mean rewards
+        self._recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # mean rewards, shares of groups without signal
 
     def updated(self, mini_batch: RaggedBatch, metrics: Mapping[str, float]) -> None:
         """Check an update for a gradient of exactly 0 although there was something to learn.
@@ -102,6 +111,7 @@ class Alarms:
                 f"{metrics['sampling/rounds']:.0f} rounds have no signal",
                 "Use prompts that the policy solves sometimes, or raise algorithm.dynamic_sampling_rounds",
             )
+        self._look_for_a_rise(metrics)
         self._steps += 1
         found, self._found = self._found, {}
         for kind, (text, advice) in found.items():
@@ -120,6 +130,26 @@ class Alarms:
         for kind, seen in self._sightings.items():
             if seen.steps > seen.told:
                 self._warn(f"{kind} in {seen.steps} of {self._steps} steps. {seen.advice}")
+
+    def _look_for_a_rise(self, metrics: Mapping[str, float]) -> None:
+        """Compare the mean reward of recent steps, if they had nearly no signal, with the one of the first steps."""
+        if WITHOUT_SIGNAL not in metrics:
+            return
+        reward = metrics["reward/mean"]
+        if len(self._first) < WINDOW:
+            self._first.append(reward)
+            return
+        self._recent.append((reward, metrics[WITHOUT_SIGNAL] / self._config.data.prompts_per_step))
+        first, (recent, share) = fmean(self._first), map(fmean, zip(*self._recent, strict=True))
+        if len(self._recent) == WINDOW and share >= NEARLY_ALL and recent - first < RISE * abs(first):
+            self._find(
+                "nearly all groups had no signal, and reward/mean did not rise,",
+                f"in the last {WINDOW} steps {share:.0%} of the groups had no signal ({WITHOUT_SIGNAL}), and the mean "
+                f"reward has not risen: {first:.3g} in the first {WINDOW} steps, {recent:.3g} now. The policy learns "
+                "almost nothing",
+                "Look at samples.jsonl. If rewards are low, use prompts that the policy solves sometimes, reward parts "
+                "of an answer, or raise rollout.samples_per_prompt; if they are high, the task is learnt",
+            )
 
     def _find(self, kind: str, text: str, advice: str | None = None) -> None:
         """Note what is to be said of a kind of number, and what to do about it; by default, to examine the engines."""

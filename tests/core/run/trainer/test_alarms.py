@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from anytron.config.load import load_config
+from anytron.config.schema import default_run
 from anytron.run.trainer.alarms import Alarms, policy_has_to_learn
 from anytron.sequences.batch import RaggedBatch
 from tests.core.run.trainer.conftest import RecordedProgress, TorchEngine
@@ -191,3 +192,32 @@ def test_a_supervised_update_without_a_gradient_is_suspicious():
     batch = RaggedBatch(torch.tensor([3]), torch.tensor([1, 2, 3]), torch.tensor([False, True, True]))
     config = load_config(Path(__file__).parents[4] / "examples" / "sft_then_grpo_sort.yaml", ["stage=sft"])
     assert policy_has_to_learn(batch, {"loss/total": 2.0}, config)
+
+
+def steps(alarms, rewards, without):
+    for step, (reward, groups) in enumerate(zip(rewards, without, strict=True), 1):
+        alarms.stepped({"step": step, "reward/mean": reward, "reward/groups_without_signal": groups})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "without", "told"),
+    [
+        ([0.2] * 60, [8] * 20 + [8, 7] * 20, 1),  # two digits for SmolLM2: 0.2 for any number, and none is right
+        ([0.2] * 60, [8, 5] * 30, 0),  # groups still differ
+        ([0.2] * 20 + [0.9] * 40, [8] * 60, 0),  # it has learnt
+        ([0.2] * 39, [8] * 39, 0),
+        ([-1.0] * 20 + [-1.05] * 40, [8] * 60, 1),
+        ([-1.0] * 20 + [-0.5] * 40, [8] * 60, 0),
+    ],
+)
+def test_a_reward_that_does_not_rise_where_groups_are_equal_is_told(rewards, without, told, tmp_path):
+    progress, logged = RecordedProgress(), []
+    run = SimpleNamespace(path=tmp_path, log=logged.append)
+    with Alarms(default_run({"data": {"source": "jsonl", "prompts_per_step": 8}}), run, progress) as alarms:
+        steps(alarms, rewards, without)
+        warned = list(progress.warnings)
+    assert len(warned) == told
+    if told:
+        assert warned[0].startswith("step 40: in the last 20 steps ")
+        assert f"{rewards[0]:.3g} in the first 20 steps, {rewards[-1]:.3g} now" in warned[0]
+        assert len(progress.warnings) == 2, "the end says in how many steps"
