@@ -109,9 +109,10 @@ def _choose_asked(platforms: Sequence[Found], probes: Mapping[str, Probe], asked
         )
     probe = probes[asked.name]
     if probe.availability is not Availability.USABLE:
-        found = "not on this machine" if probe.availability is Availability.ABSENT else "broken"
+        absent = probe.availability is Availability.ABSENT
+        found = "its device is not on this machine" if absent else "its device or the device's software is broken"
         raise PlatformError(
-            f"Platform '{asked.name}' cannot be used: its device is {found}.",
+            f"Platform '{asked.name}' cannot be used: {found}.",
             where=where,
             why=probe.reason,
             fix=probe.remedy,
