@@ -110,7 +110,7 @@ def _choose_asked(platforms: Sequence[Found], probes: Mapping[str, Probe], asked
     probe = probes[asked.name]
     if probe.availability is not Availability.USABLE:
         absent = probe.availability is Availability.ABSENT
-        found = "its device is not on this machine" if absent else "its device or the device's software is broken"
+        found = "its device is not on this machine" if absent else "it is broken"
         raise PlatformError(
             f"Platform '{asked.name}' cannot be used: {found}.",
             where=where,

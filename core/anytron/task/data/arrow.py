@@ -123,7 +123,7 @@ def records(
 
 
 def _inflated(what: str, size: int, where: str, fix: str) -> DataError:
-    why = f"the file has {size} bytes and {what}; rows may take {TIMES} times the file's size plus {FREE} bytes"
+    why = f"the file has {size} bytes and {what}; rows may take at most {TIMES} times the file's size plus {FREE} bytes"
     return DataError("A file of prompts expands to far more than its size.", where=where, why=why, fix=fix)
 
 
