@@ -109,10 +109,9 @@ def _choose_asked(platforms: Sequence[Found], probes: Mapping[str, Probe], asked
         )
     probe = probes[asked.name]
     if probe.availability is not Availability.USABLE:
-        absent = probe.availability is Availability.ABSENT
-        found = "its device is not on this machine" if absent else "it is broken"
+        found = "not on this machine" if probe.availability is Availability.ABSENT else "not usable"
         raise PlatformError(
-            f"Platform '{asked.name}' cannot be used: {found}.",
+            f"Platform '{asked.name}' cannot be used: its device is {found}.",
             where=where,
             why=probe.reason,
             fix=probe.remedy,
