@@ -158,6 +158,6 @@ def required(value: Tensor | None, name: str, where: str) -> Tensor:
         raise DataError(
             f"The field {name} is missing.",
             where=where,
-            why=f"{name} is None in the batch or in the model's outputs, and is needed here",
+            why=f"{where} needs {name}, which is None in the batch or in the model's outputs",
         )
     return value

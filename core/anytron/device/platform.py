@@ -282,7 +282,7 @@ def decisions_of(platform: Platform) -> tuple[Decision, ...]:
     names = [one.name for one in found]
     if len(set(names)) < len(names):
         raise HookContractError(
-            f"Platform '{platform.name}' returned two decisions of the same name from decisions().",
+            f"Platform '{platform.name}' returned two decisions with the same name from decisions().",
             why=f"their names are {', '.join(names)}",
         )
     return found

@@ -69,25 +69,33 @@ def is_causal(call: AttentionCall, kernel: str) -> bool:
     if causal is None:
         raise HookContractError(
             f"The {kernel} does not support the kernel mode '{call.mode}'.",
-            where=f"attention in {call.format}",
+            where=f"attention, format {call.format}",
             why=f"{_source(call)}; this kernel supports {', '.join(sorted(known))}",
-            fix="let that plugin also return an attention_kernel that supports this mode, or let it return one of the "
-            "modes above",
+            fix="return one of these modes from build_attn_mask, or implement attention_kernel for this mode in the "
+            "same plugin",
         )
     expected = call.format == "bshd" and call.mode in WITH_TENSOR
     if expected != (call.mask is not None):
         raise HookContractError(
             f"The kernel mode '{call.mode}' does not match its mask.",
-            where=f"{kernel}, attention in {call.format}",
+            where=f"{kernel}, format {call.format}",
             why=f"{_source(call)}; this mode "
-            + ("needs a mask tensor, and it was not given" if expected else "takes no mask tensor, and it was given"),
+            + (
+                "needs a mask tensor, but the call has no tensor"
+                if expected
+                else "allows no mask tensor, but the call has one"
+            ),
             fix="let build_attn_mask return a mode that matches its tensor",
         )
     return causal
 
 
 def _source(call: AttentionCall) -> str:
-    return f"build_attn_mask of plugin '{call.mode_from}' returned it" if call.mode_from else "the caller passed it"
+    return (
+        f"build_attn_mask of plugin '{call.mode_from}' returned this mode"
+        if call.mode_from
+        else "the caller passed this mode"
+    )
 
 
 @dataclass(frozen=True)

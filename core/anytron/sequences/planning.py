@@ -101,8 +101,10 @@ def _check_options(format: Format, tensor_parallel: int, input_layout: InputLayo
     if tensor_parallel < 1:
         raise DataError("The tensor-parallel size must be at least 1.", where=where, why=f"it is {tensor_parallel}")
     if format == "bshd" and input_layout == "rows":
-        fix = "use input_layout='whole': in bshd the model gets rows in any case"
-        raise DataError("input_layout='rows' needs a packed layout.", where=where, why="format is 'bshd'", fix=fix)
+        fix = "use format='thd', or input_layout='whole': a bshd layout has one row for each sequence already"
+        raise DataError(
+            "input_layout='rows' needs a packed layout, format='thd'.", where=where, why="format is 'bshd'", fix=fix
+        )
 
 
 def _arrange(
@@ -184,7 +186,7 @@ def checked_lengths(lengths: Sequence[int] | Tensor, context_length: int | None 
     real = lengths.cpu() if isinstance(lengths, Tensor) else torch.tensor(lengths)
     if real.ndim != 1 or real.numel() == 0:
         raise DataError(
-            "A layout needs the lengths of at least one sequence, in one dimension.",
+            "The lengths of the sequences must be a list or one-dimensional tensor, and not empty.",
             where="lengths",
             why=f"their shape is {tuple(real.shape)}",
         )

@@ -32,7 +32,7 @@ class AscendRuntime(TorchDeviceRuntime):
                 "torch_npu cannot be imported.",
                 where="platform ascend",
                 why=f"{type(error).__name__}: {error}",
-                fix="source the set_env.sh of the CANN toolkit; torch_npu and torch must be of one minor version",
+                fix="source the set_env.sh of the CANN toolkit; torch_npu and torch must have the same minor version",
             ) from error
         super().__init__()
 

@@ -133,5 +133,5 @@ def test_it_is_the_fused_operator():
 
 
 def test_heads_that_the_operator_does_not_have_are_refused():
-    with pytest.raises(PlatformError, match="does not support heads of these sizes"):
+    with pytest.raises(PlatformError, match="does not support these head dimensions"):
         make_attention(spec(value_size=2 * D))

@@ -230,7 +230,7 @@ def test_sinks_in_float32_are_the_neutral_kernel_s_because_the_gradient_has_no_f
 
 
 def test_sinks_with_values_smaller_than_queries_are_refused_before_the_gradient_is():
-    with pytest.raises(PlatformError, match="does not support attention sinks for heads of these sizes"):
+    with pytest.raises(PlatformError, match="does not support attention sinks for these head dimensions"):
         make_attention(spec(value_size=D // 2, sinks=True))
 
 

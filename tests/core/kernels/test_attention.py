@@ -271,7 +271,7 @@ def test_inference_mode_tensors_are_accepted(lengths):
     ("call", "message"),
     [
         (AttentionCall("bshd", "chip_causal"), "does not support the kernel mode 'chip_causal'"),
-        (AttentionCall("bshd", "chip_causal", mode_from="chip"), "build_attn_mask of plugin 'chip' returned it"),
+        (AttentionCall("bshd", "chip_causal", mode_from="chip"), "build_attn_mask of plugin 'chip' returned this mode"),
         (AttentionCall("thd", "causal"), "does not support the kernel mode 'causal'"),
         (AttentionCall("bshd", "arbitrary"), "does not match its mask"),
         (AttentionCall("bshd", "causal", mask=torch.zeros(1, 1, 4, 4, dtype=torch.bool)), "does not match its mask"),

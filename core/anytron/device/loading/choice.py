@@ -109,7 +109,7 @@ def _choose_asked(platforms: Sequence[Found], probes: Mapping[str, Probe], asked
         )
     probe = probes[asked.name]
     if probe.availability is not Availability.USABLE:
-        found = "not on this machine" if probe.availability is Availability.ABSENT else "broken"
+        found = "not on this machine" if probe.availability is Availability.ABSENT else "not usable"
         raise PlatformError(
             f"Platform '{asked.name}' cannot be used: its device is {found}.",
             where=where,

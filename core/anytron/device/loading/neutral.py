@@ -122,12 +122,13 @@ def _neutral_kind(request: MaskRequest) -> MaskKind:
         if kind in request.accepted:
             return kind
     raise HookContractError(
-        "Anytron's default build_attn_mask has no exact mask of a kind that this model accepts.",
-        where=f"build_attn_mask, {request.format}, context parallel {request.parallel.context}, "
+        "Anytron's default build_attn_mask cannot build a mask that this model accepts.",
+        where=f"build_attn_mask, {request.format}, context-parallel size {request.parallel.context}, "
         f"{'causal' if request.traits.causal else 'not causal'}",
-        why=f"kinds of masks that are exact here: {', '.join(kind.value for kind in exact) or 'none'}; "
+        why=f"kinds of masks that describe this attention: {', '.join(kind.value for kind in exact) or 'none'}; "
         f"kinds that the model accepts: {', '.join(sorted(kind.value for kind in request.accepted)) or 'none'}",
-        fix="set engine.sequence_format to the other of thd and bshd, or use a platform with its own build_attn_mask",
+        fix=f"set engine.sequence_format={'bshd' if packed else 'thd'}, or use a platform whose plugin implements "
+        "build_attn_mask",
     )
 
 

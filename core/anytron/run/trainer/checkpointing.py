@@ -215,8 +215,8 @@ class Checkpointing:
                 "The prompts have changed since the checkpoint.",
                 where="data",
                 why=why,
-                fix="restore the data, or make the source return the same prompts each time; or edit a key of section "
-                "data and start a new run with resume=PATH",
+                fix="restore the data, or make the source return the same prompts each time; or, to train on the new "
+                "prompts, start a new run with resume=PATH and change a key of section data, such as data.options.path",
             )
 
     def _note_boundary(self, step: int, weights_version: int, metrics: Mapping[str, float]) -> None:

@@ -55,7 +55,7 @@ def check_schema(schema: pa.Schema, where: str) -> None:
                 "A column of a file cannot be read.",
                 where=f"{where}, column {field.name!r}",
                 why=fault,
-                fix="write the file again without the column, or with texts, numbers, lists or objects in it",
+                fix="write the file again without this column, or store texts, numbers, lists or objects in the column",
             )
 
 
@@ -113,7 +113,9 @@ def records(
                     raise DataError("A row of the prompts is too long.", where=place(index), why=why, fix=fix)
         total += weight + ROW * batch.num_rows
         if total > most:
-            raise _inflated(f"{number + batch.num_rows} rows of {total} bytes", size, place(number + 1), fix)
+            raise _inflated(
+                f"{number + batch.num_rows} rows, which take {total} bytes of memory", size, place(number + 1), fix
+            )
         for piece in pieces:
             for record in piece.to_pylist():
                 number += 1
@@ -121,7 +123,7 @@ def records(
 
 
 def _inflated(what: str, size: int, where: str, fix: str) -> DataError:
-    why = f"it has {what} in {size} bytes of file; the limit is {TIMES} times the file's size plus {FREE} bytes"
+    why = f"the file has {size} bytes and {what}; rows may take at most {TIMES} times the file's size plus {FREE} bytes"
     return DataError("A file of prompts expands to far more than its size.", where=where, why=why, fix=fix)
 
 

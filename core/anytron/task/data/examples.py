@@ -136,8 +136,8 @@ def _conversation(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], w
         raise DataError(
             "A conversation with images must have a single answer.",
             where=where,
-            why="it has several; repeating image tokens for each patch would shift the mask of the tokens to learn",
-            fix=f"make one example for each answer: the messages before it as prompt, and the answer as {RESPONSE}",
+            why="it has several; Anytron repeats image tokens for each patch, which would shift the loss mask",
+            fix=f"write one example for each answer: the messages before it as prompt, the answer as {RESPONSE}",
         )
     raise ConfigError(
         "The chat template does not mark the assistant's tokens in a conversation.",

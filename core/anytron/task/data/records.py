@@ -126,7 +126,7 @@ def _no_column(row: Row, name: str, column: str) -> DataError:
     return DataError(
         f"A row of the prompts has no column {column!r}.",
         where=row.where,
-        why=f"it has {', '.join(map(repr, known)) or 'none'}",
+        why=f"its columns: {', '.join(map(repr, known)) or 'none'}",
         fix=did_you_mean(column, known) or f"name the right column in the option `columns`: {{{name}: COLUMN}}",
     )
 

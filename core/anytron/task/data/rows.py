@@ -327,7 +327,7 @@ def _in_words(rows: Iterator[Row], file: Path, fix: str) -> Iterator[Row]:
         raise
     except MemoryError as error:
         why = "one part of the file needs more memory than the process that reads it may use"
-        fix = "write smaller values and fewer of them into a row; in Parquet, fewer rows into a group (row_group_size)"
+        fix = "write smaller rows; in a Parquet file, also write fewer rows into each row group (row_group_size)"
         raise exhausted(error) or DataError(
             "The prompts cannot be read.", where=f"{file}{behind}", why=why, fix=fix
         ) from error

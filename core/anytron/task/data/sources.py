@@ -76,10 +76,11 @@ def images(**options: Any) -> Iterator[Prompt]:
         raise DataError("The prompts cannot be read.", where=given.path, why="no such folder")
     if described := [name for name in METADATA if (folder / name).is_file()]:
         raise DataError(
-            "The source images does not read a folder with a file that describes its images.",
+            "The source 'images' does not read folders that have a metadata file.",
             where=str(folder / described[0]),
-            why="it asks the same question about every image, and would leave this file out",
-            fix="read the file with the source jsonl, csv or parquet, with columns: {images: file_name, ...}",
+            why="the source asks the same question about every image, and would ignore the metadata",
+            fix="read the metadata file with the source jsonl, csv or parquet, and set its option `columns`: "
+            "{images: file_name, ...}",
         )
     for found in sorted(file for file in folder.rglob("*") if file.suffix.lower() in PICTURES):
         name = found.relative_to(folder).as_posix()

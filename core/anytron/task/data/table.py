@@ -109,7 +109,7 @@ class PromptTable(Sequence[TokenizedPrompt]):
             self._entries.append(_Entry(prefix + prompt.id, prompt.text, tokens, prompt.data, prompt.images, mask))
         self.digest = whole.hexdigest()
         if not self.read:
-            raise DataError("There are no prompts.", where=name, fix="check the source and data.options")
+            raise DataError("There are no prompts.", where=name, fix="check data.source and data.options")
         if not self._entries:
             longest = f"{wanted.longest} tokens" + (f" (the shortest has {shortest})" if shortest else "")
             counts = {

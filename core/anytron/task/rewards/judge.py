@@ -113,7 +113,7 @@ class Judge(Section):
         """
         if self.key is not None and self.key not in data:
             raise DataError(
-                f"The prompt has no entry {self.key!r} with the right answer for the judge.",
+                f"The prompt's data has no entry {self.key!r}, which the judge needs as the right answer.",
                 fix="set the judge's option 'key' to the entry that has the right answer, or remove the option",
             )
         if self.key is not None and (data[self.key] is None or not str(data[self.key]).strip()):

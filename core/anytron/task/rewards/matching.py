@@ -38,8 +38,8 @@ class ReferenceReward(Section):
         """
         if self.key not in data:
             raise DataError(
-                f"The prompt has no entry {self.key!r}.",
-                why=f"its data has these entries: {', '.join(map(repr, data)) or 'none'}",
+                f"The prompt's data has no entry {self.key!r}.",
+                why=f"the data has these entries: {', '.join(map(repr, data)) or 'none'}",
                 fix="set the reward's option 'key', or add the entry to the prompts' data",
             )
         if why := self.examine_answer(data[self.key]):

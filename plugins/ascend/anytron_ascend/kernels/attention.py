@@ -51,17 +51,17 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
     """
     if spec.sinks and spec.v_dim != spec.qk_dim:
         raise PlatformError(
-            "npu_fusion_attention does not support attention sinks for heads of these sizes.",
+            "npu_fusion_attention does not support attention sinks for these head dimensions.",
             where="attention_kernel",
-            why=f"heads of queries and keys have the size {spec.qk_dim}, heads of values {spec.v_dim}; with sinks the "
-            "sizes must be equal",
+            why=f"query and key heads have dimension {spec.qk_dim}, value heads {spec.v_dim}; with sinks "
+            "the two must be equal",
         )
     if not spec.v_dim <= spec.qk_dim <= MAX_HEAD_SIZE:
         raise PlatformError(
-            "npu_fusion_attention does not support heads of these sizes.",
+            "npu_fusion_attention does not support these head dimensions.",
             where="attention_kernel",
-            why=f"heads of queries and keys have the size {spec.qk_dim}, heads of values {spec.v_dim}; a value head "
-            f"may not be larger than a query head, and a query head not larger than {MAX_HEAD_SIZE}",
+            why=f"query and key heads have dimension {spec.qk_dim}, value heads {spec.v_dim}; the value "
+            f"dimension must not exceed the query dimension, and the query dimension must not exceed {MAX_HEAD_SIZE}",
         )
     if spec.num_heads > MAX_HEADS or spec.num_heads % spec.num_kv_heads:
         raise PlatformError(
@@ -71,7 +71,7 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
                 f"this rank has {spec.num_heads} query heads and {spec.num_kv_heads} key/value heads; the number of "
                 f"query heads must be a multiple of the number of key/value heads, and at most {MAX_HEADS}"
             ),
-            fix="set a parallel.tensor_model_parallel_size that divides the number of heads",
+            fix="set a parallel.tensor_model_parallel_size that gives each rank such numbers of heads",
         )
     window = spec.traits.window
     neutral = make_neutral(spec)
@@ -188,8 +188,9 @@ def _check_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
         raise PlatformError(
             "npu_fusion_attention does not accept this attention mask.",
             where="attention_kernel",
-            why=f"it is {mask.dtype} {tuple(mask.shape)}, not bool and broadcastable to [B, H, Sq, Sk] = {shape}",
-            fix="give it as a bool mask, True = MASKED",
+            why=f"its dtype is {mask.dtype} and its shape {tuple(mask.shape)}; it must be bool and broadcastable to "
+            f"[B, H, Sq, Sk] = {shape}",
+            fix="pass a bool mask of such a shape, in which True means masked",
         )
 
 

@@ -24,8 +24,8 @@ SUPPORTED = "0.16"
 """The release of megatron-core, and of MindSpeed for it, whose patches this adaptor was made for."""
 
 INSTALL = (
-    f"git clone -b core_r{SUPPORTED}.0 MindSpeed from Ascend/MindSpeed on gitcode.com, pip install -e MindSpeed "
-    f"(or put it on PYTHONPATH), pip install 'megatron-core=={SUPPORTED}.*'"
+    f"run: git clone -b core_r{SUPPORTED}.0 https://gitcode.com/Ascend/MindSpeed && pip install --no-deps -e MindSpeed "
+    f"&& pip install einops scipy protobuf 'megatron-core=={SUPPORTED}.*'"
 )
 
 _WHERE = "platform.options.adaptor"
@@ -61,7 +61,7 @@ def find_installation() -> Installation:
         raise PlatformError(
             "megatron-core is not installed.",
             where=_WHERE,
-            why="the adaptor mindspeed patches it with MindSpeed",
+            why="the adaptor mindspeed applies MindSpeed's patches to megatron-core",
             fix=INSTALL,
         ) from error
     found = Installation(checkout_version(folder, INSTALL), megatron, folder)

@@ -15,13 +15,18 @@ ENGINE = "mindspeed_llm"
 """Value of ``engine.name`` for this engine."""
 MEGATRON = "0.12.1"
 """The release of Megatron that MindSpeed-LLM is written for (its docs, *Related Product Version Mapping*)."""
-BRANCHES = {"MindSpeed-LLM": "26.1.0", "MindSpeed": "26.1.0_core_r0.12.1", "Megatron-LM": f"core_v{MEGATRON}"}
+LLM_BRANCH = "26.1.0"
+MINDSPEED_BRANCH = f"26.1.0_core_r{MEGATRON}"
+MEGATRON_TAG = f"core_v{MEGATRON}"
+BRANCHES = {"MindSpeed-LLM": LLM_BRANCH, "MindSpeed": MINDSPEED_BRANCH, "Megatron-LM": MEGATRON_TAG}
 """What the engine was tested with."""
 PACKAGES = f"megatron-core=={MEGATRON} mbridge==0.15.1"
 INSTALL = (
-    f"clone MindSpeed-LLM (branch {BRANCHES['MindSpeed-LLM']}) and MindSpeed (branch {BRANCHES['MindSpeed']}) of "
-    f"gitcode.com/Ascend and Megatron-LM (tag {BRANCHES['Megatron-LM']}) of github.com/NVIDIA, put all three on "
-    f"PYTHONPATH, and run: pip install --no-deps {PACKAGES}"
+    f"run: git clone -b {LLM_BRANCH} https://gitcode.com/Ascend/MindSpeed-LLM "
+    f"&& git clone -b {MINDSPEED_BRANCH} https://gitcode.com/Ascend/MindSpeed "
+    f"&& git clone -b {MEGATRON_TAG} https://github.com/NVIDIA/Megatron-LM "
+    "&& export PYTHONPATH=$PWD/MindSpeed-LLM:$PWD/MindSpeed:$PWD/Megatron-LM:$PYTHONPATH "
+    f"&& pip install --no-deps {PACKAGES}"
 )
 _WHERE = f"engine.name={ENGINE}"
 
@@ -62,10 +67,10 @@ def find_installation() -> Installation:
         known = "not installed"
     if known != MEGATRON:
         raise PlatformError(
-            "The package megatron.core and the distribution megatron-core differ in version.",
+            "The distribution megatron-core does not match the package megatron.core.",
             where=f"{folders['megatron-core']}, and the installed distribution megatron-core",
-            why=f"Python imports megatron.core {found.megatron}, but the distribution, whose version decides which "
-            f"patches Anytron applies, is {known}",
+            why=f"version of the package that Python imports: {found.megatron}; version of the distribution: {known}; "
+            "Anytron selects its patches by the version of the distribution",
             fix=f"pip install --no-deps megatron-core=={MEGATRON}",
         )
     return found

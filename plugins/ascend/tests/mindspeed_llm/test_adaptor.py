@@ -63,7 +63,7 @@ def test_its_absence_is_an_error_with_the_steps_to_install_it(monkeypatch):
     monkeypatch.setattr(installation, "find_spec", lambda _: None)
     with pytest.raises(PlatformError, match="MindSpeed-LLM is not installed") as caught:
         find_installation()
-    assert "branch 26.1.0" in caught.value.fix
+    assert "git clone -b 26.1.0 https://gitcode.com/Ascend/MindSpeed-LLM" in caught.value.fix
     assert "pip install --no-deps megatron-core==0.12.1 mbridge" in caught.value.fix
 
 
@@ -87,7 +87,7 @@ def test_what_does_not_belong_together_is_refused(checkouts, found):
 
 def test_another_megatron_among_the_installed_packages_is_refused(checkouts):
     checkouts(known="0.16.1")
-    with pytest.raises(PlatformError, match="differ in version") as caught:
+    with pytest.raises(PlatformError, match="does not match the package") as caught:
         find_installation()
     assert caught.value.fix == "pip install --no-deps megatron-core==0.12.1"
 

@@ -61,7 +61,7 @@ def test_the_cheapest_exact_form_that_is_accepted(format, causal, accepted, kind
     ],
 )
 def test_where_no_accepted_form_is_exact_it_refuses(format, accepted, context, causal):
-    with pytest.raises(HookContractError, match="no exact mask"):
+    with pytest.raises(HookContractError, match="cannot build a mask that this model accepts"):
         ask(format, accepted, layout=False, context=context, causal=causal)
 
 

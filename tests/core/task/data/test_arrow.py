@@ -49,7 +49,7 @@ class Recorded:
         (pa.array([None, [0] * 60], pa.list_(pa.int8(), 60)), "too long.*row 2"),
         (pa.array([[], [("k", "v" * 3000)]], pa.map_(pa.string(), pa.string())), "too long.*row 2"),
         (pa.array([{"a": {"b": "c"}}, {"a": {"b": "c" * 3000}}]), "too long.*row 2"),
-        (dictionary("b" * 100, 500), r"far more than its size.*500 rows of \d+ bytes in 10 bytes of file"),
+        (dictionary("b" * 100, 500), r"far more than its size.*10 bytes and 500 rows, which take \d+ bytes of memory"),
         (pa.array(["a"] * 500), "far more than its size"),
     ],
 )
@@ -78,7 +78,7 @@ def test_rows_that_are_large_together_are_given_one_by_one(monkeypatch):
 
 
 def test_a_file_that_says_how_many_rows_it_has_is_believed_if_they_are_too_many():
-    with pytest.raises(DataError, match=r"(?s)far more than its size.*9999999999 rows in 1000 bytes of file"):
+    with pytest.raises(DataError, match=r"(?s)far more than its size.*1000 bytes and 9999999999 rows"):
         read(pa.table({"a": [1]}), rows=9_999_999_999)
 
 

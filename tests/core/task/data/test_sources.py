@@ -121,7 +121,11 @@ def test_several_files_are_one_source(tmp_path):
 @pytest.mark.parametrize(
     ("record", "options", "message"),
     [
-        ({"question": "?"}, {}, r"(?s)no column 'prompt'.*p\.jsonl:1.*it has 'question'.*columns`: \{prompt: COLUMN\}"),
+        (
+            {"question": "?"},
+            {},
+            r"(?s)no column 'prompt'.*p\.jsonl:1.*its columns: 'question'.*columns`: \{prompt: COLUMN\}",
+        ),
         ({"prompts": "?"}, {}, "(?s)no column 'prompt'.*did you mean prompts"),
         ({"prompt": "?"}, {"columns": {"answer": "meta.truth"}}, r"(?s)no column 'meta\.truth'.*\{answer: COLUMN\}"),
         ({"prompt": "?", "meta": [1]}, {"columns": {"answer": "meta.0"}}, r"no column 'meta\.0'"),
@@ -216,7 +220,7 @@ def test_a_folder_of_pictures_that_is_none(album, tmp_path_factory):
         load("images", album / "nowhere", prompt="?")
     assert load("images", tmp_path_factory.mktemp("empty"), prompt="?") == []
     lines(album / "metadata.jsonl", {"file_name": "0.png", "question": "?"})
-    with pytest.raises(DataError, match=r"(?s)describes its images.*metadata\.jsonl.*images: file_name"):
+    with pytest.raises(DataError, match=r"(?s)have a metadata file.*metadata\.jsonl.*images: file_name"):
         load("images", album, prompt="?")
     columns = {"prompt": "question", "images": "file_name"}
     assert load("jsonl", album / "metadata.jsonl", columns=columns)[0].images == (album / "0.png",)
