@@ -359,5 +359,5 @@ def test_a_checkpoint_answers_as_the_exported_model(tmp_path):
     named = ask(checkpoint, "--json", f"model.tokenizer={ROOT}/examples/sort_digits.py:tokenizer", prompts="4312>\n")
 
     assert of_run.stdout == exported.stdout
-    assert "Anytron does not run a function that only a checkpoint names" in untrusted.stderr
+    assert "does not run a function that only a checkpoint names" in untrusted.stderr
     assert json.loads(named.stdout)["answer"] == json.loads(exported.stdout)["after"]
