@@ -53,7 +53,7 @@ def connect() -> bool:
                 "Could not connect to the Ray cluster.",
                 where=f"RAY_ADDRESS={named}" if named else "the cluster that runs on this machine",
                 why=str(error),
-                fix="check with `ray status` that it runs, and use the cluster's versions of Ray and Python",
+                fix="check with `ray status` that the cluster runs, and install its versions of Ray and Python",
             ) from error
         logger.warning("RAY_ADDRESS is not set and no Ray cluster runs here: starting one on this machine alone")
         start_here()
@@ -97,7 +97,7 @@ def require(ranks: int, replicas: int, resource: str | None) -> None:
                 where="executor.kind=ray",
                 why=f"the run needs {needed} {name} for {ranks} training rank{'' if ranks == 1 else 's'}{others}, but "
                 f"the cluster has {total.get(name, 0):g}",
-                fix=f"lower a parallel size, or declare what the machines have: ray start --head {option}",
+                fix=f"lower a parallel size, or start the cluster with more {name}: ray start --head {option}",
             )
 
 

@@ -191,7 +191,7 @@ def place(model: Any, runtime: DeviceRuntime, device_map: Literal["balanced"] | 
         raise ConfigError(
             "The rollout model cannot be spread over several devices.",
             where="rollout.options.device_map",
-            why=f"{device_map} needs two devices, and this process can use {devices}",
+            why=f"{device_map} needs at least two devices, but this process can use {devices}",
             fix="remove rollout.options.device_map, or give the process several devices",
         )
     from accelerate import dispatch_model, infer_auto_device_map

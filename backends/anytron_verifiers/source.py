@@ -69,7 +69,7 @@ def load(name: str, args: Mapping[str, Any]) -> Any:
             f"The environment {name!r} of verifiers cannot be loaded.",
             where="options name and args",
             why=f"{type(error).__name__}: {error}",
-            fix="install its package; args are the arguments of its load_environment()",
+            fix="install the environment's package, and check args against the parameters of its load_environment()",
         ) from error
     finally:
         for number, handler in handlers.items():

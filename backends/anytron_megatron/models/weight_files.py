@@ -141,7 +141,7 @@ def _weight_map(directory: Path) -> dict[str, str]:
         raise ConfigError(
             f"The index {INDEX} names a file outside of the model directory.",
             why=why,
-            fix="correct the file names in it",
+            fix="correct the file names in the index",
         )
     return index
 

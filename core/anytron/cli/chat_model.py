@@ -117,7 +117,7 @@ def find_beginning(found: FoundModel, path: Path, overrides: Sequence[str]) -> F
         raise ConfigError(
             "The model that the run began with is not known.",
             where=str(path),
-            why="this is a model directory, which does not say what run made it",
+            why="this is a model directory, which does not record the run that made it",
             fix=f"name the run: {command} --compare"
             if inside
             else "give the directory of a run: anytron chat RUN --compare",
@@ -173,7 +173,7 @@ def _nothing(path: Path) -> ConfigError:
         return ConfigError(what, where=str(path), why="no such file or directory", fix=fix)
     if not path.is_dir():
         fix = "give the directory of a run, of a Hugging Face model or of a checkpoint"
-        why = "it is a file; of a run's files, only checkpoints/best can be given"
+        why = "it is a file, and the only file that can be given is checkpoints/best of a run"
         return ConfigError(what, where=str(path), why=why, fix=fix)
     if (path / "adapter_config.json").is_file():
         fix = (

@@ -147,7 +147,7 @@ def _refuse_code(config: RunConfig, overrides: Sequence[str], command: str) -> N
         named = any(one.startswith(f"{key}=") for one in overrides)
         if reference is not None and ":" in reference and not named:
             raise ConfigError(
-                "The checkpoint's configuration names a function, and code named by a checkpoint is not run.",
+                "Anytron does not run a function that only a checkpoint names.",
                 where=f"{key} = {reference}",
                 fix=f"if you trust the function, set it yourself: {command} {key}={reference}",
             )

@@ -116,7 +116,7 @@ def read_stages(path: Path, overrides: Sequence[str] = ()) -> dict[str, tuple[Ru
                 "A stage cannot be trained on its own.",
                 where=places.of(STAGE),
                 why="it starts from the weights of the previous stage",
-                fix=f"remove the key {STAGE}; resume=auto skips the stages that are finished",
+                fix=f"remove the key {STAGE} to train all stages; with resume=auto, finished stages are skipped",
             )
         read: dict[str, tuple[RunConfig, Places]] = {}
         mistakes: list[Diagnostic] = []
@@ -264,7 +264,7 @@ def _apply(tree: Any, override: str) -> str:
             f"Override {override!r} cannot be applied.",
             where="command line",
             why=str(error).splitlines()[0],
-            fix="write section.key=VALUE or section.list[0].key=VALUE, with a VALUE that is YAML",
+            fix="write section.key=VALUE or section.list[0].key=VALUE, where VALUE is valid YAML",
         ) from error
     return _dotted(key)
 

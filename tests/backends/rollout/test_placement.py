@@ -9,4 +9,4 @@ from tests.backends.rollout.conftest import engine_for, run_config
 def test_one_device_has_nothing_to_spread_a_model_over():
     with pytest.raises(ConfigError, match="cannot be spread") as caught:
         engine_for(run_config(options={"device_map": "balanced"}))
-    assert caught.value.why == "balanced needs two devices, and this process can use 1"
+    assert caught.value.why == "balanced needs at least two devices, but this process can use 1"

@@ -220,7 +220,7 @@ def refused(monkeypatch, tmp_path):
 
 def test_a_path_without_a_model_says_what_is_missing(copy, refused, tmp_path):
     assert "no such file or directory" in refused(tmp_path / "nowhere").why
-    assert "only checkpoints/best can be given" in refused(copy / "config.yaml").why
+    assert "the only file that can be given is checkpoints/best" in refused(copy / "config.yaml").why
     (tmp_path / "empty").mkdir()
     assert "neither config.json (a model) nor config.yaml (a run)" in refused(tmp_path / "empty").why
     assert refused(tmp_path).fix == f"choose a run: anytron chat {copy}"
@@ -359,5 +359,5 @@ def test_a_checkpoint_answers_as_the_exported_model(tmp_path):
     named = ask(checkpoint, "--json", f"model.tokenizer={ROOT}/examples/sort_digits.py:tokenizer", prompts="4312>\n")
 
     assert of_run.stdout == exported.stdout
-    assert "code named by a checkpoint is not run" in untrusted.stderr
+    assert "does not run a function that only a checkpoint names" in untrusted.stderr
     assert json.loads(named.stdout)["answer"] == json.loads(exported.stdout)["after"]

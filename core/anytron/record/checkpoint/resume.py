@@ -140,7 +140,7 @@ def _refuse_earlier_run(config: RunConfig, claimed: ClaimedDirectory) -> None:
         )
     if config.resume not in ("never", "auto") and overwritten(claimed.path, Path(config.resume)):
         raise ConfigError(
-            "trainer.overwrite would delete the checkpoint that the run is to start from.",
+            "trainer.overwrite would delete the checkpoint that resume names.",
             where=f"resume = {config.resume}",
             fix="set another trainer.output_dir",
         )

@@ -188,19 +188,22 @@ def check_vocabulary(asked: TeacherSection | RewardModelSection, theirs: Mapping
     differing = sorted((number, token) for token, number in own.items() if theirs.get(token) != number)
     if not differing:
         return
-    shown = (f"{token!r} has id {number}, there {theirs.get(token, 'none')}" for number, token in differing[:SHOWN])
+    shown = (
+        f"{token!r} has id {number} in the policy, {theirs.get(token, 'none')} in this model"
+        for number, token in differing[:SHOWN]
+    )
     raise ConfigError(
         "The teacher's vocabulary differs from the policy's."
         if teaches
         else "The reward model's vocabulary differs from the policy's.",
         where=f"{key} = {asked.path}",
-        why=f"{len(differing)} of the policy's {len(own)} tokens have another id in this model, or none: "
+        why=f"{len(differing)} of the policy's {len(own)} tokens have another id in this model, or are missing there: "
         + "; ".join(shown),
-        fix="use a teacher of the same family, with the policy's tokenizer; to learn from another model, generate "
-        "responses with it and fine-tune on them"
+        fix="use a teacher of the same family, with the policy's tokenizer; to learn from a model with another "
+        "tokenizer, generate responses with it and fine-tune the policy on them"
         if teaches
-        else "use a reward model of the same family, with the policy's tokenizer: responses are not tokenized "
-        "again; call a model of another family from your own reward function",
+        else "use a reward model of the same family, with the policy's tokenizer, because responses are not tokenized "
+        "again; call a model with another tokenizer from your own reward function",
     )
 
 

@@ -69,7 +69,7 @@ def write_random_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) ->
     vocab_size = hf_config.get_text_config().vocab_size
     if len(tokenizer) > vocab_size:
         raise ConfigError(
-            "The tokenizer has more entries than the model.",
+            "The tokenizer has more tokens than the model's vocabulary.",
             where="model.config.vocab_size",
             why=f"the tokenizer has {len(tokenizer)} tokens, but vocab_size is {vocab_size}",
             fix=f"set vocab_size to {len(tokenizer)} or more",

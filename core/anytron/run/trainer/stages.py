@@ -116,10 +116,11 @@ def _require_over(name: str, config: RunConfig) -> None:
     if over and not changes:
         return
     raise ConfigError(
-        f"Stage {name} still has to be trained, but a later stage has begun already.",
+        f"Stage {name} still has to be trained, but a later stage has already begun.",
         where=f"trainer.output_dir = {config.trainer.output_dir}",
-        why=f"it finished with another configuration: {'; '.join(map(str, changes))}"
+        why=f"the stage finished with another configuration: {'; '.join(map(str, changes))}"
         if over
-        else "its directory does not show that it finished",
-        fix="restore its configuration and directory, or begin all stages again: resume=never trainer.overwrite=true",
+        else "the stage's directory does not show that it finished",
+        fix="restore the stage's configuration and directory, or train all stages again with resume=never "
+        "trainer.overwrite=true",
     )

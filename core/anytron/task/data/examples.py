@@ -105,10 +105,10 @@ def _divide(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> _Div
         return _answered(prompt, {"role": ASSISTANT, "content": response}, tokenizer, template)
     if tokenizer.eos_token_id is None:
         raise ConfigError(
-            "The tokenizer has no end token to end responses with.",
+            "The tokenizer has no end token, so responses cannot be ended.",
             where="model.tokenizer",
             why=f"{tokenizer.name_or_path or 'it'} has no eos_token",
-            fix="set its eos_token, or give responses as lists of token ids",
+            fix="set eos_token in tokenizer_config.json, or give responses as lists of token ids",
         )
     return _Divided(prompt, response)
 
@@ -142,10 +142,10 @@ def _conversation(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], w
     raise ConfigError(
         "The chat template does not mark the assistant's tokens in a conversation.",
         where=where,
-        why=f"the template of {tokenizer.name_or_path or 'model.tokenizer'} has no {{% generation %}}, and several "
-        "messages are answers",
-        fix="put {% generation %} and {% endgeneration %} around answers in the template; or make one example "
-        f"for each answer: the messages before it as prompt, and the answer as {RESPONSE}",
+        why=f"the template of {tokenizer.name_or_path or 'model.tokenizer'} has no {{% generation %}}, which a "
+        "conversation with several answers needs",
+        fix="in the template, put the assistant's text between {% generation %} and {% endgeneration %}; or make one "
+        f"example for each answer: the messages before it as prompt, and the answer as {RESPONSE}",
     )
 
 

@@ -45,10 +45,10 @@ def reasoning_gym(
         entries = create_dataset(task, size=count, seed=seed, **options)
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"The task {task} of reasoning-gym refuses its options.",
+            f"reasoning-gym refuses the options of its task {task}.",
             where="data.options",
             why=f"{type(error).__name__}: {error}",
-            fix=f"use only options that are fields of reasoning-gym's {DATASETS[task][1].__name__}",
+            fix=f"set only fields of reasoning-gym's {DATASETS[task][1].__name__}, to values that it accepts",
         ) from error
     for index in range(count):
         entry = entries[index]

@@ -178,10 +178,10 @@ def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionPr
     lacking = [name for name in _GRID if not hasattr(hf_config.vision_config, name)]
     if lacking:
         raise ConfigError(
-            f"Image input of models of model_type {hf_config.model_type} is not supported.",
+            f"Images are not supported for models of model_type {hf_config.model_type}.",
             where=model.path or "model.config",
             why=f"its vision_config lacks the sizes of image patches: {', '.join(lacking)}",
-            fix="use a language model, or one of the Qwen2-VL line (Qwen2.5-VL, Qwen3-VL, Qwen3.5)",
+            fix="use a text-only model, or a model of the Qwen2-VL line (Qwen2.5-VL, Qwen3-VL, Qwen3.5)",
         )
     image_token = tokenizer.convert_ids_to_tokens(int(hf_config.image_token_id))
     return VisionProcessor(load_image_processor(model), hf_config, str(image_token))

@@ -76,7 +76,7 @@ class Code(Section):
         if done.returncode == 0:
             return
         lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
-        fix = "see the section The sandbox of docs/how-to/write-a-reward.md"
+        fix = 'see the section "The sandbox" of docs/how-to/write-a-reward.md'
         if self.sandbox == "full":
             fix += "; on a machine without secrets, options.sandbox: reduced is enough"
         raise ConfigError(

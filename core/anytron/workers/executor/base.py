@@ -186,7 +186,7 @@ def threads_asked_for() -> int | None:
         raise ConfigError(
             "OMP_NUM_THREADS is not a positive number.",
             where="environment variables",
-            why=f"it is {said!r}, but each process takes its number of threads from it",
+            why=f"it is {said!r}, but it must say how many threads each process uses",
             fix="set it to a positive number, or unset it",
         )
     return int(first) if said else None

@@ -192,7 +192,7 @@ def _other_version(told: dict[str, Any]) -> Failure:
     """Refuse to work with a driver of another version: what crosses between the two are pickled classes of Anytron."""
     chosen = f", rollout.python = {told['python']}" if told["python"] else ""
     error = ConfigError(
-        "A worker process has another version of Anytron than the driver.",
+        "The driver and a worker process have different versions of Anytron.",
         where=f"{told['role']} rank {told['rank']} on {socket.gethostname()}{chosen}",
         why=f"the driver has {told['version']}, and {sys.executable} has {__version__}",
         fix=f"run {sys.executable} -m pip install {installable(told['version'])}",

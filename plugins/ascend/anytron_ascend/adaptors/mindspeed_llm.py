@@ -92,7 +92,7 @@ def _try_translation(config: RunConfig) -> Mapping[str, Any]:
             "The critic's model differs from the policy's.",
             where="critic.path",
             why=f"MindSpeed-LLM has one set of arguments per process, and these differ: {', '.join(differing)}",
-            fix="start the critic from a model of the same config.json, or remove critic.path",
+            fix="use a critic with the same config.json as the policy, or remove critic.path",
         )
     return given
 

@@ -54,8 +54,8 @@ def translate(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmO
         raise ConfigError(
             "Arguments of MindSpeed-LLM are set twice.",
             where=", ".join(f"engine.options.arguments.{name}" for name in owned),
-            why=f"they follow from the rest of the configuration: {', '.join(f'{k}={arguments[k]!r}' for k in owned)}",
-            fix="remove them from engine.options.arguments, and set the key of the configuration that decides each",
+            why=f"other keys of the configuration set them: {', '.join(f'{k}={arguments[k]!r}' for k in owned)}",
+            fix="remove them from engine.options.arguments; to change a value, set the key that it comes from",
         )
     return {**arguments, **options.arguments}
 
@@ -71,7 +71,7 @@ def check_names(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"MindSpeed-LLM has no argument {name}.",
                 where=f"engine.options.arguments.{name}",
-                why="neither Megatron's, MindSpeed's nor its own parser declares it",
+                why="the argument parsers of MindSpeed-LLM, MindSpeed and Megatron do not declare it",
                 fix=did_you_mean(name, known) or "remove it",
             )
 
@@ -194,15 +194,15 @@ def _recompute(config: RunConfig, options: MindSpeedLlmOptions) -> dict[str, Any
     chosen = options.recompute
     if chosen.activation_function and config.engine.recompute != "none":
         raise ConfigError(
-            "Activation functions would be recomputed twice.",
+            "Activation functions can be recomputed only with engine.recompute=none.",
             where="engine.options.recompute.activation_function",
-            why=f"engine.recompute is {config.engine.recompute}, which this option cannot be combined with",
+            why=f"engine.recompute is {config.engine.recompute}",
             fix="set engine.recompute=none, or remove engine.options.recompute.activation_function",
         )
     full = config.engine.recompute == "full"
     if not full and (without_effect := sorted(chosen.model_fields_set & {"method", "num_layers"})):
         raise ConfigError(
-            "Options of full recomputation are set without it.",
+            "Options of full recomputation are set, but full recomputation is off.",
             where=", ".join(f"engine.options.recompute.{name}" for name in without_effect),
             why=f"engine.recompute is {config.engine.recompute}",
             fix="set engine.recompute=full, or remove these options",

@@ -107,8 +107,8 @@ def estimate(run: RunConfig) -> TrainingEstimate:
         raise ConfigError(
             "The memory of this run cannot be estimated.",
             where=", ".join(f"engine.options.recompute.{name}" for name in others),
-            why="activations can be counted only for no recomputation or full recomputation, not for these options",
-            fix="estimate the run without these options, with engine.recompute=full (less memory than with most of "
-            "these options) and with engine.recompute=none (more memory than with any)",
+            why="the activations that these options keep cannot be counted",
+            fix="remove these options and estimate twice: most of them need more memory than engine.recompute=full, "
+            "and all of them need less than engine.recompute=none",
         )
     return estimate_training(run)

@@ -199,7 +199,8 @@ class TransformersReplica(RolloutReplica):  # type: ignore[misc]
                 "verl's rollout 'transformers' works only beside training workers.",
                 where="actor_rollout_ref.rollout.name",
                 why="it receives weights from training workers only, and cannot serve reward models and teachers",
-                fix="set trainer.v1.trainer_mode=sync, actor_rollout_ref.hybrid_engine=True; use vllm for other models",
+                fix="for the policy, set trainer.v1.trainer_mode=sync actor_rollout_ref.hybrid_engine=True; for "
+                "other models, use the rollout vllm",
             )
         platform = get_platform()
         resource = platform.ray_resource_name()

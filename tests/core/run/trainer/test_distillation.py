@@ -96,7 +96,9 @@ def test_another_vocabulary_is_refused_before_anything_starts(new_run, teacher):
     run = new_run(
         REWARDS, algorithm=PURE, teacher={"path": teacher}, model={**new_run().config.model.model_dump(), **model}
     )
-    with pytest.raises(ConfigError, match=r"(?s)teacher's vocabulary differs.*'<think>' has id 16, there none"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)teacher's vocabulary differs.*'<think>' has id 16 in the policy, none in this model"
+    ):
         run.train()
     assert run.executor.started == []
     assert not Path(run.config.trainer.output_dir).exists()

@@ -55,7 +55,7 @@ def test_the_rollout_process_runs_there_and_training_ranks_do_not(executor_with,
 def test_one_with_another_version_of_anytron_is_refused_as_the_two_meet(executor_with, tmp_path):
     python = make_environment(tmp_path / "venv", anytron="0.0.9")
     rollout = executor_with(python).start(GroupSpec("rollout", "anytron.training_engines", "small", 1, 1))
-    with pytest.raises(ConfigError, match="another version") as caught:
+    with pytest.raises(ConfigError, match="different versions of Anytron") as caught:
         rollout.call("describe")
     assert caught.value.where == f"rollout rank 0 on {socket.gethostname()}, rollout.python = {python}"
     assert caught.value.why == f"the driver has {__version__}, and {python} has 0.0.9"
@@ -70,7 +70,7 @@ def test_a_training_rank_of_another_commit_is_refused(executor_with, monkeypatch
     """As on another machine of a Ray cluster: the environment is no other one by configuration."""
     monkeypatch.setattr(base, "Bootstrap", partial(base.Bootstrap, version=commit))
     trainer = executor_with(sys.executable).start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
-    with pytest.raises(ConfigError, match="another version") as caught:
+    with pytest.raises(ConfigError, match="different versions of Anytron") as caught:
         trainer.call("describe")
     assert caught.value.where == f"trainer rank 0 on {socket.gethostname()}"
     assert caught.value.why == f"the driver has {commit}, and {sys.executable} has {__version__}"
