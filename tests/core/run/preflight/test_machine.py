@@ -153,7 +153,7 @@ def test_a_reward_model_has_no_more_ranks_than_training_whose_devices_it_shares(
         (tmp_path / "judge" / file).write_text("{}")
     four, two = ({"data_parallel_size": size} for size in (4, 2))
     with pytest.raises(
-        ConfigError, match="4 ranks need the devices of 4 training ranks, but the run has only 2"
+        ConfigError, match="4 ranks share the devices of 4 training ranks, but the run has only 2"
     ) as caught:
         check(**JUDGED, reward_model={"path": "judge", "parallel": four}, parallel=two)
     assert caught.value.where == "reward_model.parallel"
