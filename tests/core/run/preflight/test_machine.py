@@ -182,8 +182,8 @@ def test_a_correction_that_cannot_see_what_sampling_leaves_out_is_warned_of(chec
     truncated = {"importance_correction": "truncated"}
     (warning,) = check(algorithm=truncated, rollout=rollout)
     assert all(f"rollout.{key}={value}" in warning for key, value in rollout.items())
-    assert "were sampled more often" in warning
-    assert any("were sampled more often" in one for one in check(rollout={**rollout, "max_staleness": 1}))
+    assert "the rollout samples from a part" in warning
+    assert any("the rollout samples from a part" in one for one in check(rollout={**rollout, "max_staleness": 1}))
     assert check(rollout=rollout) == []
     assert check(algorithm=truncated) == []
 
