@@ -200,7 +200,7 @@ def _not_placed(ranks: int, bundle: dict[str, float], timeout_s: float) -> Worke
         where="executor.start_timeout_s",
         why=f"each needs {', '.join(f'1 {name}' for name in bundle)} on one machine; "
         f"free in the cluster: {', '.join(f'{free.get(name, 0):g} {name}' for name in bundle)}",
-        fix="stop the jobs that use the rest (`ray status` shows it), or raise executor.start_timeout_s",
+        fix="stop other jobs in the cluster (`ray status` shows what is in use), or raise executor.start_timeout_s",
     )
 
 

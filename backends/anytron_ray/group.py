@@ -106,7 +106,7 @@ class RayRank:
             made: str = ray.get(self._agent.new_store.remote(self._address if shared else None), timeout=ASK_S)
         except RayError as error:
             raise ProcessLost(
-                f"The Ray agent of {self.name} could not open the store through which its ranks connect.",
+                f"The Ray agent of {self.name} could not open the store for torch.distributed's rendezvous.",
                 where=self.where,
                 why=str(error),
             ) from error

@@ -126,8 +126,8 @@ class VllmEngine:
             raise EngineError("vLLM could not load the weights.", where=f"version {version}", why=str(error)) from error
         self._empty_caches()
         if (found := self._llm.get_weight_version()) != str(version):
-            why = f"the weights that vLLM holds have version {found}"
-            raise EngineError("vLLM did not take over the weights that were sent.", where=f"version {version}", why=why)
+            why = f"vLLM holds weights of version {found}"
+            raise EngineError("vLLM does not hold the weights that were sent.", where=f"version {version}", why=why)
         self._version = version
         return version
 
@@ -234,8 +234,8 @@ class VllmEngine:
             raise EngineError(
                 "A prompt leaves too little room for its response.",
                 where=f"request {request.id}",
-                why=f"the prompt has {prompt} tokens, the response up to {longest}; together, vLLM allows {limit}",
-                fix="raise rollout.options.max_model_len, or shorten prompts or rollout.max_new_tokens",
+                why=f"the prompt has {prompt} tokens and the response up to {longest}, but vLLM allows {limit} in all",
+                fix="raise rollout.options.max_model_len, lower rollout.max_new_tokens, or use shorter prompts",
             )
 
     def _set_temperature(self, temperature: float) -> None:

@@ -68,4 +68,4 @@ def test_one_that_raises_is_named_with_its_line(train, tmp_path):
 def test_one_beside_the_user_and_not_beside_the_configuration_is_told_how_to_be_named(train, tmp_path):
     done = train("my.py:reinforce", config=str(EXAMPLE))
     assert done.returncode == 1
-    assert f"for the one in the current directory write {tmp_path / 'mine' / 'my.py'}" in done.stderr
+    assert f"for the file in the current directory, write {tmp_path / 'mine' / 'my.py'}" in done.stderr

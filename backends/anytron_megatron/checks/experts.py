@@ -154,8 +154,8 @@ def _sizes(subject: Subject, run: RunConfig, experts: int) -> Iterator[Diagnosti
         yield Diagnostic(
             "error",
             _EXPERT,
-            f"{world} ranks are not a multiple of expert tensor {sizes.expert_tensor} x expert {sizes.expert} x "
-            f"pipeline {sizes.pipeline} = {needed}",
+            f"the number of ranks, {world}, is not a multiple of {needed}: expert-tensor size {sizes.expert_tensor} x "
+            f"expert size {sizes.expert} x pipeline size {sizes.pipeline}",
             f"lower {_EXPERT} or {_EXPERT_TENSOR}, or raise parallel.data_parallel_size",
         )
     elif sizes.expert == 1 and sizes.expert_tensor != sizes.tensor:

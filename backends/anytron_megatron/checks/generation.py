@@ -27,7 +27,7 @@ def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpt
     family = FAMILIES.get(str(policy.config.get("model_type")))
     if family is not None and "cache" not in family.proof:
         why = family.cacheless or "no test compares what it generates with its forward pass"
-        message = f"{family.model_type} does not generate on the training ranks: {why}"
+        message = f"models of type {family.model_type} cannot generate on the training ranks: {why}"
         yield Diagnostic("error", _KEY, message, f"{_FIX} (tested: {proved('cache')})")
     if policy.text.get("use_sliding_window") or "sliding_attention" in (policy.text.get("layer_types") or ()):
         message = (
@@ -42,14 +42,14 @@ def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpt
             "parallel.tensor_model_parallel_size",
             "mcore-bridge's multi-latent attention gathers keys over tensor-parallel ranks as if the sequence were "
             "split, but a step of generation has one token",
-            f"set this size to 1, or {_FIX}",
+            f"set parallel.tensor_model_parallel_size=1, or {_FIX}",
         )
     if run.parallel.context_parallel_size > 1:
         yield Diagnostic(
             "error",
             "parallel.context_parallel_size",
             "Megatron's cache of keys and values holds whole sequences, but context parallelism splits them",
-            f"set this size to 1, or {_FIX}",
+            f"set parallel.context_parallel_size=1, or {_FIX}",
         )
     for name in ("fp8", "fp4"):
         if options.transformer.get(name):

@@ -150,7 +150,8 @@ def vision_diagnostics(subject: Subject, run: RunConfig, options: MegatronOption
             _PIPELINE,
             f"the first of {chunks} pipeline chunks has {layers // chunks} layers, but needs {features}: one for each "
             "deepstack feature",
-            f"use at most {max(1, layers // features)} chunks (pipeline ranks times virtual stages of a rank)",
+            f"lower {_PIPELINE} or engine.options.virtual_pipeline_model_parallel_size: their product may be at most "
+            f"{max(1, layers // features)}",
         )
 
 

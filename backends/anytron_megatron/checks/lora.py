@@ -82,7 +82,7 @@ def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diag
         return
     if (directory / INDEX).exists():
         # mcore_bridge/utils/safetensors.py, _load_index: it would read the index's files instead of the checked one.
-        why = f"{directory} has {INDEX}, which belongs to a whole model and names other files than {WEIGHTS_FILE}"
+        why = f"{directory} has {INDEX}: mcore-bridge would read the files that it lists, not {WEIGHTS_FILE}"
         yield Diagnostic("error", key, why, f"remove {INDEX} from that directory")
         return
     try:
@@ -107,7 +107,7 @@ def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diag
             why = f"the adapter has {name}={found[name]!r}, which cannot be trained here"
             yield Diagnostic("error", key, why, "merge the adapter into the model, and start a new adapter")
     if found.get("r", section.rank) != section.rank:
-        why = f"is {section.rank}, but the adapter in model.lora.path has r={found['r']}"
+        why = f"it is {section.rank}, but the adapter in model.lora.path has r={found['r']}"
         yield Diagnostic("error", "model.lora.rank", why, f"set model.lora.rank={found['r']}")
     elif not math.isclose(theirs := _scaling(found, section), ours := section.scaling):
         why = f"the adapter was trained with the scale {theirs:g}, but this configuration sets the scale {ours:g}"

@@ -73,7 +73,7 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
         yield Diagnostic(
             "error",
             key if subject.path is not None else f"{key}.model_type",
-            f"the engine does not know the model type {family}, so it cannot be trained",
+            f"the engine does not support the model type {family}",
             did_you_mean(family, FAMILIES) or f"use one of {', '.join(sorted(FAMILIES))}",
         )
         return
@@ -93,10 +93,10 @@ def model_diagnostics(subject: Subject, options: MegatronOptions) -> Iterator[Di
         yield Diagnostic(
             "error",
             key,
-            f"{family} has DeepSeek sparse attention, which does not run: mcore-bridge's indexer imports "
-            "fused_qk_topk_naive, which megatron-core has from 0.17 on, and refuses packed sequences and context "
-            "parallelism; its rotation needs the CUDA extension fast_hadamard_transform",
-            "train a model without it, for example DeepSeek-V3",
+            f"{family} has DeepSeek sparse attention, which does not run: mcore-bridge's indexer needs "
+            "fused_qk_topk_naive of megatron-core 0.17 and the CUDA extension fast_hadamard_transform, and refuses "
+            "packed sequences and context parallelism",
+            "train a model without sparse attention, for example DeepSeek-V3",
         )
     elif not row.proof:
         yield Diagnostic(

@@ -38,11 +38,12 @@ def critic_diagnostics(critic: Subject, policy: Subject, run: RunConfig) -> Iter
             "Megatron records auxiliary losses by layer, as if there were one model",
             f"give a critic with {policy_layers} layers, or a critic without experts",
         )
-    for name, what in (("vocab_size", "tokens"), ("max_position_embeddings", "positions")):
+    for name in ("vocab_size", "max_position_embeddings"):
         known, needed = critic.text.get(name), policy.text.get(name)
         if known and needed and known < needed:
-            message = f"the critic knows {known} {what} ({name}), fewer than the {needed} of the policy"
-            yield Diagnostic("error", critic.key, message, "give a model with the policy's tokenizer and context")
+            message = f"the critic's {name} is {known}, less than the policy's {needed}"
+            fix = "give a critic with the policy's tokenizer and at least its context length"
+            yield Diagnostic("error", critic.key, message, fix)
 
 
 def teacher_diagnostics(teacher: Subject, policy: Subject) -> Iterator[Diagnostic]:
@@ -72,7 +73,7 @@ def reward_model_diagnostics(model: Subject, policy: Subject) -> Iterator[Diagno
     if model.path is None or not model.config:
         return
     if policy.config.get("vision_config") or model.config.get("vision_config"):
-        message = "a reward model is tested only if neither it nor the policy takes images"
+        message = "reward models are not tested with a vision-language model as policy or reward model"
         fix = "remove reward_model, or choose a policy and a reward model that take text only"
         yield Diagnostic("error", model.key, message, fix)
     labels, shapes = model.config.get("id2label"), stored_shapes(model.path)

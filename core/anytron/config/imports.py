@@ -105,7 +105,7 @@ def _in_this_directory(location: str) -> str:
     parts = Path(location).parts
     ends = (Path.cwd().joinpath(*parts[start:]) for start in range(1, len(parts)))
     meant = next((end for end in ends if end.is_file()), None)
-    return "" if meant is None else f"; for the one in the current directory write {meant}"
+    return "" if meant is None else f"; for the file in the current directory, write {meant}"
 
 
 def _from_module(name: str, key: str) -> ModuleType:

@@ -190,8 +190,8 @@ def _text_mistakes(values: Any) -> Iterator[Diagnostic]:
     """Text that no file can hold: YAML writes it with escapes, a shell takes it from names that are not UTF-8."""
     for key, text in strings(values):
         if not is_writable(text) or "\0" in text:
-            fix = "write the character again, or remove it"
-            yield Diagnostic("error", key, f"{text!a} cannot be written as UTF-8, or has a NUL character", fix)
+            what = "has a NUL character" if "\0" in text else "has a character that UTF-8 cannot encode"
+            yield Diagnostic("error", key, f"{text!a} {what}", "replace or remove this character")
 
 
 def _read(path: Path) -> str:

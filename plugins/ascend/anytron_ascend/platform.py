@@ -223,7 +223,7 @@ def _option_diagnostics(options: AscendOptions, engine: str) -> Iterable[Diagnos
         yield Diagnostic(
             "error",
             "platform.options.adaptor",
-            f"is {options.adaptor}, but the engine {MINDSPEED_LLM} selects its own adaptor",
+            f"it is {options.adaptor}, but the engine {MINDSPEED_LLM} selects its own adaptor",
             "remove platform.options.adaptor, or set engine.name=megatron",
         )
     found = _installed("torch-npu")

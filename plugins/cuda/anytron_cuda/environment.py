@@ -120,7 +120,7 @@ def contradictions(options: CudaOptions, needs: Needs, user: Mapping[str, str]) 
     allocator = user.get(ALLOCATOR, user.get(ALLOCATOR_TOO))
     if allocator is not None and options.expandable_segments and EXPANDABLE not in allocator.replace(" ", ""):
         name = ALLOCATOR if ALLOCATOR in user else ALLOCATOR_TOO
-        message = f"this option has no effect, because Anytron keeps {name}={allocator} as you set it"
+        message = f"this option has no effect: {name}={allocator} is already set, and Anytron does not replace it"
         fix = f"add {EXPANDABLE} to {name}, or set platform.options.expandable_segments=false"
         yield Diagnostic("warning", "platform.options.expandable_segments", message, fix)
     if needs.in_order and user.get(CONNECTIONS, "1") != "1":
@@ -136,7 +136,7 @@ def contradictions(options: CudaOptions, needs: Needs, user: Mapping[str, str]) 
         yield Diagnostic("warning", "executor.call_timeout_s", message, "unset TORCH_NCCL_ASYNC_ERROR_HANDLING")
     if not needs.compiler:
         message = (
-            "no C compiler or no Python headers found, which Triton needs: Megatron's own functions are not compiled, "
-            "and kernels that need Triton are not used"
+            "Triton needs a C compiler and Python's headers, and at least one is missing: Megatron's functions are not "
+            "compiled, and kernels that need Triton are not used"
         )
         yield Diagnostic("warning", "platform", message, "install gcc and Python's headers, or set CC to a compiler")

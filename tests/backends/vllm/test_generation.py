@@ -119,7 +119,7 @@ def test_what_is_given_up_has_its_tokens_so_far_and_the_others_are_as_without_it
 
 
 def test_requests_that_cannot_be_answered_rightly_are_refused(loaded):
-    with pytest.raises(EngineError, match=r"(?s)too little room.*500 tokens, the response up to 13; .*vLLM allows 512"):
+    with pytest.raises(EngineError, match=r"(?s)too little room.*500 tokens and .* up to 13, .*vLLM allows 512"):
         loaded.engine.submit(requests([(1,) * 500], max_new_tokens=13))
     loaded.engine.submit(requests(PROMPTS[:1], temperature=0.5))
     with pytest.raises(EngineError, match=r"(?s)temperature cannot change.*sampled at 0\.5, and the new value is 0\.6"):

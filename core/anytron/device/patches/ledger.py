@@ -124,8 +124,8 @@ class Ledger:
             raise PatchError(
                 f"Patches were overwritten and cannot be applied again: {', '.join(patch.id for patch in composite)}.",
                 where=", ".join(patch.target for patch in composite),
-                why="other code replaced the targets, and further changes of these patches would be made twice",
-                fix="let the other code make its changes before these patches are applied",
+                why="other code replaced the targets; applying these patches again would repeat their other changes",
+                fix="apply these patches after the other code has made its changes",
             )
         dropped = [change for change in self._applied if change.patch.id in lost]
         self._applied = [change for change in self._applied if change.patch.id not in lost]
@@ -209,7 +209,7 @@ class Ledger:
                 f"Patch {patch.id} (owner {patch.owner}) was added too late.",
                 where=patch.target,
                 why=f"its phase {patch.phase.value} is over; the current phase is {self._reached.value}",
-                fix=f"return it from patch_model when this is called for phase {patch.phase.value}",
+                fix=f"return it from patch_model in the call for phase {patch.phase.value}",
             )
 
     def _try(self, patch: Patch) -> PatchRecord:

@@ -180,10 +180,10 @@ def _continue_from(
     later = [other for other in CheckpointDirectory.of(config).complete() if other.step > checkpoint.step]
     if later:
         raise CheckpointError(
-            "To continue from this checkpoint, later ones of the same run would be deleted.",
+            "Continuing from this checkpoint would delete later checkpoints of the same run.",
             where=f"resume = {config.resume}",
             why=f"the run also has {', '.join(other.path.name for other in later)}",
-            fix="set another trainer.output_dir to start a new run from it, or resume=auto to continue from the newest",
+            fix="set resume=auto to continue from the newest, or another trainer.output_dir to start a new run from it",
         )
     changes = _accepted(config, claimed, tell)
     checkpoint.verify()

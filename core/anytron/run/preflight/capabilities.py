@@ -30,7 +30,8 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         info = chosen_engines(config.engine.name, config.rollout.engine).get("engine.options")
         if info is not None and info.reward_model is None:
             message = f"the engine {config.engine.name} cannot score with a reward model"
-            yield Diagnostic("error", "reward_model", message, "use another engine, or rewards that are functions")
+            fix = "set engine.name=megatron, or use functions as rewards"
+            yield Diagnostic("error", "reward_model", message, fix)
     if config.model.lora is not None:
         yield from _lacking(config, "engine", "adapters", "model.lora", "train adapters", "remove model.lora")
     if config.engine.offload:

@@ -133,8 +133,8 @@ def _reward_model(config: RunConfig) -> Iterator[Diagnostic]:
     yield from _with_tokenizer("reward_model.path", Path(section.path), "complete the download")
     ranks, hosts, key = section.parallel.world_size, config.parallel.world_size, "reward_model.parallel"
     if ranks > hosts:
-        message = f"its {ranks} ranks need the devices of {ranks} training ranks, but the run has only {hosts}"
-        yield Diagnostic("error", key, message, "lower one of its sizes, or raise one of section parallel")
+        message = f"its {ranks} ranks share the devices of {ranks} training ranks, but the run has only {hosts}"
+        yield Diagnostic("error", key, message, f"lower a size in {key}, or raise a size in parallel")
     yield from sequence_parallel_diagnostics(section.parallel, f"{key}.")
 
 

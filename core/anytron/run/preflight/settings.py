@@ -131,8 +131,8 @@ def _correction(config: RunConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "warning",
             "algorithm.importance_correction",
-            f"{correction} compares log-probs from before {' and '.join(left_out)} excluded tokens: the other tokens "
-            "were sampled more often than these log-probs say, and the correction leaves this out",
+            f"{correction} compares log-probs over the whole vocabulary, but with {' and '.join(left_out)} the rollout "
+            "samples from a part of it: the correction ignores this difference",
             "set rollout.top_p=1 and rollout.top_k=0, so that rollout and training have the same distribution",
         )
 
@@ -211,5 +211,5 @@ def reward_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
         if isinstance(reward, type) and issubclass(reward, BaseModel):
             yield from model_diagnostics(reward, section.options, key)
         if section.function == "code" and section.options.get("sandbox") == "reduced":
-            message = "with reduced, programs that the model writes can read every file that you can read"
+            message = "sandbox=reduced lets programs that the model writes read every file that you can read"
             yield Diagnostic("warning", f"{key}.sandbox", message, "set it to full if this machine's kernel allows it")

@@ -115,7 +115,7 @@ def _begun(
             raise LostDirectoryError(
                 "The output directory was removed or replaced.",
                 where=f"trainer.output_dir = {claimed.path}",
-                why="it had no run.json when all processes were started again after a process was lost",
+                why="run.json was missing when the run restarted its processes after one of them was lost",
                 fix="start the run again",
             )
         start = choose_start(config, claimed, progress.note)

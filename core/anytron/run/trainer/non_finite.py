@@ -141,9 +141,7 @@ class GuardedUpdates:
         first = f"look at {own} first: its loss is not finite; " if theirs else ""
         if not self._trained[model]:
             command = f"anytron verify {self._directory / 'config.yaml'}"
-            return (
-                f"{first}no update has changed the weights yet, so compare kernels and masks with others: {command}; "
-            )
+            return f"{first}no update has changed the weights yet, so compare the engine with Hugging Face: {command}; "
         section = "critic.optimizer" if model == "critic" else "optimizer"
         return f"{first}lower {section}.lr, set {section}.warmup_steps, "
 

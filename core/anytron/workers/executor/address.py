@@ -54,7 +54,7 @@ class Stores:
                 f"This machine cannot listen at {address}, where ranks on other machines would connect.",
                 where=socket.gethostname(),
                 why=str(error),
-                fix="start Ray on this machine with an address that it has: ray start --node-ip-address=ADDRESS",
+                fix="start Ray on this machine with one of its addresses: ray start --node-ip-address=ADDRESS",
             ) from error
         port = held.getsockname()[1]
         self._descriptors.append(held.detach())

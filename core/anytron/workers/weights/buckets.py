@@ -146,7 +146,7 @@ class TensorOrder:
             raise TransferError(
                 "Pieces of weights are missing or arrived twice.",
                 where=f"the piece of {entry.name} that begins at element {entry.start}",
-                why=f"the piece before it ended at element {self._next} of {self._size} of {self._name}",
+                why=f"the previous piece ended at element {self._next} of {self._name}, which has {self._size}",
             )
         self._next += entry.size
 
@@ -156,8 +156,8 @@ class TensorOrder:
             raise TransferError(
                 "Weights are missing.",
                 where=self._name,
-                why=f"the transfer ended after {self._next} of {self._size} elements of this tensor, the last of "
-                f"{len(self._seen)} that arrived; {tensors} tensors were sent",
+                why=f"the transfer ended after {self._next} of {self._size} elements of this tensor, number "
+                f"{len(self._seen)} of the {tensors} that were sent",
             )
 
 

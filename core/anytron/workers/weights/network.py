@@ -342,10 +342,10 @@ def _listening(address: str) -> socket.socket:
         return socket.create_server((address, 0), family=family, backlog=BACKLOG)
     except OSError as error:
         raise TransferError(
-            "Could not listen for the weight transfer at the address that the executor has for this machine.",
+            "Could not listen for the weight transfer at this machine's address.",
             where=address,
             why=str(error),
-            fix="start Ray on this machine with an address that it has (ray start --node-ip-address=ADDRESS), or set "
+            fix="start Ray on this machine with one of its addresses (ray start --node-ip-address=ADDRESS), or set "
             "rollout.weights=file",
         ) from error
 

@@ -133,7 +133,7 @@ class WeightManifest:
             names = set(file.keys())  # type: ignore[no-untyped-call]
             differing = sorted((names ^ self.checksums.keys()) | (self.optional - self.checksums.keys()))
             if differing:
-                why = f"{len(differing)} weights are in one of the two only, the first is {differing[0]}"
+                why = f"{len(differing)} weights are missing from one of the two, for example {differing[0]}"
                 raise TransferError(
                     "The file and its manifest do not list the same weights.", where=self._where, why=why
                 )

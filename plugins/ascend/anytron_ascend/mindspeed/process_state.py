@@ -112,8 +112,8 @@ def repatch(arguments: Mapping[str, Any], ledger: Ledger) -> bool:
         raise PatchError(
             "MindSpeed's patches for this engine would discard other patches.",
             where=", ".join(lost),
-            why="MindSpeed patches these functions differently than for the previous engine; other code has changed "
-            "them since, and Anytron cannot repeat changes that are not its own patches",
+            why="other code has changed these functions since the previous engine was built; MindSpeed has "
+            "replaced them, and Anytron can repeat only its own patches",
             fix="build engines with and without context parallelism in separate processes",
         )
     return True

@@ -142,10 +142,10 @@ def _validated(arguments: Mapping[str, Any]) -> Namespace:
     changed = [name for name, value in arguments.items() if getattr(full, name) != value]
     if changed:
         raise EngineError(
-            "MindSpeed-LLM changes arguments that were set.",
+            "MindSpeed-LLM changes arguments that the configuration sets.",
             where="engine mindspeed_llm",
             why=", ".join(f"{name}: {arguments[name]!r} became {getattr(full, name)!r}" for name in changed),
-            fix="set values that MindSpeed-LLM does not change; its documentation says which can be combined",
+            fix="set values that MindSpeed-LLM keeps; its documentation says which arguments can be combined",
         )
     return full
 

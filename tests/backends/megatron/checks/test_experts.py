@@ -70,7 +70,7 @@ def test_sizes_that_megatron_computes_rightly_are_not_remarked_on(parallel):
             MIXTURE,
             {"data_parallel_size": 2, "expert_model_parallel_size": 4},
             EXPERT,
-            "2 ranks are not a multiple of expert tensor 1 x expert 4 x pipeline 1 = 4",
+            "the number of ranks, 2, is not a multiple of 4: expert-tensor size 1 x expert size 4 x pipeline size 1",
             "data_parallel_size",
         ),
         (

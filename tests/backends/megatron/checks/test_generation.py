@@ -24,7 +24,7 @@ def test_a_family_without_a_proven_cache_is_refused_with_the_reason(model, tiny_
     if "cache" in family.proof:
         configure(tiny_family(model), tmp_path, **GENERATES)
         return
-    message = f"{family.model_type} does not generate on the training ranks: {family.cacheless}"
+    message = f"models of type {family.model_type} cannot generate on the training ranks: {family.cacheless}"
     with pytest.raises(ConfigError, match=message) as caught:
         configure(tiny_family(model), tmp_path, **GENERATES)
     assert "rollout.engine=transformers" in str(caught.value)

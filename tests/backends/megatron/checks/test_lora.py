@@ -61,7 +61,7 @@ def test_another_name_gets_the_one_that_was_meant(target, remedy):
 @pytest.mark.parametrize(
     ("change", "key", "words"),
     [
-        ({"r": 8}, "model.lora.rank", "is 4, but the adapter in model.lora.path has r=8"),
+        ({"r": 8}, "model.lora.rank", "it is 4, but the adapter in model.lora.path has r=8"),
         ({"lora_alpha": 8}, "model.lora.alpha", "trained with the scale 4, but this configuration sets the scale 1.5"),
         (
             {"use_rslora": False},
@@ -112,7 +112,7 @@ def test_a_directory_without_adapter_is_named(tmp_path, random_adapter):
         ("adapter_config.json", '{"peft_type": "LORA", "lora_alpha": "big"}', "lora_alpha: it must be a finite number"),
         ("adapter_model.safetensors", "", "0 bytes"),
         # mcore-bridge would follow the index, whose tensors nobody has compared with the model's.
-        ("model.safetensors.index.json", '{"weight_map": {}}', "names other files than adapter_model.safetensors"),
+        ("model.safetensors.index.json", '{"weight_map": {}}', "that it lists, not adapter_model.safetensors"),
     ],
 )
 def test_a_malformed_adapter_is_refused(file, content, says, tmp_path, random_adapter):

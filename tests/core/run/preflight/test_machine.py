@@ -153,7 +153,7 @@ def test_a_reward_model_has_no_more_ranks_than_training_whose_devices_it_shares(
         (tmp_path / "judge" / file).write_text("{}")
     four, two = ({"data_parallel_size": size} for size in (4, 2))
     with pytest.raises(
-        ConfigError, match="4 ranks need the devices of 4 training ranks, but the run has only 2"
+        ConfigError, match="4 ranks share the devices of 4 training ranks, but the run has only 2"
     ) as caught:
         check(**JUDGED, reward_model={"path": "judge", "parallel": four}, parallel=two)
     assert caught.value.where == "reward_model.parallel"
@@ -182,8 +182,8 @@ def test_a_correction_that_cannot_see_what_sampling_leaves_out_is_warned_of(chec
     truncated = {"importance_correction": "truncated"}
     (warning,) = check(algorithm=truncated, rollout=rollout)
     assert all(f"rollout.{key}={value}" in warning for key, value in rollout.items())
-    assert "were sampled more often" in warning
-    assert any("were sampled more often" in one for one in check(rollout={**rollout, "max_staleness": 1}))
+    assert "the rollout samples from a part" in warning
+    assert any("the rollout samples from a part" in one for one in check(rollout={**rollout, "max_staleness": 1}))
     assert check(rollout=rollout) == []
     assert check(algorithm=truncated) == []
 

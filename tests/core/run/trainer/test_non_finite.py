@@ -133,7 +133,7 @@ def test_before_the_first_update_the_learning_rate_is_not_to_blame(moody):
     with pytest.raises(EngineError, match="step 1, update 2 of the policy") as error:
         run.train()
     configuration = Path(run.config.trainer.output_dir) / "config.yaml"
-    assert f"so compare kernels and masks with others: anytron verify {configuration};" in error.value.fix
+    assert f"so compare the engine with Hugging Face: anytron verify {configuration};" in error.value.fix
     assert ".lr" not in error.value.fix
     assert "loss.py:moody first: its loss is not finite" in error.value.fix
 

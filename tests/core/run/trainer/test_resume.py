@@ -166,7 +166,7 @@ def test_the_past_of_a_run_is_not_continued_over_its_later_checkpoints(new_run):
     new_run(checkpoint=EVERY_STEP).train()
     assert steps(output(new_run)) == [1, 2]
     trainer = {"total_steps": 4, "output_dir": str(output(new_run))}
-    with pytest.raises(CheckpointError, match=r"(?s)later ones of the same run.*step-000002"):
+    with pytest.raises(CheckpointError, match=r"(?s)later checkpoints of the same run.*step-000002"):
         new_run(trainer=trainer, resume=str(output(new_run) / "checkpoints" / "step-000001")).train()
     new_run(trainer=trainer, resume=str(output(new_run) / "checkpoints" / "step-000002")).train()
     assert [record["step"] for record in lines(output(new_run) / "metrics.jsonl")] == [1, 2, 3, 4]
