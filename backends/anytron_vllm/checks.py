@@ -89,6 +89,7 @@ def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
         yield from _adapters(str(config.get("model_type")), text, run.model.lora, accelerator=platform.accelerator)
     if not platform.accelerator:
         yield from _processor(key, text)
+        yield from _whole_prompts(text, options)
 
 
 def _installation(installation: Installation | None, python: str | None) -> Iterator[Diagnostic]:
@@ -209,6 +210,18 @@ def _adapters(family: str, text: Mapping[str, Any], lora: LoraSection, *, accele
             f"(tested: {', '.join(PROVED_WITH_ADAPTERS)})"
         )
         yield Diagnostic("error", "rollout.lora", message, fix)
+
+
+def _whole_prompts(text: Mapping[str, Any], options: VllmOptions) -> Iterator[Diagnostic]:
+    """Refuse options with which vLLM would compute a prompt in parts (anytron_vllm.start.WHOLE_PROMPTS)."""
+    why = "on a CPU vLLM can draw seeded responses only if it computes each prompt in one step"
+    if options.engine_args.get("enable_chunked_prefill"):
+        yield Diagnostic("error", "rollout.options.engine_args.enable_chunked_prefill", why, "remove it")
+    longest = options.max_model_len or text.get("max_position_embeddings")
+    if longest and (options.max_num_batched_tokens or longest) < longest:
+        message = f"{why}, and sequences may have {longest} tokens"
+        fix = f"set it to {longest} or more, or lower rollout.options.max_model_len"
+        yield Diagnostic("error", "rollout.options.max_num_batched_tokens", message, fix)
 
 
 def _processor(key: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:

@@ -38,7 +38,8 @@ class VllmOptions(Section):
     """Memory of the cache of keys and values, in GiB; default: what ``gpu_memory_utilization`` leaves, and 1 on the
     processor."""
     max_num_batched_tokens: int | None = Field(None, ge=1)
-    """Most tokens that one step of the engine computes, prompts included; default: vLLM's."""
+    """Most tokens that one step of the engine computes, prompts included; default: vLLM's. On a CPU at least
+    ``max_model_len``, because each prompt is computed in one step."""
     enable_prefix_caching: bool = True
     """Compute a common beginning of prompts once. The cache is emptied at every update of the weights."""
     enforce_eager: bool = True

@@ -42,6 +42,10 @@ PREPARED_IMAGES: dict[str, Any] = {
 }
 """Arguments for models that take images: these come prepared (anytron_vllm.requests)."""
 
+WHOLE_PROMPTS = {"enable_chunked_prefill": False}
+"""Arguments on a CPU. After a part of a prompt vLLM sets the generator of a seeded request back, which torch's
+generators for CPUs do not allow (vllm/v1/worker/gpu_model_runner.py, ``_bookkeeping_sync``, 0.32)."""
+
 
 @contextmanager
 def start_directory(config: RunConfig, *, takes_images: bool) -> Iterator[Path]:
@@ -94,6 +98,7 @@ def engine_arguments(
         "enforce_eager": options.enforce_eager,
         "weight_transfer_config": WeightTransferConfig(backend="anytron"),
         "worker_extension_cls": "anytron_vllm.transfer.WorkerExtension",
+        **({} if accelerator else WHOLE_PROMPTS),
         **(PREPARED_IMAGES if takes_images else {}),
         **(adapter_arguments(config.model.lora) if alone and config.model.lora else {}),
         **{name: value for name, value in optional.items() if value is not None},

@@ -24,9 +24,9 @@ class Loaded:
 
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory):
-    """Batches are smaller than what the tests ask for."""
+    """Batches are smaller than what the tests ask for, in requests and in tokens."""
     directory = tmp_path_factory.mktemp("vllm")
-    engine = vllm_engine(run_config(QWEN3, directory, max_batch_size=48))
+    engine = vllm_engine(run_config(QWEN3, directory, max_batch_size=48, options={"max_num_batched_tokens": 512}))
     yield Loaded(engine, directory)
     engine.close()
 

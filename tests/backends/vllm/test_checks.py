@@ -169,6 +169,18 @@ def test_a_torchvision_that_cannot_be_imported_is_an_error_with_its_reason(site)
         ({}, {"options": {"engine_args": {"dtype": "half"}}}, "rollout.options.engine_args.dtype", "set model.dtype"),
         (
             {},
+            {"options": {"engine_args": {"enable_chunked_prefill": True}}},
+            "rollout.options.engine_args.enable_chunked_prefill",
+            "only if it computes each prompt in one step - remove it",
+        ),
+        (
+            {},
+            {"options": {"max_num_batched_tokens": 63}},
+            "rollout.options.max_num_batched_tokens",
+            "sequences may have 64 tokens - set it to 64 or more, or lower rollout.options.max_model_len",
+        ),
+        (
+            {},
             {"options": {"engine_args": {"enable_batch_sharded_sampling": True}}},
             "rollout.options.engine_args.enable_batch_sharded_sampling",
             "sets this argument itself",
@@ -179,6 +191,12 @@ def test_what_cannot_work_is_refused_by_its_key(installed, model, rollout, key, 
     remarks = found(model, **rollout)
     assert {severity for severity, _, _ in remarks} == {"error"}
     assert any(text in said for _, one, said in remarks if one == key)
+
+
+def test_an_accelerator_may_compute_prompts_in_parts(installed):
+    options = {"max_num_batched_tokens": 63, "engine_args": {"enable_chunked_prefill": True}}
+    assert found(platform=Accelerator(), options=options) == []
+    assert found(options={"max_num_batched_tokens": 32, "max_model_len": 32}) == []
 
 
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4}
