@@ -145,13 +145,14 @@ def vision_diagnostics(subject: Subject, run: RunConfig, options: MegatronOption
     features = len((subject.config.get("vision_config") or {}).get("deepstack_visual_indexes") or ())
     layers = subject.text.get("num_hidden_layers")
     if features and layers and not _has_uneven_stages(options) and layers // chunks < features:
+        keys = f"{_PIPELINE} or engine.options.virtual_pipeline_model_parallel_size"
+        lower = f"lower {keys}: their product may be at most {layers // features}"
         yield Diagnostic(
             "error",
             _PIPELINE,
             f"the first of {chunks} pipeline chunks has {layers // chunks} layers, but needs {features}: one for each "
             "deepstack feature",
-            f"lower {_PIPELINE} or engine.options.virtual_pipeline_model_parallel_size: their product may be at most "
-            f"{max(1, layers // features)}",
+            lower if layers >= features else f"use a model with at least {features} layers",
         )
 
 

@@ -151,7 +151,7 @@ def test_a_text_model_refuses_images():
         refuse_images(batch_of(([3, *image(1, 4, 4)], [5], patches((1, 4, 4)))))
 
 
-def remarks(model, freeze=(), **parallel):
+def diagnostics(model, freeze=(), **parallel):
     config = RunConfig.model_validate(
         {
             "model": {"config": model, "tokenizer": "t", "freeze": list(freeze)},
@@ -160,7 +160,11 @@ def remarks(model, freeze=(), **parallel):
             "parallel": parallel,
         }
     )
-    return [(remark.severity, remark.key, remark.message) for remark in MegatronBackend().configure(config)]
+    return list(MegatronBackend().configure(config))
+
+
+def remarks(model, freeze=(), **parallel):
+    return [(remark.severity, remark.key, remark.message) for remark in diagnostics(model, freeze, **parallel)]
 
 
 def test_parts_are_frozen_of_vision_language_models_only():
@@ -185,3 +189,7 @@ def test_the_first_pipeline_chunk_holds_all_layers_that_take_deepstack_features(
     ((severity, key, message),) = remarks(deep, pipeline_model_parallel_size=2)
     assert (severity, key) == ("error", "parallel.pipeline_model_parallel_size")
     assert "the first of 2 pipeline chunks has 2 layers, but needs 3: one for each deepstack feature" in message
+    (found,) = diagnostics(deep, pipeline_model_parallel_size=2)
+    assert found.fix.endswith("their product may be at most 1")
+    (found,) = diagnostics({**deep, "vision_config": {"deepstack_visual_indexes": [0, 1, 2, 3, 4]}})
+    assert found.fix == "use a model with at least 5 layers"
