@@ -115,7 +115,7 @@ def _fields(package: str, file: str, name: str) -> set[str]:
 
 
 def _place_of(name: str) -> str | None:
-    """Fields of the transformer config have a mapping of their own."""
+    """Return the key of a field of Megatron's transformer config, ``transformer.NAME``; None for any other name."""
     return f"transformer.{name}" if name in transformer_fields(latent_attention=True) else None
 
 

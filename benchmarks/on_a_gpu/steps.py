@@ -74,7 +74,7 @@ STEPS = (
     Step(
         "conformance",
         "anytron conformance: every rule of the kit",
-        300,
+        200,
         ("-m", "anytron", "conformance"),
         on_gpu=("cuda", "--json"),
         on_cpu=("cpu", "--json", "--level", "device"),

@@ -54,6 +54,8 @@ _PLAIN = ("name", "value", "__name__", "text", "msg")
 """Attributes that say less than the object that has them."""
 _WORDS = {"of": "place", "one": "name", "k": "name", "traced": "traceback"}
 """Names of the sources that say nothing on the page."""
+_SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "\u00d7", ast.FloorDiv: "/"}
+"""Of what is computed of values; not of /, which joins paths or changes a unit."""
 _THROUGH = (
     "str",
     "repr",
@@ -216,7 +218,7 @@ def _pieces(node: ast.expr, scope: Scope) -> list[str]:
             return [*_pieces(body, scope), *_pieces(other, scope)]
         case ast.BoolOp(values=parts):
             return [text for part in parts for text in _pieces(part, scope)]
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
+        case ast.BinOp(left=left, op=ast.Add(), right=right) if not (_is_number(left) or _is_number(right)):
             return [before + after for before in _pieces(left, scope) for after in _pieces(right, scope)]
         case ast.Name(id=name) if name in scope:
             outside = {other: values for other, values in scope.items() if other != name}
@@ -254,14 +256,21 @@ def _name(node: ast.expr) -> str:
             return _name_of_call(node)
         case ast.GeneratorExp(elt=element) | ast.ListComp(elt=element):
             return _name(element)
-        case ast.BinOp(left=left):
-            return _name(left)
+        case ast.Constant(value=int() | float() as number):
+            return str(number)
+        case ast.BinOp(left=left, op=op, right=right):
+            sign = _SIGNS.get(type(op))
+            return f"{_name(left)} {sign} {_name(right)}" if sign else _name(left)
         case ast.BoolOp(values=[first, *_]) | ast.IfExp(body=first):
             return _name(first)
         case ast.JoinedStr(values=parts):
             return next((_name(part) for part in parts if isinstance(part, ast.FormattedValue)), "text")
         case _:
             return "value"
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
 
 
 def _name_of_call(call: ast.Call) -> str:

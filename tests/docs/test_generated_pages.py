@@ -78,6 +78,11 @@ def test_every_class_of_error_of_ours_is_on_the_page():
         ("f'There is no {what} here'", ["There is no \u2039what\u203a here"]),
         ("'one ' + (f'{n} two' if n else 'none')", ["one \u2039n\u203a two", "one none"]),
         ("error.what", ["\u2039what\u203a"]),
+        (
+            "f'{path}:{before + 1}, {10 * limit}, {size // 2}'",
+            ["\u2039path\u203a:\u2039before + 1\u203a, \u203910 \u00d7 limit\u203a, \u2039size / 2\u203a"],
+        ),
+        ("f'{count / 1e9:.3g} GB in {folder / name}'", ["\u2039count\u203a GB in \u2039folder\u203a"]),
         ("near(name) or 'look again'", ["\u2039near\u203a", "look again"]),
         (
             "f'{len(rows)} of {type(self).__name__}: {config.model.path!r}'",

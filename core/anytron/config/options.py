@@ -97,7 +97,7 @@ def in_words(
         elif isinstance(detail["input"], dict | list) or kind == "value_error":
             yield Diagnostic("error", where, message)
         else:
-            yield Diagnostic("error", where, f"{message}; it is {detail['input']!r}")
+            yield Diagnostic("error", where, f"{message}; the value is {detail['input']!r}")
 
 
 def known_keys(model: type[BaseModel], section: Sequence[str]) -> list[str]:

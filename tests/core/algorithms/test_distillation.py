@@ -135,5 +135,5 @@ def test_without_a_coefficient_nothing_is_asked_of_a_teacher():
 @pytest.mark.parametrize("field", ["old_log_probs", "teacher_log_probs"])
 def test_a_missing_field_is_named(field):
     batch = with_advantages(recorded(**{field: None}), REWARDS, PURE)
-    with pytest.raises(DataError, match=f"{field} is None"):
+    with pytest.raises(DataError, match=f"field {field} is missing"):
         with_distillation(batch, PURE)

@@ -141,7 +141,7 @@ def test_the_difference_from_the_rollout_is_averaged_over_response_tokens():
 @pytest.mark.parametrize("field", ["advantages", "loss_weights", "token_shares", "reference_log_probs"])
 def test_a_missing_field_is_named(field):
     batch, log_probs, entropy = make_batch([2], [2], **{field: None})
-    with pytest.raises(DataError, match=f"{field} is None"):
+    with pytest.raises(DataError, match=f"field {field} is missing"):
         PolicyLoss(AlgorithmSection(kl_coefficient=0.1))(TokenOutputs(log_probs, entropy), batch)
 
 
@@ -219,7 +219,7 @@ def test_parts_of_the_value_loss_add_up():
 def test_a_field_that_the_value_loss_needs_is_named(field):
     batch, _, _ = make_batch([2], [2])
     batch, values = with_values(batch)
-    with pytest.raises(DataError, match=rf"(?s)ValueLoss.*{field} is None"):
+    with pytest.raises(DataError, match=rf"(?s)field {field} is missing.*ValueLoss"):
         ValueLoss()(TokenOutputs(values=values), replace(batch, **{field: None}))
 
 

@@ -103,7 +103,7 @@ def test_a_group_is_estimated_as_if_it_were_alone(batch, advantage):
 
 
 def test_a_comparison_without_groups_is_refused(batch):
-    with pytest.raises(DataError, match="groups is None"):
+    with pytest.raises(DataError, match="field groups is missing"):
         with_advantages(
             RaggedBatch(batch.lengths, batch.tokens, batch.response_mask), torch.ones(9), AlgorithmSection()
         )

@@ -109,8 +109,8 @@ def test_all_mistakes_come_at_once(good):
 
     assert "The configuration has 4 mistakes." in text
     assert "trainer.seed (command line: trainer.seed=abc)" in text
-    assert "it is 'abc'" in text
-    assert "greater than 0; it is -1" in text
+    assert "the value is 'abc'" in text
+    assert "greater than 0; the value is -1" in text
     assert "did you mean data.source?" in text
     assert "give exactly one of model.path and model.config" in text
 
@@ -230,7 +230,7 @@ def test_an_unknown_option_is_refused_with_file_line_and_the_nearest_known_name(
 
 
 def test_a_wrong_value_of_an_option_is_refused_like_any_other(good):
-    assert refusal(good, "rollout.options.device_map=auto").why == "Input should be 'balanced'; it is 'auto'"
+    assert refusal(good, "rollout.options.device_map=auto").why == "Input should be 'balanced'; the value is 'auto'"
     assert "greater than or equal to 0" in refusal(good, "engine.options.mtp_loss_coefficient=-1").why
 
 

@@ -109,7 +109,7 @@ def test_nothing_is_padded_where_nothing_asks_for_it():
 
 @pytest.mark.parametrize(
     ("lengths", "message"),
-    [([], "at least one sequence"), ([3, 0], "sequence 1 has length 0"), ([-2], "length -2")],
+    [([], "and not empty"), ([3, 0], "sequence 1 has length 0"), ([-2], "length -2")],
 )
 def test_impossible_lengths_are_refused(lengths, message):
     with pytest.raises(DataError, match=message):

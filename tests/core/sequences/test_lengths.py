@@ -12,8 +12,8 @@ from anytron.sequences.planning import checked_lengths
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ([], "at least one sequence"),
-        ([[3]], "at least one sequence"),
+        ([], "and not empty"),
+        ([[3]], "and not empty"),
         ([3, 0], "sequence 1 has length 0"),
         ([-2], "length -2"),
         ([1.5], "Lengths must be integers"),

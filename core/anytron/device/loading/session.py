@@ -293,7 +293,10 @@ def _refuse_broken_extensions(found: Sequence[Found]) -> None:
 
 
 def _with_requirements(report: PluginReport, member: Member | None) -> PluginReport:
-    """Add an active plugin's requirements, and mark it if one is not met; alone, so that none hides another."""
+    """Add an active plugin's requirements, and set its state if one of them is not met.
+
+    Plugins are examined one at a time, so that no plugin hides the requirements of another.
+    """
     if member is None or report.state is not State.ACTIVE:
         return report
     try:

@@ -182,8 +182,6 @@ def check_vocabulary(asked: TeacherSection | RewardModelSection, theirs: Mapping
     Raises:
         ConfigError: A token of the policy has a different id in the model's vocabulary, or is missing there.
     """
-    teaches = isinstance(asked, TeacherSection)
-    key = "teacher.path" if teaches else "reward_model.path"
     own = tokenizer.get_vocab()
     differing = sorted((number, token) for token, number in own.items() if theirs.get(token) != number)
     if not differing:
@@ -192,17 +190,23 @@ def check_vocabulary(asked: TeacherSection | RewardModelSection, theirs: Mapping
         f"{token!r} has id {number} in the policy, {theirs.get(token, 'none')} in this model"
         for number, token in differing[:SHOWN]
     )
+    why = (
+        f"{len(differing)} of the policy's {len(own)} tokens have another id in this model, or are missing there: "
+        + "; ".join(shown)
+    )
+    if isinstance(asked, TeacherSection):
+        raise ConfigError(
+            "The teacher's vocabulary differs from the policy's.",
+            where=f"teacher.path = {asked.path}",
+            why=why,
+            fix="use a teacher of the same family, with the policy's tokenizer; to learn from a model with another "
+            "tokenizer, generate responses with it and fine-tune the policy on them",
+        )
     raise ConfigError(
-        "The teacher's vocabulary differs from the policy's."
-        if teaches
-        else "The reward model's vocabulary differs from the policy's.",
-        where=f"{key} = {asked.path}",
-        why=f"{len(differing)} of the policy's {len(own)} tokens have another id in this model, or are missing there: "
-        + "; ".join(shown),
-        fix="use a teacher of the same family, with the policy's tokenizer; to learn from a model with another "
-        "tokenizer, generate responses with it and fine-tune the policy on them"
-        if teaches
-        else "use a reward model of the same family, with the policy's tokenizer, because responses are not tokenized "
+        "The reward model's vocabulary differs from the policy's.",
+        where=f"reward_model.path = {asked.path}",
+        why=why,
+        fix="use a reward model of the same family, with the policy's tokenizer, because responses are not tokenized "
         "again; call a model with another tokenizer from your own reward function",
     )
 

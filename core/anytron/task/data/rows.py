@@ -72,13 +72,11 @@ def files_of(path: str) -> list[Path]:
         raise DataError("The prompts cannot be read.", where=path, why=why, fix="name fewer files")
     if found := sorted(Path(name) for name in names if Path(name).is_file()):
         return found
-    is_folder = Path(path).is_dir()
-    raise DataError(
-        "The prompts cannot be read.",
-        where=path,
-        why="it is a folder" if is_folder else "no such file, or not a regular file",
-        fix=f"name a file in it, or a pattern: {path}/*.parquet" if is_folder else "check the source's option `path`",
-    )
+    if Path(path).is_dir():
+        fix = f"name a file in it, or a pattern: {path}/*.parquet"
+        raise DataError("The prompts cannot be read.", where=path, why="it is a folder", fix=fix)
+    why = "no such file, or not a regular file"
+    raise DataError("The prompts cannot be read.", where=path, why=why, fix="check the source's option `path`")
 
 
 def jsonl_rows(file: Path) -> Iterator[Row]:

@@ -61,7 +61,7 @@ class MindSpeedAdaptor(Adaptor):
         yield from model_diagnostics(config)
 
     def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
-        """Let MindSpeed apply its patches for this engine, with all of its arguments set."""
+        """Let MindSpeed apply its patches for this engine, with all of MindSpeed's arguments set."""
         from anytron_ascend.mindspeed.process_state import default_arguments, engine_arguments, forget_engine, repatch
 
         forget_engine()

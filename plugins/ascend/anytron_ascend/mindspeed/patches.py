@@ -1,4 +1,4 @@
-"""The patches of the adaptor ``mindspeed``: MindSpeed itself, and fixes of its attention, arguments and imports."""
+"""Patches of the adaptor ``mindspeed``: one imports MindSpeed, the others fix its attention, arguments and imports."""
 
 from __future__ import annotations
 

@@ -57,5 +57,5 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_refused(new_run, family):
     else:
         fields["text_config"] = {**fields["text_config"], "vocab_size": 15}
     run = new_run(model={"config": fields})
-    with pytest.raises(ConfigError, match=r"(?s)more entries than the model.*16 tokens, but vocab_size is 15"):
+    with pytest.raises(ConfigError, match=r"(?s)more tokens than the model.*16 tokens, but vocab_size is 15"):
         write_random_model(run.config, resolve(run.config.model.tokenizer, TOKENIZER)())

@@ -135,7 +135,7 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Piece:
-    """One sequence, or in the layouts with a batch dimension all of them; heads come first.
+    """The inputs of one sequence, or of the whole batch in layouts with a batch dimension; heads come before rows.
 
     Attributes:
         query: float32 ``[..., N, Sq, D]``.
