@@ -162,8 +162,8 @@ def test_tensors_of_another_device_are_refused(argument, place):
     [
         ({"heads": 257, "kv_heads": 257}, "at most 256"),
         ({"heads": 3, "kv_heads": 2}, "3 query heads and 2 key/value heads"),
-        ({"size": 776, "value_size": 776}, "a query head not larger than 768"),
-        ({"value_size": 2 * D}, "a query head not larger than 768"),
+        ({"size": 776, "value_size": 776}, "the query dimension must not exceed 768"),
+        ({"value_size": 2 * D}, "the query dimension must not exceed 768"),
     ],
     ids=["many", "uneven", "long", "wide values"],
 )
