@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 SMALL = 1e-3
 """Gradients smaller than this part of the largest entry of all are compared as if they were as large: they may be what
 rounding leaves of a sum that is 0, as those of key biases are."""
-FORWARD, AT_MOST = 100, 1e-2
-"""Gradients may differ by so many times the difference of the log-probs, but by no more than that part. Rounding to
-float32 changes gradients of SmolLM2-135M by 2e-3, and its log-probs by 2.4e-5 (transformers in float32 and float64)."""
+PER_LOG_PROB, MOST = 100, 1e-2
+"""Relative differences of gradients may be the first times the largest difference of log-probs, up to the second. In
+transformers, float32 instead of float64 changes SmolLM2-135M's gradients by 2e-3 and its log-probs by 2.4e-5."""
 ROUNDING = 1e-5
 """The same for the question whether there is any gradient at all."""
 SHOWN = 3
@@ -90,10 +90,10 @@ def compare_gradients(
         what: Name of the tensors to which the gradients belong, for messages.
         whose: Whose gradients ``expected`` are, as a genitive for messages: ``transformers'``.
         forward: Largest difference of the log-probs that the two sides compute, which another check judges; it raises
-            the tolerance (:data:`FORWARD`).
+            the tolerance (:data:`PER_LOG_PROB`).
     """
     # Gradients add up the differences of the forward pass.
-    limit = max(10 * FACTORS[dtype], min(FORWARD * forward, AT_MOST))
+    limit = max(10 * FACTORS[dtype], min(PER_LOG_PROB * forward, MOST))
     size = max((largest(tensor) for tensor in expected.values()), default=0.0)
     if not expected or size == 0.0:
         return Result(check, "failed", f"there is nothing to compare: {whose} gradients are 0{_counted(skipped)}")

@@ -191,7 +191,7 @@ def load_model(
     take_latent_epsilon(model)
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding):
-            # Its row would get no gradient from inputs. In many chat models the padding token also ends a message.
+            # The padding token's row would get no gradient from inputs, and many chat models end messages with it.
             module.padding_idx = None
     return model.float().eval()
 

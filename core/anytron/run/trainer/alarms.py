@@ -33,8 +33,8 @@ DISAGREEMENT = 0.1
 """Nats from which they disagree: rounding stays far below it, in bfloat16 as well."""
 WITHOUT_SIGNAL = "reward/groups_without_signal"
 WINDOW, NEARLY_ALL, RISE = 20, 0.9, 0.1
-"""A reward that differs by less than a tenth from its mean in the first so many steps has not risen. That is suspicious
-if in as many steps nearly all groups had no signal; where it has risen, they may be learnt."""
+"""A mean reward over so many steps has risen if it is more than a tenth above the one of the first so many steps. If it
+has not, and nearly no group had a signal, the policy learns nothing; if it has, the prompts may be learnt."""
 STEPS_BETWEEN = 100
 """A warning is repeated after so many steps at the earliest."""
 _ROUNDING = 1e-4
@@ -56,7 +56,7 @@ class Alarms:
         self._found: dict[str, tuple[str, str]] = {}  # what is to be said, and what to do
         self._sightings: dict[str, _Sightings] = {}
         self._steps = 0
-        self._first: deque[float] = deque()  # mean rewards
+        self._first: list[float] = []  # mean rewards
         self._recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # mean rewards, shares of groups without signal
 
     def updated(self, mini_batch: RaggedBatch, metrics: Mapping[str, float]) -> None:
@@ -132,16 +132,22 @@ class Alarms:
                 self._warn(f"{kind} in {seen.steps} of {self._steps} steps. {seen.advice}")
 
     def _look_for_a_rise(self, metrics: Mapping[str, float]) -> None:
-        """Compare the mean reward of recent steps, if they had nearly no signal, with the one of the first steps."""
-        if WITHOUT_SIGNAL not in metrics:
+        """Compare the mean reward of recent steps, if nearly no group had a signal, with the one of the first steps.
+
+        The first steps are those since the run began or was resumed. With dynamic sampling groups without signal are
+        not trained on, and :meth:`stepped` warns if there are too few others.
+        """
+        if WITHOUT_SIGNAL not in metrics or self._config.algorithm.dynamic_sampling:
             return
         reward = metrics["reward/mean"]
         if len(self._first) < WINDOW:
             self._first.append(reward)
             return
         self._recent.append((reward, metrics[WITHOUT_SIGNAL] / self._config.data.prompts_per_step))
+        if len(self._recent) < WINDOW:
+            return
         first, (recent, share) = fmean(self._first), map(fmean, zip(*self._recent, strict=True))
-        if len(self._recent) == WINDOW and share >= NEARLY_ALL and recent - first < RISE * abs(first):
+        if share >= NEARLY_ALL and recent - first <= RISE * abs(first):
             self._find(
                 "nearly all groups had no signal, and reward/mean did not rise,",
                 f"in the last {WINDOW} steps {share:.0%} of the groups had no signal ({WITHOUT_SIGNAL}), and the mean "

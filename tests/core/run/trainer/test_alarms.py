@@ -203,6 +203,7 @@ def steps(alarms, rewards, without):
     ("rewards", "without", "told"),
     [
         ([0.2] * 60, [8] * 20 + [8, 7] * 20, 1),  # two digits for SmolLM2: 0.2 for any number, and none is right
+        ([0.0] * 60, [8] * 60, 1),
         ([0.2] * 60, [8, 5] * 30, 0),  # groups still differ
         ([0.2] * 20 + [0.9] * 40, [8] * 60, 0),  # it has learnt
         ([0.2] * 39, [8] * 39, 0),
@@ -221,3 +222,13 @@ def test_a_reward_that_does_not_rise_where_groups_are_equal_is_told(rewards, wit
         assert warned[0].startswith("step 40: in the last 20 steps ")
         assert f"{rewards[0]:.3g} in the first 20 steps, {rewards[-1]:.3g} now" in warned[0]
         assert len(progress.warnings) == 2, "the end says in how many steps"
+
+
+def test_groups_that_dynamic_sampling_leaves_out_are_not_counted(tmp_path):
+    """Of 32 groups that are drawn 24 have no signal, and the step trains on the other 8."""
+    progress = RecordedProgress()
+    run = SimpleNamespace(path=tmp_path, log=lambda _: None)
+    sections = {"data": {"source": "jsonl", "prompts_per_step": 8}, "algorithm": {"dynamic_sampling": True}}
+    with Alarms(default_run(sections), run, progress) as alarms:
+        steps(alarms, [0.2] * 60, [24] * 60)
+    assert progress.warnings == []
