@@ -19,12 +19,13 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from anytron.base.errors import AnytronError
+from anytron.base.errors import AnytronError, DataError
 from anytron.cli.chat import _batches, run_chat
 from anytron.cli.chat_model import find_beginning, find_model
 from anytron.config.load import load_config
 from anytron.record.checkpoint.directory import Best, CheckpointDirectory
 from anytron.record.checkpoint.manifest import DriverState, FileRecord, SourceState
+from anytron.run.rollout.answers import messages_of
 from anytron.workers.executor.local import LocalExecutor
 from tests.core.cli.conftest import COMMAND, EXAMPLE, ROOT, anytron
 from tests.core.cli.test_terminal import obeyed
@@ -104,6 +105,47 @@ def test_a_directory_answers_each_line_by_itself(run):
     assert first == {"prompt": "hello", "answer": answered(run / "hf", "user:hello\na:", 32)}
     assert second == {"prompt": "my cat ", "answer": answered(run / "hf", "user:my cat \na:", 32)}
     assert first["answer"] != second["answer"]
+
+
+def test_a_line_may_be_a_conversation(run):
+    """Its own system message replaces that of the run."""
+    turns = [("user", "one"), ("assistant", "two"), ("user", "hello")]
+    said = [{"role": role, "content": text} for role, text in turns]
+    lines = [json.dumps(said), json.dumps([{"role": "system", "content": "be odd"}, *said])]
+
+    done = ask(run, "--json", prompts="\n".join(lines))
+
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line)["answer"] for line in done.stdout.splitlines()]
+    told = "user:one\nassistant:two\nuser:hello\na:hey"
+    (stop,) = load_config(run / "config.yaml").rollout.stop
+    expected = [answered(run / "hf", f"system:be {way}\n{told}", 5) for way in ("kind", "odd")]
+    assert found == [text[: text.find(stop) + 1] if stop in text else text for text in expected]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('[{"role": "user"', "read as a JSON list of messages: Expecting"),
+        ('[{"role": "user", "content": "x"}, 3]', "not a list of objects"),
+        ("[{" * 100_000, "read as a JSON list of messages: "),
+    ],
+    ids=["cut short", "a number", "deep"],
+)
+def test_a_conversation_that_cannot_be_read_is_named(line, why):
+    assert messages_of("[0, 1]", 1) is None
+
+    with pytest.raises(DataError, match=why) as raised:
+        messages_of(line, 7)
+
+    assert raised.value.where == "prompt 7"
+
+
+def test_a_conversation_needs_a_template(run):
+    done = ask(run / "hf", "--plain", prompts='hello\n[{"role": "user", "content": "x"}]\n')
+
+    assert done.returncode == 1
+    assert "A conversation needs a chat template.\n  where: prompt 2\n" in done.stderr
 
 
 def test_a_run_answers_as_it_was_trained_and_as_it_began(run):

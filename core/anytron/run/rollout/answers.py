@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from anytron.task.data.model_files import CONFIG_FILE
 from anytron.task.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
 from anytron.task.data.prompts import Prompt, tokenize
 from anytron.task.data.reading import PromptReader
+from anytron.task.data.records import conversation, user_message
 from anytron.task.data.thoughts import decode_responses
 from anytron.workers.engines.rollout_engine import PromptInputs, RolloutEngine, SamplingParams
 from anytron.workers.executor.protocol import submit
@@ -94,7 +96,8 @@ class Answers:
     Args:
         config: Configuration with ``model.path`` and section ``rollout``.
         executor: Starts the rollout process.
-        system: Text of the system message before each prompt; None = what the chat template writes without one.
+        system: Text of the system message before each prompt, unless a conversation begins with one; None = what the
+            chat template writes without one.
         plain: Whether prompts are given to the model as they are, without its chat template.
         seed: Seed of the sampling.
 
@@ -145,16 +148,18 @@ class Answers:
         """Answer each prompt by itself.
 
         Args:
-            prompts: Prompts by their numbers, which name them in errors and from which their seeds follow.
+            prompts: Prompts by their numbers, which name them in errors and from which their seeds follow. A prompt
+                that begins with ``[{`` is a conversation: a JSON list of messages, each with role and content.
 
         Returns:
             The answers, in the order of the prompts.
 
         Raises:
-            DataError: A prompt is empty, is too long for the model, or is refused by the chat template.
+            DataError: A prompt is empty, is too long for the model, is refused by the chat template, or is a
+                conversation that cannot be read or has no template.
             EngineError: The model computes numbers that are not finite.
         """
-        read = self._reader.read([self._prompt(str(number), text) for number, text in prompts.items()])
+        read = self._reader.read([self._prompt(number, text) for number, text in prompts.items()])
         questions = []
         for number, one in zip(prompts, read, strict=True):
             self._check_length(number, len(one.tokens))
@@ -169,11 +174,19 @@ class Answers:
         """End the process that tokenises prompts; the executor ends the rollout process."""
         self._reader.close()
 
-    def _prompt(self, number: str, text: str) -> Prompt:
-        if not self._templated:
-            return Prompt(number, text=text)
-        before = [] if self._system is None else [{"role": "system", "content": self._system}]
-        return Prompt(number, messages=[*before, {"role": "user", "content": text}])
+    def _prompt(self, number: int, text: str) -> Prompt:
+        messages = messages_of(text, number)
+        if self._templated:
+            where = f"prompt {number}"
+            return Prompt(str(number), messages=conversation(messages or [user_message(text, 0)], self._system, where))
+        if messages is not None:
+            raise DataError(
+                "A conversation needs a chat template.",
+                where=f"prompt {number}",
+                why="the tokenizer has none, or --plain leaves it out",
+                fix="write the whole prompt as text; a line that begins with [{ is read as a conversation",
+            )
+        return Prompt(str(number), text=text)
 
     def _check_length(self, number: int, tokens: int) -> None:
         answer, context = self._sampling.max_new_tokens, self._context
@@ -195,6 +208,31 @@ class Answers:
                 why=f"the log-prob of a token of its answer is {wrong}: weights are probably NaN or infinite",
                 fix="give an earlier checkpoint of the run, or another model directory",
             )
+
+
+def messages_of(text: str, number: int) -> list[dict[str, Any]] | None:
+    """Read the messages of a prompt that begins with ``[{``; None for any other prompt, which is text.
+
+    Raises:
+        DataError: The text is not a JSON list of objects.
+    """
+    if not text.lstrip().startswith("[{"):
+        return None
+    try:
+        messages = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        why = f"it begins with [{{, so it is read as a JSON list of messages: {error}"
+        messages = None
+    else:
+        why = "it is not a list of objects"
+    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
+        return messages
+    raise DataError(
+        "A conversation cannot be read.",
+        where=f"prompt {number}",
+        why=why,
+        fix='write it in one line: [{"role": "user", "content": "PROMPT"}]',
+    )
 
 
 def _give(origin: DirectoryWeights, replicas: Sequence[WorkerGroup]) -> WeightAnswers:

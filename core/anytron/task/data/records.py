@@ -46,7 +46,7 @@ def prompt_of(row: Row, options: ReadingOptions, prefix: str = "") -> Prompt:
             return Prompt(name, text=value, **made)
         value = [user_message(value, len(pictures))]
     if isinstance(value, list) and value and all(isinstance(message, dict) for message in value):
-        return Prompt(name, messages=_conversation(value, options.system, row.where), **made)
+        return Prompt(name, messages=conversation(value, options.system, row.where), **made)
     if isinstance(value, list) and all(type(token) is int for token in value):
         return Prompt(name, tokens=tuple(value), **made)
     raise DataError(
@@ -131,7 +131,17 @@ def _no_column(row: Row, name: str, column: str) -> DataError:
     )
 
 
-def _conversation(messages: list[dict[str, Any]], system: str | None, where: str) -> tuple[dict[str, Any], ...]:
+def conversation(messages: list[dict[str, Any]], system: str | None, where: str) -> tuple[dict[str, Any], ...]:
+    """Check the messages of a prompt, and begin them with a system message unless they begin with one.
+
+    Args:
+        messages: Objects with role and content; at least one.
+        system: Text of the system message; None = none is added.
+        where: Place of the prompt, for errors.
+
+    Raises:
+        DataError: A message has no usable role or content.
+    """
     for number, message in enumerate(messages, start=1):
         role, content = message.get("role"), message.get("content")
         content = "" if content is None and message.get("tool_calls") else content
