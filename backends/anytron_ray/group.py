@@ -50,7 +50,7 @@ class RayRank:
         self._question: Any = None
 
     def send(self, message: Message) -> None:
-        """Send a message; if the process does not read it, the wait for its answer reports that."""
+        """Send a message, or Ray's reference to one. If it is not read, the wait for its answer reports that."""
         self.answer = self._agent.exchange.remote(message)
 
     def receive(self) -> Message | None:
@@ -145,6 +145,10 @@ class RayWorkerGroup(RankGroup[RayRank]):
         awaited = {rank.answer: rank for rank in ranks}
         ready, _ = ray.wait(list(awaited), timeout=timeout_s)
         return [awaited[answer] for answer in ready]
+
+    def _carried(self, message: Message, receivers: int) -> Any:
+        """Put a message for several ranks into Ray's store once; each rank gets the reference to it."""
+        return message if receivers == 1 else ray.put(message)
 
     def _new_store(self) -> str:
         return self._ranks[0].new_store(shared=self._agents.machines > 1)

@@ -18,6 +18,7 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
+from transformers.initialization import no_init_weights
 
 from anytron.task.data.pretrained import model_class, take_latent_epsilon
 from anytron.workers.engines.rollout_engine import Response, SamplingParams, StopReason
@@ -35,7 +36,7 @@ _ARGUMENTS = frozenset({"input_ids", "attention_mask", "position_ids", "past_key
 
 
 def build_model(config: Any, dtype: torch.dtype, **arguments: Any) -> Any:
-    """Build a model from its config, with uninitialized weights.
+    """Build a model from its config, with uninitialized weights: to draw random ones takes seconds per billion.
 
     Args:
         config: A ``transformers.PretrainedConfig``.
@@ -45,7 +46,9 @@ def build_model(config: Any, dtype: torch.dtype, **arguments: Any) -> Any:
     Returns:
         A ``transformers.PreTrainedModel`` on the host.
     """
-    model = model_class(config).from_config(config, dtype=dtype, **arguments)
+    with no_init_weights():
+        model = model_class(config).from_config(config, dtype=dtype, **arguments)
+    model.tie_weights()
     take_latent_epsilon(model)
     # The model's own sampling defaults (temperature, repetition penalty) must not take effect.
     model.generation_config = GenerationConfig()

@@ -19,6 +19,7 @@ from tests.house import ROOT
 SMALL = {
     "confined_reading.py": ["--words", "100", "--prompts", "20", "--turns", "1"],
     "code_reward.py": ["--turns", "1", "--programs", "1"],
+    "driver.py": ["--ranks", "2", "32", "--tokens", "0.01", "0.02"],
     "planning.py": ["--counts", "4", "200", "--repeats", "1"],
     "sequences.py": ["--counts", "4", "8", "--repeats", "1"],
     "weight_sync.py": ["--layers", "1", "--hidden", "64", "--turns", "1"],

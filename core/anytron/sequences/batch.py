@@ -8,16 +8,25 @@ a sequence is 0. Log-probs of prompts are not computed, because prompts are not 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from anytron.sequences import encoding
 
 if TYPE_CHECKING:
     from anytron.task.data.images import ImagePatches
 
 
 _PER_SEQUENCE = ("lengths", "groups")
+_OF_LOSSES = (
+    "groups", "rollout_log_probs", "old_log_probs", "reference_log_probs", "teacher_log_probs", "token_rewards",
+    "advantages", "values", "returns", "loss_weights", "token_shares",
+)  # fmt: skip
+"""Fields that a forward pass does not read."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +103,16 @@ class RaggedBatch:
         Args:
             sequences: int64 ``[K]`` indices.
         """
-        index = token_index(self.lengths, sequences)
-        per_token: dict[str, Any] = {name: values[index] for name, values in self._per_token().items()}
+        index = _token_index(self._starts, self.lengths, sequences)
+        per_token: dict[str, Any] = {name: values.index_select(0, index) for name, values in self._per_token().items()}
         images = None if self.images is None else tuple(self.images[index] for index in sequences.tolist())
         groups = None if self.groups is None else self.groups[sequences]
         return replace(self, lengths=self.lengths[sequences], groups=groups, images=images, **per_token)
+
+    def for_scoring(self) -> RaggedBatch:
+        """Return the fields that a model reads to compute scores, without those that only losses read."""
+        nothing: dict[str, Any] = dict.fromkeys(_OF_LOSSES)
+        return replace(self, **nothing)
 
     def scored(self, outputs: TokenOutputs) -> RaggedBatch:
         """Add the policy's log-probs from before this step's updates, and its routing if it was recorded."""
@@ -110,11 +124,26 @@ class RaggedBatch:
         per_token: dict[str, Any] = {name: values.to(device) for name, values in self._per_token().items()}
         return replace(self, **per_token)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the batch in its compact form."""
+        return _decoded, (encoding.encode(self._fields()),)
+
+    @cached_property
+    def _starts(self) -> Tensor:
+        return self.lengths.cumsum(0) - self.lengths
+
+    def _fields(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
     def _per_token(self) -> dict[str, Tensor]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = self._fields()
         return {
             name: value for name, value in values.items() if isinstance(value, Tensor) and name not in _PER_SEQUENCE
         }
+
+
+def _decoded(encoded: dict[str, Any]) -> RaggedBatch:
+    return RaggedBatch(**encoding.decode(encoded))
 
 
 def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:
@@ -127,10 +156,16 @@ def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:
     Returns:
         int64, one index for each token of these sequences.
     """
-    starts = torch.cumsum(lengths, 0) - lengths
+    return _token_index(lengths.cumsum(0) - lengths, lengths, sequences)
+
+
+def _token_index(starts: Tensor, lengths: Tensor, sequences: Tensor) -> Tensor:
+    """Compute :func:`token_index` from the sequences' first tokens. numpy is six times as fast here as torch."""
     chosen = lengths[sequences]
-    begin = torch.cumsum(chosen, 0) - chosen
-    return torch.arange(int(chosen.sum())) + torch.repeat_interleave(starts[sequences] - begin, chosen)
+    first = starts[sequences] - (chosen.cumsum(0) - chosen)
+    index = np.repeat(first.numpy(), chosen.numpy())
+    index += np.arange(len(index))
+    return torch.from_numpy(index)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def free(ray, resource, count):
     return ray.available_resources().get(resource, 0) == count
 
 
-def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, tmp_path):
+def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, tmp_path, monkeypatch):
     executor = make_executor(2, engine_options={"closed": str(tmp_path / "closed")})
     group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 2, 1))
     first, second = group.call("describe")
@@ -66,7 +66,12 @@ def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, 
     assert (fast.result(), slow.result()) == ([0, 1], [0])
     ((_, (arrived,), _),) = rollout.call("echo", b"x" * 1_000_000)
     assert len(arrived) == 1_000_000
-    assert group.scatter("echo", [("a",), ("b",)]) == [(0, ("a",), {}), (1, ("b",), {})]
+    assert group.scatter("echo", [((1,), ("b",)), ((0,), ("a",))]) == [(0, ("a",), {}), (1, ("b",), {})]
+    stored = []
+    monkeypatch.setattr(ray, "put", lambda message, put=ray.put: stored.append(len(message)) or put(message))
+    (_, (first,), _), (_, (second,), _) = group.scatter("echo", [((0, 1), (b"y" * 1_000_000,))])
+    assert first == second == b"y" * 1_000_000
+    assert [size // 1_000_000 for size in stored] == [1], "one message for both ranks"
 
     group.rebuild(executor._config)
     assert group.call("describe")[0]["pid"] == first["pid"]

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from anytron.base.errors import EngineError
 from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
 from anytron_conformance.tiny_models import write_tiny_model
+from anytron_rollout.generation import build_model
 from tests.backends.rollout.conftest import generate
 
 PROMPTS = [
@@ -176,6 +178,33 @@ def test_the_seed_decides(engine):
     first = generate(engine, PROMPTS, sampling(), seed=7, samples=4)
     assert generate(engine, PROMPTS, sampling(), seed=7, samples=4) == first
     assert generate(engine, PROMPTS, sampling(), seed=8, samples=4) != first
+
+
+SMALL = {
+    "vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
+}  # fmt: skip
+SOME = {
+    "llama": {}, "gemma3_text": {}, "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 8},
+    "qwen3_next": {"num_experts": 4, "moe_intermediate_size": 8, "layer_types": ["linear_attention", "full_attention"]},
+    "deepseek_v3": {"first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", SOME)
+def test_a_model_is_built_without_random_weights_and_all_else_as_usual(family, tied, monkeypatch):
+    config = AutoConfig.for_model(family, **SMALL | SOME[family], tie_word_embeddings=tied)
+    usual = AutoModelForCausalLM.from_config(config)
+    monkeypatch.setattr(torch.Tensor, "normal_", lambda *_, **__: pytest.fail("a weight is drawn"))
+
+    built = build_model(config, torch.float32)
+
+    assert dict(built.named_buffers()).keys() == dict(usual.named_buffers()).keys()
+    for name, buffer in usual.named_buffers():
+        assert torch.equal(dict(built.named_buffers())[name], buffer), name
+    head, embedding = built.get_output_embeddings(), built.get_input_embeddings()
+    assert (head.weight is embedding.weight) == tied
 
 
 def test_nothing_generates_without_weights(new_engine):

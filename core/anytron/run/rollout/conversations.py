@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from anytron.task.environments import Observation
     from anytron.task.environments.pool import EnvironmentPool
     from anytron.workers.engines.rollout_engine import Response, SamplingParams
-    from anytron.workers.executor.protocol import Host, Pending, WorkerGroup
+    from anytron.workers.executor.protocol import Host, Pending, Share, WorkerGroup
 
 POLL_S = 1.0
 """How long to wait where only one side is at work."""
@@ -260,17 +260,17 @@ class AttendedGroup:
         """Call a method on all ranks without waiting."""
         return self._group.submit(method, *args, **kwargs)
 
-    def submit_each(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> Pending:
-        """Call a method on all ranks, each with its own arguments, without waiting."""
-        return self._group.submit_each(method, per_rank_args)
+    def submit_each(self, method: str, shares: Iterable[Share[tuple[Any, ...]]]) -> Pending:
+        """Call a method on all ranks with different arguments, without waiting."""
+        return self._group.submit_each(method, shares)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method on all ranks, and go on generating responses until it is done."""
         return self._wait(self.submit(method, *args, **kwargs))
 
-    def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method on all ranks, each with its own arguments, and go on generating responses until it is done."""
-        return self._wait(self.submit_each(method, per_rank_args))
+    def scatter(self, method: str, shares: Iterable[Share[tuple[Any, ...]]]) -> list[Any]:
+        """Call a method on all ranks with different arguments, and go on generating responses until it is done."""
+        return self._wait(self.submit_each(method, shares))
 
     def rebuild(self, config: RunConfig) -> None:
         """Build engines for another configuration in the same processes."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -267,6 +268,7 @@ def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | Non
         groups: int64 ``[B]``, the number of each sample's prompt (:attr:`RaggedBatch.groups`); None = each has its own.
     """
     lengths = torch.tensor([len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples])
+    size = int(lengths.sum())
     tokens = chain.from_iterable(chain(sample.prompt_tokens, sample.response_tokens) for sample in samples)
     mask = chain.from_iterable(chain(repeat(False, len(sample.prompt_tokens)), _own(sample)) for sample in samples)
     log_probs = chain.from_iterable(
@@ -275,11 +277,11 @@ def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | Non
     images = tuple(sample.patches for sample in samples)
     return RaggedBatch(
         lengths=lengths,
-        tokens=torch.tensor(list(tokens), dtype=torch.int64),
-        response_mask=torch.tensor(list(mask), dtype=torch.bool),
+        tokens=torch.from_numpy(np.fromiter(tokens, np.int64, size)),
+        response_mask=torch.from_numpy(np.fromiter(mask, np.bool_, size)),
         temperature=temperature,
         groups=groups,
-        rollout_log_probs=torch.tensor(list(log_probs), dtype=torch.float32),
+        rollout_log_probs=torch.from_numpy(np.fromiter(log_probs, np.float32, size)),
         routing=_joined_routing(samples),
         images=images if any(patches is not None for patches in images) else None,
     )

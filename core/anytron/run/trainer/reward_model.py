@@ -10,7 +10,7 @@ import torch
 
 from anytron.base.components import TRAINING_ENGINES
 from anytron.run.trainer.experience import assemble
-from anytron.run.trainer.updates import UpdatePlan
+from anytron.run.trainer.updates import UpdatePlan, shared
 from anytron.workers.engines.training_engine import RewardModelEngine
 from anytron.workers.executor.protocol import GroupSpec, call, submit_each
 
@@ -74,10 +74,9 @@ class RewardModelRanks:
 
     def _begin(self, batch: RaggedBatch) -> Callable[[], Tensor]:
         dp_size = self.topology[0].dp_size
-        per_rank = self.plan.micro_batches(batch, dp_size)
-        shares = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
-        arguments = [(shares[place.dp_rank],) for place in self.topology]
-        pending = submit_each(self.group, RewardModelEngine.score, arguments)
+        per_rank = self.plan.micro_batches(batch.for_scoring(), dp_size)
+        shares = ((ranks, (batches,)) for ranks, batches in shared(per_rank, self.topology))
+        pending = submit_each(self.group, RewardModelEngine.score, shares)
         return partial(self._collect, pending, per_rank, batch.num_sequences)
 
     def _collect(

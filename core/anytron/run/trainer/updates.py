@@ -23,19 +23,33 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
     from anytron.sequences.batch import RaggedBatch
     from anytron.workers.engines.training_engine import Topology
+    from anytron.workers.executor.protocol import Share
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some sequences of a batch, ready for an engine.
+    """Some sequences of a batch, which are copied from it when they are sent.
 
     Attributes:
         sequences: Indices of the sequences in the whole batch.
-        batch: The data of these sequences.
+        whole: The whole batch.
+        is_filler: Whether it is a copy of a sequence that another micro-batch has (:attr:`RaggedBatch.is_filler`).
     """
 
     sequences: tuple[int, ...]
-    batch: RaggedBatch
+    whole: RaggedBatch
+    is_filler: bool = False
+
+    @property
+    def batch(self) -> RaggedBatch:
+        """The data of the sequences, copied at each access; a filler has weights of 0."""
+        if len(self.sequences) == self.whole.num_sequences and not self.is_filler:
+            return self.whole
+        batch = self.whole.select(torch.tensor(self.sequences))
+        if not self.is_filler:
+            return batch
+        nothing = torch.zeros(batch.num_tokens)
+        return replace(batch, loss_weights=nothing, token_shares=nothing, is_filler=True)
 
 
 @dataclass(frozen=True)
@@ -117,18 +131,24 @@ class UpdatePlan:
         """
         lengths = batch.lengths.tolist()
         per_rank = micro_batches(lengths, self.max_tokens, dp_size, padded=self.padded, multiple=self.multiple)
-        return [[_take(batch, part) for part in parts] for parts in per_rank]
+        filler = MicroBatch((lengths.index(min(lengths)),), batch, is_filler=True)
+        return [[MicroBatch(tuple(part), batch) if part else filler for part in parts] for parts in per_rank]
 
 
-def _take(batch: RaggedBatch, sequences: list[int]) -> MicroBatch:
-    if len(sequences) == batch.num_sequences:
-        return MicroBatch(tuple(sequences), batch)
-    if sequences:
-        return MicroBatch(tuple(sequences), batch.select(torch.tensor(sequences)))
-    shortest = int(batch.lengths.argmin())
-    filler = batch.select(torch.tensor([shortest]))
-    nothing = torch.zeros(filler.num_tokens)
-    return MicroBatch((shortest,), replace(filler, loss_weights=nothing, token_shares=nothing, is_filler=True))
+def shared(
+    per_rank: Sequence[Sequence[MicroBatch]], topology: Sequence[Topology]
+) -> Iterator[Share[list[RaggedBatch]]]:
+    """Yield the ranks of each replica with its micro-batches, which are copied from the whole batch only then.
+
+    Args:
+        per_rank: ``[dp_size][micro-batches]``.
+        topology: Position of each rank, in rank order.
+    """
+    ranks: list[list[int]] = [[] for _ in per_rank]
+    for rank, place in enumerate(topology):
+        ranks[place.dp_rank].append(rank)
+    for members, micro_batches in zip(ranks, per_rank, strict=True):
+        yield members, [micro_batch.batch for micro_batch in micro_batches]
 
 
 Partition = list[list[int]]

@@ -16,6 +16,7 @@ from anytron.run.preflight.capabilities import generates_in_training
 from anytron.run.rollout.conversations import AttendedGroup
 from anytron.run.rollout.pool import RolloutPool
 from anytron.run.trainer.reward_model import RewardModelRanks, reward_model_group
+from anytron.run.trainer.updates import shared
 from anytron.sequences.batch import RaggedBatch, TokenOutputs, token_index
 from anytron.workers.engines.training_engine import (
     AdapterEngine,
@@ -98,7 +99,7 @@ class TrainingWorkers:
 
     def with_values(self, batch: RaggedBatch, updates: UpdatePlan) -> RaggedBatch:
         """Add the critic's value of each state."""
-        per_rank = updates.micro_batches(batch, self.dp_size)
+        per_rank = updates.micro_batches(batch.for_scoring(), self.dp_size)
         results = self._scatter(CriticEngine.values, per_rank)
         return replace(batch, values=_joined(batch, per_rank, results))
 
@@ -110,7 +111,7 @@ class TrainingWorkers:
 
     def token_outputs(self, batch: RaggedBatch, updates: UpdatePlan, role: ScoringRole) -> TokenOutputs:
         """Compute log-probs, entropies and, if the engine records it, the routing, without gradients."""
-        per_rank = updates.micro_batches(batch, self.dp_size)
+        per_rank = updates.micro_batches(batch.for_scoring(), self.dp_size)
         results = self._scatter(TrainingEngine.score, per_rank, role)
 
         def joined(name: str) -> Tensor | None:
@@ -158,9 +159,9 @@ class TrainingWorkers:
 
         The gradients are of the given loss plus the engine's own losses that ``additions`` selects.
         """
-        per_rank = updates.micro_batches(mini_batch, self.dp_size)
-        shares = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
-        arguments = [(shares[place.dp_rank], loss, WeightFile(path), model, additions) for place in self.topology]
+        shares = shared(updates.micro_batches(mini_batch, self.dp_size), self.topology)
+        file = WeightFile(path)
+        arguments = ((ranks, (batches, loss, file, model, additions)) for ranks, batches in shares)
         return _first(scatter(self.group, DifferentiableEngine.export_gradients, arguments))
 
     def offload(self) -> dict[str, float]:
@@ -177,7 +178,7 @@ class TrainingWorkers:
 
     def begin_traces(self, ranks: Sequence[int], *, stacks: bool, memory: bool) -> None:
         """Begin to record traces on some ranks: ``stacks`` adds Python lines, ``memory`` allocations."""
-        arguments = [(rank in ranks, stacks, memory) for rank in range(self.group.size)]
+        arguments = [((rank,), (rank in ranks, stacks, memory)) for rank in range(self.group.size)]
         scatter(self.group, RankObserver.begin_trace, arguments)
 
     def end_traces(self, paths: Mapping[int, str], largest: int) -> list[str | None]:
@@ -185,7 +186,7 @@ class TrainingWorkers:
 
         The reason is None if the rank has a file, or was not recorded.
         """
-        arguments = [(paths.get(rank, ""), largest) for rank in range(self.group.size)]
+        arguments = [((rank,), (paths.get(rank, ""), largest)) for rank in range(self.group.size)]
         return scatter(self.group, RankObserver.end_trace, arguments)
 
     def weights_version(self) -> int:
@@ -240,8 +241,8 @@ class TrainingWorkers:
         *arguments: Unpack[Arguments],
     ) -> list[Answer]:
         """Send each replica its micro-batches; return the results of the reporting ranks, replica by replica."""
-        batches = [[micro_batch.batch for micro_batch in micro_batches] for micro_batches in per_rank]
-        results = scatter(self.group, method, [(batches[place.dp_rank], *arguments) for place in self.topology])
+        shares = ((ranks, (batches, *arguments)) for ranks, batches in shared(per_rank, self.topology))
+        results = scatter(self.group, method, shares)
         reported = {
             place.dp_rank: result
             for place, result in zip(self.topology, results, strict=True)
@@ -261,8 +262,8 @@ def _joined(batch: RaggedBatch, per_rank: list[list[MicroBatch]], results: list[
     """Bring per-token results, ``[dp_size][micro-batches]`` of ``[T', ...]``, to the batch's tokens: ``[T, ...]``."""
     whole = torch.zeros(batch.num_tokens, *results[0][0].shape[1:], dtype=results[0][0].dtype)
     for micro_batches, found in zip(per_rank, results, strict=True):
-        for micro_batch, values in zip(micro_batches, found, strict=True):
-            whole[token_index(batch.lengths, torch.tensor(micro_batch.sequences))] = values
+        sequences = torch.tensor([sequence for micro_batch in micro_batches for sequence in micro_batch.sequences])
+        whole.index_copy_(0, token_index(batch.lengths, sequences), torch.cat(found))
     return whole
 
 

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from anytron.base.errors import ProcessLost, WorkerError
 from anytron.base.files import exhausted
-from anytron.workers.executor.channel import Call, Failure, Rebuild, Stop, decode, encode
+from anytron.workers.executor.channel import Call, Failure, Message, Rebuild, Stop, decode, encode
 from anytron.workers.executor.pending import AnyRank, Awaited, PendingCall
 from anytron.workers.executor.stall import StallWatch, names
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from anytron.config.running import ExecutorSection
     from anytron.config.schema import RunConfig
-    from anytron.workers.executor.channel import Message
-    from anytron.workers.executor.protocol import Host
+    from anytron.workers.executor.protocol import Host, Share
     from anytron.workers.executor.stall import Held
 
     _Steps = Generator[Awaited[AnyRank], Sequence[AnyRank], list[Any]]
@@ -70,29 +69,26 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
 
     def submit(self, method: str, *args: Any, **kwargs: Any) -> PendingCall[AnyRank]:
         """Call a method on all ranks without waiting for the answers."""
-        return self._submit(method, [encode(Call(method, args, kwargs))] * self.size)
+        return self._submit(method, encode(Call(method, args, kwargs)))
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method on all ranks with the same arguments."""
         return self.submit(method, *args, **kwargs).result()
 
-    def submit_each(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> PendingCall[AnyRank]:
-        """Call a method on all ranks, each with its own arguments, without waiting."""
-        if len(per_rank_args) != self.size:
-            raise ValueError(f"{method}: {len(per_rank_args)} sets of arguments for {self.size} ranks")
-        return self._submit(method, [encode(Call(method, args, {})) for args in per_rank_args])
+    def submit_each(self, method: str, shares: Iterable[Share[tuple[Any, ...]]]) -> PendingCall[AnyRank]:
+        """Call a method on all ranks with different arguments, without waiting. One share is encoded at a time."""
+        return self._submit(method, ((ranks, encode(Call(method, args, {}))) for ranks, args in shares))
 
-    def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method on all ranks, each with its own arguments."""
-        return self.submit_each(method, per_rank_args).result()
+    def scatter(self, method: str, shares: Iterable[Share[tuple[Any, ...]]]) -> list[Any]:
+        """Call a method on all ranks with different arguments."""
+        return self.submit_each(method, shares).result()
 
     def rebuild(self, config: RunConfig) -> None:
         """Build engines for another configuration in the same processes.
 
         The ranks meet in a new store, because the previous engines may not have released the old one.
         """
-        message = encode(Rebuild(config.model_dump(mode="json"), self._new_store()))
-        self._submit("rebuild", [message] * self.size).result()
+        self._submit("rebuild", encode(Rebuild(config.model_dump(mode="json"), self._new_store()))).result()
 
     def close(self) -> None:
         """Let every engine close, then end the processes. An engine whose process has ended already is skipped.
@@ -106,7 +102,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
             return
         try:
             if self._ready and not self._busy:
-                steps = self._request("close", [encode(Stop())] * self.size, CLOSE_S, "")
+                steps = self._request("close", self._to_all(encode(Stop())), CLOSE_S, "")
                 PendingCall("close", steps, self).result()
                 deadline = time.monotonic() + CLOSE_S
                 for rank in self._ranks:
@@ -150,30 +146,44 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     def _busy(self) -> bool:
         return self._last is not None and not self._last.done
 
-    def _submit(self, method: str, messages: list[Message]) -> PendingCall[AnyRank]:
+    def _to_all(self, message: Message) -> list[Share[Message]]:
+        return [(range(self.size), message)]
+
+    def _carried(self, message: Message, receivers: int) -> Any:
+        """Return the form in which a message is sent to a number of ranks."""
+        del receivers
+        return message
+
+    def _submit(self, method: str, message: Message | Iterable[Share[Message]]) -> PendingCall[AnyRank]:
         if self._ended:
             raise self.no_call(method)
         if self._busy:
             raise RuntimeError(
                 f"{method}() was called on engine {self._engine!r} while an earlier call was still running"
             )
-        self._last = PendingCall(method, self._exchange(method, messages), self)
+        shares = self._to_all(message) if isinstance(message, Message) else message
+        self._last = PendingCall(method, self._exchange(method, shares), self)
         return self._last
 
-    def _exchange(self, method: str, messages: list[Message]) -> _Steps[AnyRank]:
+    def _exchange(self, method: str, shares: Iterable[Share[Message]]) -> _Steps[AnyRank]:
         if not self._ready:
             left = max(0.0, self._start_deadline - time.monotonic())
             yield from self._collect("start", left, self._settings.start_timeout_s, "executor.start_timeout_s")
             self._ready = True
-        return (yield from self._request(method, messages, self._settings.call_timeout_s, "executor.call_timeout_s"))
+        return (yield from self._request(method, shares, self._settings.call_timeout_s, "executor.call_timeout_s"))
 
-    def _request(self, method: str, messages: list[Message], timeout_s: float, key: str) -> _Steps[AnyRank]:
-        rank = self._ranks[0]
+    def _request(self, method: str, shares: Iterable[Share[Message]], timeout_s: float, key: str) -> _Steps[AnyRank]:
+        rank, sent = 0, list[int]()
         try:
-            for rank, message in zip(self._ranks, messages, strict=True):
-                rank.send(message)
+            for ranks, message in shares:
+                carried = self._carried(message, len(ranks))
+                for rank in ranks:
+                    self._ranks[rank].send(carried)
+                sent += ranks
         except BlockingIOError:
-            raise self._failed({self._ranks.index(rank): None}, method) from None
+            raise self._failed({rank: None}, method) from None
+        if sorted(sent) != list(range(self.size)):
+            raise ValueError(f"{method}: arguments for ranks {sorted(sent)} of {self.size}: not each once")
         return (yield from self._collect(method, timeout_s, timeout_s, key))
 
     def _collect(self, method: str, left_s: float, timeout_s: float, key: str) -> _Steps[AnyRank]:

@@ -21,13 +21,14 @@ method's type::
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from typing_extensions import ParamSpec, Self, TypeVar, TypeVarTuple, Unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from typing import Concatenate
 
     from anytron.base.results import Result
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 
 Answer = TypeVar("Answer", covariant=True, default=Any)  # noqa: PLC0105 - a word, as in the signatures that use it
+Given = TypeVar("Given")
+Share = tuple[Sequence[int], Given]
+"""Some ranks of a group, and the arguments that they get."""
 
 
 @dataclass(frozen=True)
@@ -133,15 +137,18 @@ class WorkerGroup(Protocol):
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of the engine on all ranks and wait: :meth:`submit`, then :meth:`Pending.result`."""
 
-    def submit_each(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> Pending:
-        """Call a method of the engine on all ranks as :meth:`submit` does, each with separate positional arguments.
+    def submit_each(self, method: str, shares: Iterable[Share[tuple[Any, ...]]]) -> Pending:
+        """Call a method of the engine on all ranks as :meth:`submit` does, with different positional arguments.
+
+        The arguments of a share are serialised once, however many ranks get them, and sent before the next share is
+        taken from the iterable.
 
         Args:
             method: Name of the method.
-            per_rank_args: One tuple per rank, in rank order.
+            shares: Ranks, and the arguments that they get; every rank once.
         """
 
-    def scatter(self, method: str, per_rank_args: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def scatter(self, method: str, shares: Iterable[Share[tuple[Any, ...]]]) -> list[Any]:
         """Call a method of the engine on all ranks and wait: :meth:`submit_each`, then :meth:`Pending.result`."""
 
     def end(self) -> None:
@@ -255,14 +262,14 @@ def call(
 
 
 def submit_each(
-    group: WorkerGroup, method: Callable[[Any, Unpack[Each]], Returned], arguments: Sequence[tuple[Unpack[Each]]]
+    group: WorkerGroup, method: Callable[[Any, Unpack[Each]], Returned], shares: Iterable[Share[tuple[Unpack[Each]]]]
 ) -> Pending[Returned]:
-    """Call a method on all ranks, each with its own arguments; see :meth:`WorkerGroup.submit_each`."""
-    return group.submit_each(method.__name__, arguments)
+    """Call a method on all ranks with different arguments; see :meth:`WorkerGroup.submit_each`."""
+    return group.submit_each(method.__name__, shares)
 
 
 def scatter(
-    group: WorkerGroup, method: Callable[[Any, Unpack[Each]], Returned], arguments: Sequence[tuple[Unpack[Each]]]
+    group: WorkerGroup, method: Callable[[Any, Unpack[Each]], Returned], shares: Iterable[Share[tuple[Unpack[Each]]]]
 ) -> list[Returned]:
-    """Call a method on all ranks, each with its own arguments, and wait; see :meth:`WorkerGroup.scatter`."""
-    return group.scatter(method.__name__, arguments)
+    """Call a method on all ranks with different arguments, and wait; see :meth:`WorkerGroup.scatter`."""
+    return group.scatter(method.__name__, shares)

@@ -213,15 +213,15 @@ class InProcessGroup:
     def call(self, method, *args, **kwargs):
         return self.submit(method, *args, **kwargs).result()
 
-    def submit_each(self, method, per_rank_args):
-        (args,) = per_rank_args
+    def submit_each(self, method, shares):
+        ((_, args),) = shares
         return Answer(lambda: [self.answer(method)(*args)])
 
     def answer(self, method):
         return getattr(self.observer if method in OBSERVED else self.engine, method)
 
-    def scatter(self, method, per_rank_args):
-        return self.submit_each(method, per_rank_args).result()
+    def scatter(self, method, shares):
+        return self.submit_each(method, shares).result()
 
 
 class Forgetful:

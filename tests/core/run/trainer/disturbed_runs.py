@@ -51,12 +51,12 @@ def raise_at(run, call, error=KeyboardInterrupt, method="update"):
         def call(self, name, *args, **kwargs):
             return self.submit(name, *args, **kwargs).result()
 
-        def submit_each(self, name, per_rank_args):
+        def submit_each(self, name, shares):
             self.fail(name)
-            return self.group.submit_each(name, per_rank_args)
+            return self.group.submit_each(name, shares)
 
-        def scatter(self, name, per_rank_args):
-            return self.submit_each(name, per_rank_args).result()
+        def scatter(self, name, shares):
+            return self.submit_each(name, shares).result()
 
     start = run.executor.start
     run.executor.start = lambda spec: Group(start(spec))

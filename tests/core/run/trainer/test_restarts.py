@@ -39,11 +39,11 @@ def lose(run, calls: dict[str, set[int]], error=ProcessLost):
         def end(self):
             self.ended = True
 
-        def submit_each(self, name, per_rank_args):
-            return Answer(lambda: [self.meet_fate(name), self.group.scatter(name, per_rank_args)][1])
+        def submit_each(self, name, shares):
+            return Answer(lambda: [self.meet_fate(name), self.group.scatter(name, shares)][1])
 
-        def scatter(self, name, per_rank_args):
-            return self.submit_each(name, per_rank_args).result()
+        def scatter(self, name, shares):
+            return self.submit_each(name, shares).result()
 
         def meet_fate(self, name):
             assert not self.ended, "a group that has lost a process is not called again"

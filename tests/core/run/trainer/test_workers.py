@@ -70,8 +70,9 @@ class Group:
     def call(self, method, *args, **kwargs):
         return [getattr(rank, method)(*args, **kwargs) for rank in self.ranks]
 
-    def scatter(self, method, per_rank_args):
-        return [getattr(rank, method)(*args) for rank, args in zip(self.ranks, per_rank_args, strict=True)]
+    def scatter(self, method, shares):
+        answers = {rank: getattr(self.ranks[rank], method)(*args) for ranks, args in shares for rank in ranks}
+        return [answers[rank] for rank in range(self.size)]
 
 
 @pytest.fixture

@@ -86,9 +86,41 @@ def test_ranks_of_a_reward_model_are_training_ranks_for_plugins_and_have_a_confi
 def test_call_gives_the_same_to_all_and_scatter_to_each_its_own(group):
     assert group.size == 2
     assert group.call("echo", 1, key="x") == [(0, (1,), {"key": "x"}), (1, (1,), {"key": "x"})]
-    assert group.scatter("echo", [("a",), ("b",)]) == [(0, ("a",), {}), (1, ("b",), {})]
-    with pytest.raises(ValueError, match="1 sets of arguments for 2 ranks"):
-        group.scatter("echo", [("a",)])
+    assert group.scatter("echo", [((1,), ("b",)), ((0,), ("a",))]) == [(0, ("a",), {}), (1, ("b",), {})]
+
+
+class Counted:
+    """Counts how often it is pickled."""
+
+    times = 0
+
+    def __reduce__(self):
+        type(self).times += 1
+        return int, (3,)
+
+
+def test_a_share_is_encoded_once_for_all_its_ranks_and_only_when_it_is_sent(group, monkeypatch):
+    monkeypatch.setattr(Counted, "times", 0)
+    sent = []
+    first = group._ranks[0]
+    monkeypatch.setattr(first, "send", lambda message, send=first.send: sent.append(1) or send(message))
+
+    def shares():
+        yield (0,), ("a",)
+        assert sent, "the first share is sent before the second is made"
+        yield (1,), ("b",)
+
+    assert group.scatter("echo", [((0, 1), (Counted(),))]) == [(0, (3,), {}), (1, (3,), {})]
+    assert Counted.times == 1
+    sent.clear()
+    assert group.scatter("echo", shares()) == [(0, ("a",), {}), (1, ("b",), {})]
+
+
+def test_every_rank_needs_its_arguments_once(start):
+    group = start(1)
+    with pytest.raises(ValueError, match=r"arguments for ranks \[0, 0\] of 1: not each once"):
+        group.scatter("echo", [((0, 0), ("a",))])
+    assert group.ended
 
 
 @pytest.mark.parametrize(

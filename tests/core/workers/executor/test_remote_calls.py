@@ -33,26 +33,29 @@ class Group:
     def call(self, method, *args, **kwargs):
         self.calls.append((method, args, kwargs))
 
-    def scatter(self, method, arguments):
-        self.calls.append((method, arguments))
+    def scatter(self, method, shares):
+        self.calls.append((method, shares))
 
 
 def test_the_group_gets_the_methods_name_and_arguments():
     group = Group()
     protocol.call(group, CheckpointEngine.save_checkpoint, "here", asynchronous=True)
-    protocol.scatter(group, TrainingEngine.score, [(1,), (2,)])
-    assert group.calls == [("save_checkpoint", ("here",), {"asynchronous": True}), ("score", [(1,), (2,)])]
+    protocol.scatter(group, TrainingEngine.score, [((0, 2), (1,)), ((1,), (2,))])
+    assert group.calls == [
+        ("save_checkpoint", ("here",), {"asynchronous": True}),
+        ("score", [((0, 2), (1,)), ((1,), (2,))]),
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        ("protocol.scatter(group, TrainingEngine.update, [(batches, loss)])", None),
+        ("protocol.scatter(group, TrainingEngine.update, [((0,), (batches, loss))])", None),
         ("protocol.call(group, TrainingEngine.descibe)", "attr-defined"),
         ('protocol.call(group, CheckpointEngine.save_checkpoint, "here", asynchronos=True)', "call-arg"),
         ('protocol.call(group, CheckpointEngine.save_checkpoint, "here", asynchronous="yes")', "arg-type"),
-        ("protocol.scatter(group, TrainingEngine.update, [(loss, batches)])", "arg-type"),
+        ("protocol.scatter(group, TrainingEngine.update, [((0,), (loss, batches))])", "arg-type"),
         ("version: int = protocol.call(group, TrainingEngine.describe)[0]", "assignment"),
     ],
 )
