@@ -26,6 +26,7 @@ from anytron.run.trainer.updates import UpdatePlan
 from anytron.run.trainer.workers import TrainingWorkers
 from anytron.sequences.batch import TokenOutputs
 from anytron.task.rewards.sample import Sample
+from anytron.workers.engines.rollout_engine import Response
 from anytron.workers.engines.training_engine import Topology
 from anytron.workers.executor.channel import Result, decode, encode
 from anytron.workers.executor.group import RankGroup
@@ -132,9 +133,10 @@ def drawn_samples(tokens):
         length = int(torch.empty(1).log_normal_(7.0, 0.8, generator=generator).clamp(1, LONGEST))
         if number % 8 == 0:
             prompt = tuple(torch.randint(VOCABULARY, (PROMPT,), generator=generator).tolist())
-        response = tuple(torch.randint(VOCABULARY, (length,), generator=generator).tolist())
-        log_probs = tuple((-torch.rand(length, generator=generator)).tolist())
-        samples.append(Sample(f"{number // 8}", "", "", prompt, response, log_probs, finished=True, data={}))
+        tokens_of_it = torch.randint(VOCABULARY, (length,), generator=generator).tolist()
+        log_probs = (-torch.rand(length, generator=generator)).tolist()
+        made = Response(tokens_of_it, log_probs, "stop", [0] * length)
+        samples.append(Sample(f"{number // 8}", "", "", prompt, made.tokens, made.log_probs, finished=True, data={}))
         tokens -= PROMPT + length
     return samples
 

@@ -40,9 +40,7 @@ def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregatio
     Raises:
         DataError: No sequence has a response.
     """
-    sequence = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
-    per_sequence = torch.zeros_like(lengths).index_add_(0, sequence, response_mask.to(lengths.dtype))
-    total = int(per_sequence.sum())
+    total = int(response_mask.sum())
     if total == 0:
         raise DataError(
             "Nothing to learn from: every response of the mini-batch is empty.",
@@ -56,6 +54,8 @@ def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregatio
         return response_mask.float()
     if aggregation == "length-constant":
         return response_mask.float() / (lengths.numel() * length)
+    sequence = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
+    per_sequence = torch.zeros_like(lengths).index_add_(0, sequence, response_mask.to(lengths.dtype))
     non_empty = int((per_sequence > 0).sum())
     share = 1.0 / (per_sequence.clamp(min=1) * non_empty).float()
     return share[sequence] * response_mask

@@ -290,7 +290,7 @@ def sample_trajectories(config: RunConfig, prepared: PreparedRun, rollout: Rollo
     signs = torch.tensor([1.0 if index % 2 else -1.0 for index in range(len(samples))])
     advantages = broadcast_to_tokens(signs, batch.lengths, batch.response_mask)
     sequences = [
-        PromptInputs(sample.prompt_tokens + sample.response_tokens, prompts[index // SAMPLES].patches)
+        PromptInputs((*sample.prompt_tokens, *sample.response_tokens), prompts[index // SAMPLES].patches)
         for index, sample in enumerate(samples)
     ]
     return Trajectories(samples, replace(batch, advantages=advantages), sequences)

@@ -168,7 +168,7 @@ class RunDirectory:
                     "prompt": sample.prompt_text,
                     **({"images": album.add(sample.images)} if sample.images else {}),
                     "response": sample.response_text,
-                    "response_tokens": sample.response_tokens,
+                    "response_tokens": list(sample.response_tokens),
                     **({} if sample.environment is None else _of_turns(sample, sample.environment)),
                     "finished": sample.finished,
                     "reward": None if reward is None or math.isnan(reward) else reward,

@@ -92,9 +92,9 @@ class Conversation:
         self.speaking = False
         self._add(response.tokens, response.log_probs, own=True)
         self.turns += (text,)
-        self.versions += response.versions
+        self.versions += tuple(response.versions)
         self._add_routing(response.routing)
-        return Turn(text, response.tokens, response.stop_reason == "stop")
+        return Turn(text, tuple(response.tokens), response.stop_reason == "stop")
 
     def add_observation(self, tokens: tuple[int, ...]) -> None:
         """Append an observation of the environment."""
@@ -116,9 +116,9 @@ class Conversation:
         outcome = Outcome(self.turns, self.reward, self.metrics, self.failure)
         return Response(self.tokens, self.log_probs, reason, self.versions, self.routing, self.response_mask, outcome)
 
-    def _add(self, tokens: tuple[int, ...], log_probs: tuple[float, ...], *, own: bool) -> None:
-        self.tokens += tokens
-        self.log_probs += log_probs
+    def _add(self, tokens: Sequence[int], log_probs: Sequence[float], *, own: bool) -> None:
+        self.tokens += tuple(tokens)
+        self.log_probs += tuple(log_probs)
         self.response_mask += (own,) * len(tokens)
 
     def _add_routing(self, told: Tensor | None) -> None:

@@ -13,7 +13,7 @@ The drawn groups depend on the data, the seeds and the weights alone: a resumed 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from anytron.algorithms.advantages import by_group, differ, have_signal, overlong_penalties
 from anytron.base.errors import DataError
+from anytron.base.packed import Packed
 from anytron.sequences.batch import RaggedBatch
 from anytron.task.data.thoughts import decode_responses, opened
 from anytron.task.rewards.sample import Sample
@@ -30,6 +31,8 @@ from anytron.task.rewards.scoring import RewardScores, joined
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    import numpy.typing as npt
+
     from anytron.config.schema import RunConfig
     from anytron.record.tracking.progress import Clock
     from anytron.record.tracking.run_directory import RunDirectory
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from anytron.task.data.prompts import TokenizedPrompt
     from anytron.task.rewards.scoring import RewardWorkers
     from anytron.workers.engines.rollout_engine import Response
+
+    Numbers = Sequence[float] | npt.NDArray[np.bool_]
 
 TAIL = 16
 """Tokens that a mark of thought has, and white space behind it, at most."""
@@ -267,21 +272,15 @@ def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | Non
         temperature: Sampling temperature.
         groups: int64 ``[B]``, the number of each sample's prompt (:attr:`RaggedBatch.groups`); None = each has its own.
     """
-    lengths = torch.tensor([len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples])
-    size = int(lengths.sum())
-    tokens = chain.from_iterable(chain(sample.prompt_tokens, sample.response_tokens) for sample in samples)
-    mask = chain.from_iterable(chain(repeat(False, len(sample.prompt_tokens)), _own(sample)) for sample in samples)
-    log_probs = chain.from_iterable(
-        chain(repeat(0.0, len(sample.prompt_tokens)), sample.log_probs) for sample in samples
-    )
     images = tuple(sample.patches for sample in samples)
+    nothing = [np.zeros(len(sample.prompt_tokens), np.bool_) for sample in samples]
     return RaggedBatch(
-        lengths=lengths,
-        tokens=torch.from_numpy(np.fromiter(tokens, np.int64, size)),
-        response_mask=torch.from_numpy(np.fromiter(mask, np.bool_, size)),
+        lengths=torch.tensor([len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples]),
+        tokens=_concatenated(((sample.prompt_tokens, sample.response_tokens) for sample in samples), np.int64),
+        response_mask=_concatenated(zip(nothing, map(_own, samples), strict=True), np.bool_),
         temperature=temperature,
         groups=groups,
-        rollout_log_probs=torch.from_numpy(np.fromiter(log_probs, np.float32, size)),
+        rollout_log_probs=_concatenated(zip(nothing, (one.log_probs for one in samples), strict=True), np.float32),
         routing=_joined_routing(samples),
         images=images if any(patches is not None for patches in images) else None,
     )
@@ -304,8 +303,14 @@ def assemble_examples(examples: Sequence[TokenizedPrompt]) -> RaggedBatch:
     )
 
 
-def _own(sample: Sample) -> Iterable[bool]:
-    return repeat(True, len(sample.response_tokens)) if sample.response_mask is None else sample.response_mask
+def _own(sample: Sample) -> Numbers:
+    return np.ones(len(sample.response_tokens), np.bool_) if sample.response_mask is None else sample.response_mask
+
+
+def _concatenated(pairs: Iterable[tuple[Numbers, Numbers]], dtype: type[np.generic]) -> Tensor:
+    """Concatenate numbers of prompts and of responses; packed numbers are copied as they are in memory."""
+    parts = [np.asarray(one.buffer if isinstance(one, Packed) else one, dtype) for pair in pairs for one in pair]
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def _joined_routing(samples: Sequence[Sample]) -> Tensor | None:

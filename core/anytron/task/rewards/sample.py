@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -45,14 +45,14 @@ class Sample:
     prompt_id: str
     prompt_text: str
     response_text: str
-    prompt_tokens: tuple[int, ...]
-    response_tokens: tuple[int, ...]
-    log_probs: tuple[float, ...]
+    prompt_tokens: Sequence[int]
+    response_tokens: Sequence[int]
+    log_probs: Sequence[float]
     finished: bool
     data: Mapping[str, Any]
     images: tuple[Picture, ...] = ()
     patches: ImagePatches | None = None
-    response_mask: tuple[bool, ...] | None = None
+    response_mask: Sequence[bool] | None = None
     environment: Outcome | None = None
     routing: Tensor | None = None
     opened: str = ""

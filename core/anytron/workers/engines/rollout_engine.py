@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
+from anytron.base.packed import Packed
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -111,13 +113,25 @@ class Response:
         environment: The environment's outcome; None without one.
     """
 
-    tokens: tuple[int, ...]
-    log_probs: tuple[float, ...]
+    tokens: Sequence[int]
+    log_probs: Sequence[float]
     stop_reason: StopReason
-    versions: tuple[int, ...]
+    versions: Sequence[int]
     routing: Tensor | None = None
-    response_mask: tuple[bool, ...] | None = None
+    response_mask: Sequence[bool] | None = None
     environment: Outcome | None = None
+
+    def __post_init__(self) -> None:
+        """Pack the numbers: a driver holds millions of them."""
+        packed: dict[str, Any] = {
+            "tokens": Packed("i", self.tokens),
+            "log_probs": Packed("d", self.log_probs),
+            "versions": Packed("i", self.versions),
+        }
+        if self.response_mask is not None:
+            packed["response_mask"] = Packed("b", self.response_mask)
+        for name, numbers in packed.items():
+            object.__setattr__(self, name, numbers)
 
     @property
     def finished(self) -> bool:

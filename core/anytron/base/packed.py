@@ -1,0 +1,67 @@
+"""Sequences of numbers that take as few bytes as an array, and otherwise are like tuples.
+
+A token id in a tuple takes 36 bytes, a log-prob 32. A step may have millions of them in the driver.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+Number = TypeVar("Number", int, float)
+
+
+class Packed(Sequence[Number]):
+    """An immutable sequence of numbers, equal to every sequence of the same numbers.
+
+    Args:
+        code: Type of the numbers in memory: ``i`` = int32, ``b`` = int8, ``d`` = float64.
+        numbers: The numbers.
+
+    Raises:
+        OverflowError: A number does not fit the type.
+        TypeError: It is not a number of the type.
+    """
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self, code: Literal["i", "b", "d"], numbers: Sequence[Number]) -> None:
+        self._numbers: array[Number] = array(code, numbers)
+
+    @property
+    def buffer(self) -> memoryview:
+        """The numbers in memory, read-only."""
+        return memoryview(self._numbers).toreadonly()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[Number]:
+        return iter(self._numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> Number: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Number]: ...
+    def __getitem__(self, place: int | slice) -> Number | Sequence[Number]:
+        if isinstance(place, slice):
+            return tuple(self._numbers[place])
+        return self._numbers[place]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Packed):
+            return bool(self._numbers == other._numbers)
+        return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Packed, (self._numbers.typecode, self._numbers)

@@ -1,0 +1,64 @@
+"""Packed numbers are like a tuple of them, in a fraction of its memory."""
+
+import copy
+import pickle
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anytron.base.packed import Packed
+from anytron.workers.engines.rollout_engine import Response
+
+NUMBERS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20)
+
+
+@given(NUMBERS, NUMBERS, st.slices(20))
+def test_it_behaves_as_the_tuple(numbers, others, part):
+    packed, whole = Packed("i", numbers), tuple(numbers)
+
+    assert packed == whole
+    assert whole == packed
+    assert packed == Packed("i", numbers)
+    assert hash(packed) == hash(whole)
+    assert (packed == tuple(others)) == (whole == tuple(others))
+    assert (packed == Packed("i", others)) == (whole == tuple(others))
+    assert (len(packed), list(packed), bool(packed), repr(packed)) == (
+        len(whole),
+        list(whole),
+        bool(whole),
+        repr(whole),
+    )
+    assert packed[part] == whole[part]
+    assert [packed[place] for place in range(-len(whole), len(whole))] == list(whole + whole)
+    assert all(number in packed for number in whole)
+    for twin in (pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
+        assert twin == packed
+        assert type(twin) is Packed
+
+
+@given(st.lists(st.floats(allow_nan=False)))
+def test_log_probs_keep_their_values(numbers):
+    assert tuple(Packed("d", numbers)) == tuple(numbers)
+
+
+def test_a_number_that_does_not_fit_is_an_error():
+    with pytest.raises(OverflowError):
+        Packed("i", [2**31])
+    with pytest.raises(TypeError):
+        Packed("i", [0.5])
+    with pytest.raises(TypeError):
+        Packed("i", [1]).buffer[0] = 2
+    assert Packed("i", [1]) != 1
+
+
+def test_a_response_takes_few_bytes_here_and_on_its_way():
+    size = 10_000
+    response = Response(
+        tuple(range(1000, 1000 + size)), (-0.5,) * size, "stop", (3,) * size, response_mask=(True,) * size
+    )
+
+    assert len(pickle.dumps(response)) < 17.1 * size
+    assert sum(sys.getsizeof(getattr(response, name)._numbers) for name in ("tokens", "log_probs")) < 12.1 * size
+    assert pickle.loads(pickle.dumps(response)) == response
