@@ -19,13 +19,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from anytron.base.errors import AnytronError, DataError
+from anytron.base.errors import AnytronError
 from anytron.cli.chat import _batches, run_chat
 from anytron.cli.chat_model import find_beginning, find_model
 from anytron.config.load import load_config
 from anytron.record.checkpoint.directory import Best, CheckpointDirectory
 from anytron.record.checkpoint.manifest import DriverState, FileRecord, SourceState
-from anytron.run.rollout.answers import messages_of
 from anytron.workers.executor.local import LocalExecutor
 from tests.core.cli.conftest import COMMAND, EXAMPLE, ROOT, anytron
 from tests.core.cli.test_terminal import obeyed
@@ -121,24 +120,6 @@ def test_a_line_may_be_a_conversation(run):
     (stop,) = load_config(run / "config.yaml").rollout.stop
     expected = [answered(run / "hf", f"system:be {way}\n{told}", 5) for way in ("kind", "odd")]
     assert found == [text[: text.find(stop) + 1] if stop in text else text for text in expected]
-
-
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ('[{"role": "user"', "read as a JSON list of messages: Expecting"),
-        ('[{"role": "user", "content": "x"}, 3]', "not a list of objects"),
-        ("[{" * 100_000, "read as a JSON list of messages: "),
-    ],
-    ids=["cut short", "a number", "deep"],
-)
-def test_a_conversation_that_cannot_be_read_is_named(line, why):
-    assert messages_of("[0, 1]", 1) is None
-
-    with pytest.raises(DataError, match=why) as raised:
-        messages_of(line, 7)
-
-    assert raised.value.where == "prompt 7"
 
 
 def test_a_conversation_needs_a_template(run):
