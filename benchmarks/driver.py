@@ -1,10 +1,11 @@
 """What a step costs the driver, by tokens and ranks, with simulated ranks that answer without computing.
 
-The driver's parts of a GRPO step with two mini-batches: samples become a batch, the batch is scored, and each
-mini-batch is an update. A pass plans micro-batches, selects and encodes each replica's share, sends it, and joins the
-answers. Lengths of responses are log-normal (median 1,100 tokens, at most 8,192), prompts have 256 tokens,
-micro-batches 16,384, and a replica has 16 ranks. Each line is measured in a process of its own, on one core. Time that
-simulated ranks take is not counted. A message for several ranks is copied once, as a store that machines share would.
+The driver's parts of a GRPO step with two mini-batches: responses are received and checked, samples become a batch, the
+batch is scored, and each mini-batch is an update. Texts and rewards are left out. A pass plans micro-batches, selects
+and encodes each replica's share, sends it, and joins the answers. Lengths of responses are log-normal (median 1,100
+tokens, at most 8,192), prompts have 256 tokens, micro-batches 16,384, and a replica has 16 ranks. Each line is measured
+in a process of its own, on one core. Time that simulated ranks take is not counted. A message for several ranks is
+copied once, as a store that machines share would.
 
     python benchmarks/driver.py [--json] [--ranks 16 128 1024] [--tokens 1 8 64]
 """
@@ -21,18 +22,21 @@ import torch
 
 from anytron.algorithms.losses import SupervisedLoss
 from anytron.config.running import ExecutorSection
+from anytron.run.rollout.replica import mistake_in
 from anytron.run.trainer.experience import assemble
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.run.trainer.workers import TrainingWorkers
 from anytron.sequences.batch import TokenOutputs
 from anytron.task.rewards.sample import Sample
-from anytron.workers.engines.rollout_engine import Response
+from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
 from anytron.workers.engines.training_engine import Topology
 from anytron.workers.executor.channel import Result, decode, encode
 from anytron.workers.executor.group import RankGroup
 from harness import argument_parser, progress, report
 
-PROMPT, MEDIAN, LONGEST, LIMIT, OF_A_REPLICA, VOCABULARY = 256, 1100, 8192, 16384, 16, 150_000
+PROMPT, LONGEST, LIMIT, OF_A_REPLICA, VOCABULARY = 256, 8192, 16384, 16, 150_000
+AT_ONCE = 64
+"""Responses in a message of a rollout process."""
 
 
 class Bill:
@@ -122,30 +126,38 @@ class SimulatedGroup(RankGroup[SimulatedRank]):
         pass
 
 
-def drawn_samples(tokens):
-    """Samples of about so many tokens in all, eight of each prompt."""
+def received(tokens):
+    """Draw prompts and responses of about so many tokens in all, eight of each prompt; some in each rollout message."""
     generator = torch.Generator().manual_seed(0)
-    samples = []
     prompt: tuple[int, ...] = ()
+    some = []
     for number in count():
+        if tokens <= 0 or len(some) == AT_ONCE:
+            yield [prompt for prompt, _ in some], encode(Result([response for _, response in some]))
+            some = []
         if tokens <= 0:
-            break
+            return
         length = int(torch.empty(1).log_normal_(7.0, 0.8, generator=generator).clamp(1, LONGEST))
         if number % 8 == 0:
             prompt = tuple(torch.randint(VOCABULARY, (PROMPT,), generator=generator).tolist())
-        tokens_of_it = torch.randint(VOCABULARY, (length,), generator=generator).tolist()
+        drawn = torch.randint(VOCABULARY, (length,), generator=generator).tolist()
         log_probs = (-torch.rand(length, generator=generator)).tolist()
-        made = Response(tokens_of_it, log_probs, "stop", [0] * length)
-        samples.append(Sample(f"{number // 8}", "", "", prompt, made.tokens, made.log_probs, finished=True, data={}))
+        some.append((prompt, Response(drawn, log_probs, "stop", [0] * length)))
         tokens -= PROMPT + length
-    return samples
+
+
+def samples_of(prompts, message):
+    """Take a message of responses as the driver does, without texts."""
+    sampling = SamplingParams(max_new_tokens=LONGEST)
+    for prompt, response in zip(prompts, decode(message).value, strict=True):
+        assert mistake_in(response, GenerationRequest(0, PromptInputs(prompt), sampling, 0), [0]) is None
+        yield Sample("", "", "", prompt, response.tokens, response.log_probs, finished=True, data={})
 
 
 def measure(ranks, tokens):
     torch.set_num_threads(1)
     replicas = max(1, ranks // OF_A_REPLICA)
     places = [Topology(dp_rank=rank % replicas, dp_size=replicas, reports=rank < replicas) for rank in range(ranks)]
-    samples = drawn_samples(tokens)
     group = SimulatedGroup(places)
     figures = {}
 
@@ -161,6 +173,15 @@ def measure(ranks, tokens):
 
     with part("start"):
         workers = TrainingWorkers.of(group)
+    samples = []
+    with part("receive"):
+        messages = received(tokens)
+        while True:
+            with group.bill.outside():
+                found = next(messages, None)
+            if found is None:
+                break
+            samples += samples_of(*found)
     with part("assemble"):
         groups = torch.arange(len(samples)) // 8
         batch = assemble(samples, 1.0, groups)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from anytron.workers.executor.protocol import Host
     from anytron_ray.cluster import Agents
 
+INLINE_BYTES = 100_000
+"""Ray sends smaller arguments with the call itself (``max_direct_call_object_size``)."""
 ASK_S = 10.0
 """How long an agent may take to answer a question about its worker."""
 
@@ -50,7 +52,7 @@ class RayRank:
         self._question: Any = None
 
     def send(self, message: Message) -> None:
-        """Send a message, or Ray's reference to one. If it is not read, the wait for its answer reports that."""
+        """Send a message, or Ray's reference to one. If the process does not read it, :meth:`receive` returns None."""
         self.answer = self._agent.exchange.remote(message)
 
     def receive(self) -> Message | None:
@@ -147,8 +149,8 @@ class RayWorkerGroup(RankGroup[RayRank]):
         return [awaited[answer] for answer in ready]
 
     def _carried(self, message: Message, receivers: int) -> Any:
-        """Put a message for several ranks into Ray's store once; each rank gets the reference to it."""
-        return message if receivers == 1 else ray.put(message)
+        """Put a large message for several ranks into Ray's store once; each rank gets the reference to it."""
+        return message if receivers == 1 or len(message) < INLINE_BYTES else ray.put(message)
 
     def _new_store(self) -> str:
         return self._ranks[0].new_store(shared=self._agents.machines > 1)

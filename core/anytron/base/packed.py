@@ -1,4 +1,4 @@
-"""Sequences of numbers that take as few bytes as an array, and otherwise are like tuples.
+"""Sequences of numbers that take as few bytes as an array.
 
 A token id in a tuple takes 36 bytes, a log-prob 32. A step may have millions of them in the driver.
 """
@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 if TYPE_CHECKING:
     from typing import Literal
 
+    import numpy as np
+    import numpy.typing as npt
+
 Number = TypeVar("Number", int, float)
 
 
 class Packed(Sequence[Number]):
-    """An immutable sequence of numbers, equal to every sequence of the same numbers.
+    """An immutable sequence of numbers, equal to every sequence of the same numbers. Slices and sums are tuples.
+
+    ``json.dumps`` and the ``batch_decode`` of tokenizers refuse it: give them ``list(numbers)``.
 
     Args:
-        code: Type of the numbers in memory: ``i`` = int32, ``b`` = int8, ``d`` = float64.
+        code: Type of the numbers in memory: ``i`` = int32, ``b`` = bool in a byte, ``d`` = float64.
         numbers: The numbers.
 
     Raises:
@@ -41,7 +46,7 @@ class Packed(Sequence[Number]):
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[Number]:
-        return iter(self._numbers)
+        return iter(self._numbers) if self._numbers.typecode != "b" else map(bool, self._numbers)
 
     @overload
     def __getitem__(self, place: int) -> Number: ...
@@ -49,13 +54,19 @@ class Packed(Sequence[Number]):
     def __getitem__(self, place: slice) -> Sequence[Number]: ...
     def __getitem__(self, place: int | slice) -> Number | Sequence[Number]:
         if isinstance(place, slice):
-            return tuple(self._numbers[place])
-        return self._numbers[place]
+            return tuple(self)[place]
+        return self._numbers[place] if self._numbers.typecode != "b" else bool(self._numbers[place])
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Packed):
             return bool(self._numbers == other._numbers)
         return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
+
+    def __add__(self, other: Sequence[Number]) -> tuple[Number, ...]:
+        return tuple(self) + tuple(other)
+
+    def __radd__(self, other: Sequence[Number]) -> tuple[Number, ...]:
+        return tuple(other) + tuple(self)
 
     def __hash__(self) -> int:
         return hash(tuple(self))
@@ -65,3 +76,10 @@ class Packed(Sequence[Number]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Packed, (self._numbers.typecode, self._numbers)
+
+
+def as_numpy(numbers: Sequence[float] | npt.NDArray[Any]) -> npt.NDArray[np.generic]:
+    """Return numbers as an array, 1-D; packed numbers and arrays are not copied."""
+    import numpy as np
+
+    return np.asarray(numbers.buffer if isinstance(numbers, Packed) else numbers)

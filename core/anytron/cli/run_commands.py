@@ -156,8 +156,8 @@ def chat(
 
     Prompts come from the standard input, one a line; at a terminal you type them, and Ctrl-D ends. Each prompt is
     answered by itself: the model does not see earlier prompts and answers. Its chat template is applied if it has one;
-    other models read the prompt as it is. A line that begins with [{ is a conversation, as data files have it: a JSON
-    list of messages, for example [{"role": "user", "content": "2 + 2 ="}].
+    other models read the prompt as it is. With a template, a line that begins with [{ is a conversation, as data files
+    have it: a JSON list of messages, for example [{"role": "user", "content": "2 + 2 ="}].
 
     PATH may be a run: then hf/ answers, or the newest checkpoint if the run has not written hf/. A checkpoint is first
     exported to a temporary directory, for which a training engine is started; in all other cases none is started.

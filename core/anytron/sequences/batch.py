@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 _PER_SEQUENCE = ("lengths", "groups")
-_OF_LOSSES = (
+_OF_UPDATES = (
     "groups", "rollout_log_probs", "old_log_probs", "reference_log_probs", "teacher_log_probs", "token_rewards",
     "advantages", "values", "returns", "loss_weights", "token_shares",
 )  # fmt: skip
-"""Fields that a forward pass does not read."""
+"""Fields that scoring does not read."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class RaggedBatch:
         return replace(self, lengths=self.lengths[sequences], groups=groups, images=images, **per_token)
 
     def for_scoring(self) -> RaggedBatch:
-        """Return the fields that a model reads to compute scores, without those that only losses read."""
-        nothing: dict[str, Any] = dict.fromkeys(_OF_LOSSES)
+        """Return a batch with the fields that a model reads to compute scores. The fields of updates are None."""
+        nothing: dict[str, Any] = dict.fromkeys(_OF_UPDATES)
         return replace(self, **nothing)
 
     def scored(self, outputs: TokenOutputs) -> RaggedBatch:

@@ -1,6 +1,7 @@
 """The form in which a batch is pickled: without the zeros outside of responses, and equal bits after unpickling.
 
-A batch of GRPO with old log-probs takes 29 bytes a token in memory, and at most 12 pickled:
+A batch of GRPO with old log-probs takes 29 bytes a token in memory, and about 12 pickled; log-probs of each further
+model take 4 more:
 
 * token ids are int32, masks are bits;
 * of float32 values that are 0 outside of responses, only those of responses are stored;

@@ -5,10 +5,11 @@ import pickle
 import sys
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anytron.base.packed import Packed
+from anytron.base.packed import Packed, as_numpy
 from anytron.workers.engines.rollout_engine import Response
 
 NUMBERS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20)
@@ -31,6 +32,7 @@ def test_it_behaves_as_the_tuple(numbers, others, part):
         repr(whole),
     )
     assert packed[part] == whole[part]
+    assert packed + others == whole + tuple(others) == whole + Packed("i", others)
     assert [packed[place] for place in range(-len(whole), len(whole))] == list(whole + whole)
     assert all(number in packed for number in whole)
     for twin in (pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
@@ -41,6 +43,16 @@ def test_it_behaves_as_the_tuple(numbers, others, part):
 @given(st.lists(st.floats(allow_nan=False)))
 def test_log_probs_keep_their_values(numbers):
     assert tuple(Packed("d", numbers)) == tuple(numbers)
+
+
+@given(st.lists(st.booleans()))
+def test_a_mask_is_of_bools(mask):
+    packed = Packed("b", mask)
+
+    assert all(type(one) is bool for one in packed)
+    assert all(type(packed[place]) is bool for place in range(len(mask)))
+    assert as_numpy(packed).astype(bool).tolist() == mask == list(packed[:])
+    assert not mask or torch.tensor(packed).dtype is torch.bool
 
 
 def test_a_number_that_does_not_fit_is_an_error():

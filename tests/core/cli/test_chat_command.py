@@ -122,13 +122,6 @@ def test_a_line_may_be_a_conversation(run):
     assert found == [text[: text.find(stop) + 1] if stop in text else text for text in expected]
 
 
-def test_a_conversation_needs_a_template(run):
-    done = ask(run / "hf", "--plain", prompts='hello\n[{"role": "user", "content": "x"}]\n')
-
-    assert done.returncode == 1
-    assert "A conversation needs a chat template.\n  where: prompt 2\n" in done.stderr
-
-
 def test_a_run_answers_as_it_was_trained_and_as_it_began(run):
     done = ask(run, "--compare", prompts="hello\nmy cat")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from anytron.base.packed import Packed
 from anytron.task.data.thoughts import opened
 from anytron.task.rewards.answer import RIGHT_ANSWER
 from anytron.task.rewards.registered import REWARDS, made
@@ -98,8 +99,8 @@ def samples_of(written: Sequence[tuple[TokenizedPrompt, str]], prepared: Prepare
             prompt_text=prompt.text,
             response_text=text,
             prompt_tokens=prompt.tokens,
-            response_tokens=ids,
-            log_probs=(0.0,) * len(ids),
+            response_tokens=Packed("i", ids),
+            log_probs=Packed("d", [0.0] * len(ids)),
             finished=True,
             data=prompt.data,
             images=prompt.images,

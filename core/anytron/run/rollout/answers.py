@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError, DataError, EngineError, TransferError
 from anytron.base.files import exhausted
+from anytron.config.json_files import parse_json
 from anytron.run.rollout.pool import Generation, RolloutPool, response_seed
 from anytron.run.rollout.replica import WeightAnswers
 from anytron.task.data.examination import examined
@@ -149,14 +149,15 @@ class Answers:
 
         Args:
             prompts: Prompts by their numbers, which name them in errors and from which their seeds follow. A prompt
-                that begins with ``[{`` is a conversation: a JSON list of messages, each with role and content.
+                that begins with ``[{`` is a conversation, if there is a chat template: a JSON list of messages, each
+                with role and content.
 
         Returns:
             The answers, in the order of the prompts.
 
         Raises:
             DataError: A prompt is empty, is too long for the model, is refused by the chat template, or is a
-                conversation that cannot be read or has no template.
+                conversation that cannot be read.
             EngineError: The model computes numbers that are not finite.
         """
         read = self._reader.read([self._prompt(number, text) for number, text in prompts.items()])
@@ -175,18 +176,10 @@ class Answers:
         self._reader.close()
 
     def _prompt(self, number: int, text: str) -> Prompt:
-        messages = messages_of(text, number)
-        if self._templated:
-            where = f"prompt {number}"
-            return Prompt(str(number), messages=conversation(messages or [user_message(text, 0)], self._system, where))
-        if messages is not None:
-            raise DataError(
-                "A conversation needs a chat template.",
-                where=f"prompt {number}",
-                why="the tokenizer has none, or --plain leaves it out",
-                fix="write the whole prompt as text; a line that begins with [{ is read as a conversation",
-            )
-        return Prompt(str(number), text=text)
+        if not self._templated:
+            return Prompt(str(number), text=text)
+        messages = messages_of(text, number) or [user_message(text, 0)]
+        return Prompt(str(number), messages=conversation(messages, self._system, f"prompt {number}"))
 
     def _check_length(self, number: int, tokens: int) -> None:
         answer, context = self._sampling.max_new_tokens, self._context
@@ -214,19 +207,19 @@ def messages_of(text: str, number: int) -> list[dict[str, Any]] | None:
     """Read the messages of a prompt that begins with ``[{``; None for any other prompt, which is text.
 
     Raises:
-        DataError: The text is not a JSON list of objects.
+        DataError: The text is not a JSON list of objects whose ``content`` is a text.
     """
     if not text.lstrip().startswith("[{"):
         return None
     try:
-        messages = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        why = f"it begins with [{{, so it is read as a JSON list of messages: {error}"
-        messages = None
+        messages = parse_json(text)
+    except ValueError as error:
+        why = f"a prompt that begins with [{{ is a JSON list of messages: {error}"
     else:
-        why = "it is not a list of objects"
-    if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
-        return messages
+        if all(isinstance(message, dict) and isinstance(message.get("content"), str) for message in messages):
+            found: list[dict[str, Any]] = messages
+            return found
+        why = "it is not a list of objects whose content is text"
     raise DataError(
         "A conversation cannot be read.",
         where=f"prompt {number}",

@@ -24,6 +24,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from anytron.base.packed import as_numpy
 from anytron.base.seeds import derive_seed
 from anytron.run.preflight.capabilities import saves_checkpoints
 
@@ -156,5 +157,8 @@ class RolloutPrefetch:
 
 
 def _age(responses: Sequence[Sequence[Response]], version: int) -> dict[str, float]:
-    ages = [version - made for group in responses for response in group for made in response.versions]
-    return {"rollout/age_mean": sum(ages) / max(1, len(ages)), "rollout/age_max": float(max(ages, default=0))}
+    made = [as_numpy(response.versions) for group in responses for response in group if len(response.versions)]
+    tokens = sum(map(len, made))
+    ages = sum(version * len(one) - int(one.sum()) for one in made)
+    oldest = min((int(one.min()) for one in made), default=version)
+    return {"rollout/age_mean": ages / max(1, tokens), "rollout/age_max": float(version - oldest)}

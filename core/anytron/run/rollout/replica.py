@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from typing_extensions import TypeVarTuple
 
 from anytron.base.errors import ProcessLost
+from anytron.base.packed import as_numpy
 from anytron.workers.engines.rollout_engine import RolloutEngine
 from anytron.workers.executor.protocol import submit
 
@@ -111,9 +113,10 @@ def mistake_in(
         return f"it has {tokens} tokens, but only {longest} were allowed"
     if response.stop_reason == "abort":
         return "it was aborted"
-    if other := sorted(set(response.versions) - set(versions)):
+    found = as_numpy(response.versions)
+    if other := sorted(set(np.unique(found).tolist()) - set(versions)):
         return f"it comes from weights of version {', '.join(map(str, other))}, but version {versions[-1]} is current"
-    if list(response.versions) != sorted(response.versions):
+    if bool((np.diff(found) < 0).any()):
         return "its weight versions are not in ascending order"
     if routing is not None:
         return routing.mistake_in(response.routing, len(request.prompt.tokens) + tokens)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from anytron.algorithms.advantages import by_group, differ, have_signal, overlong_penalties
 from anytron.base.errors import DataError
-from anytron.base.packed import Packed
+from anytron.base.packed import as_numpy
 from anytron.sequences.batch import RaggedBatch
 from anytron.task.data.thoughts import decode_responses, opened
 from anytron.task.rewards.sample import Sample
@@ -113,7 +113,9 @@ class ExperienceMaker:
         self, config: RunConfig, prefetch: RolloutPrefetch, score: RewardWorkers, tokenizer: Any, run: RunDirectory
     ) -> None:
         self._config, self._prefetch, self._score, self._tokenizer, self._run = config, prefetch, score, tokenizer, run
-        self._known = frozenset(tokenizer.get_vocab().values())
+        known = list(tokenizer.get_vocab().values())
+        self._known = np.zeros(max(known, default=-1) + 1, np.bool_)
+        self._known[known] = True
 
     def make(self, step: int, clock: Clock) -> Experience:
         """Draw prompts, generate responses and score them, in as many rounds as necessary.
@@ -145,8 +147,14 @@ class ExperienceMaker:
                 memory = self._prefetch.move_on(step)
         whole = _step(found, self._config)
         self._run.write_samples(step, whole.samples, whole.rewards)
-        unknown = sum(token not in self._known for sample in whole.samples for token in sample.response_tokens)
+        unknown = sum(self._unknown(sample.response_tokens) for sample in whole.samples)
         return replace(whole, metrics={**whole.metrics, **memory, "response/unknown_tokens": unknown})
+
+    def _unknown(self, tokens: Sequence[int]) -> int:
+        """Count the tokens that the tokenizer does not have."""
+        ids = as_numpy(tokens).astype(np.int64)
+        inside = (ids >= 0) & (ids < len(self._known))
+        return len(ids) - int(self._known[ids[inside]].sum())
 
     def _rewards(self, step: int, samples: Sequence[Sample], *, first: bool) -> RewardScores:
         try:
@@ -308,9 +316,8 @@ def _own(sample: Sample) -> Numbers:
 
 
 def _concatenated(pairs: Iterable[tuple[Numbers, Numbers]], dtype: type[np.generic]) -> Tensor:
-    """Concatenate numbers of prompts and of responses; packed numbers are copied as they are in memory."""
-    parts = [np.asarray(one.buffer if isinstance(one, Packed) else one, dtype) for pair in pairs for one in pair]
-    return torch.from_numpy(np.concatenate(parts))
+    """Concatenate numbers of prompts and of responses, as ``dtype``."""
+    return torch.from_numpy(np.concatenate([as_numpy(one).astype(dtype) for pair in pairs for one in pair]))
 
 
 def _joined_routing(samples: Sequence[Sample]) -> Tensor | None:

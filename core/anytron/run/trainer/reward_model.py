@@ -89,7 +89,8 @@ class RewardModelRanks:
         for place, found in zip(self.topology, pending.result(), strict=True):
             if found is not None and place.reports:
                 for micro_batch, part in zip(per_rank[place.dp_rank], found, strict=True):
-                    scores[list(micro_batch.sequences)] = part
+                    if not micro_batch.is_filler:
+                        scores[list(micro_batch.sequences)] = part
         return scores
 
 

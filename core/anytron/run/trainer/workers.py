@@ -259,11 +259,16 @@ def _first(answers: Sequence[Answer | None]) -> Answer:
 
 
 def _joined(batch: RaggedBatch, per_rank: list[list[MicroBatch]], results: list[list[Tensor]]) -> Tensor:
-    """Bring per-token results, ``[dp_size][micro-batches]`` of ``[T', ...]``, to the batch's tokens: ``[T, ...]``."""
+    """Bring per-token results, ``[dp_size][micro-batches]`` of ``[T', ...]``, to the batch's tokens: ``[T, ...]``.
+
+    Results of fillers are left out: the sequences of fillers are in other micro-batches too.
+    """
     whole = torch.zeros(batch.num_tokens, *results[0][0].shape[1:], dtype=results[0][0].dtype)
     for micro_batches, found in zip(per_rank, results, strict=True):
-        sequences = torch.tensor([sequence for micro_batch in micro_batches for sequence in micro_batch.sequences])
-        whole.index_copy_(0, token_index(batch.lengths, sequences), torch.cat(found))
+        own = [(one.sequences, values) for one, values in zip(micro_batches, found, strict=True) if not one.is_filler]
+        if own:
+            sequences = torch.tensor([sequence for some, _ in own for sequence in some])
+            whole.index_copy_(0, token_index(batch.lengths, sequences), torch.cat([values for _, values in own]))
     return whole
 
 

@@ -26,7 +26,8 @@ class Sample:
         response_text: The response's text, decoded without special tokens, but with tags of thought (``</think>``); the
             text of an environment is part of it.
         prompt_tokens: Token ids, at least one.
-        response_tokens: Token ids, the end token included if there is one; may be empty.
+        response_tokens: Token ids, the end token included if there is one; may be empty. They are packed
+            (:class:`anytron.base.packed.Packed`): ``list(sample.response_tokens)`` makes a list.
         log_probs: Log-prob of each response token as the rollout engine computed it, in nats; 0 for a token of the
             environment.
         finished: True if an end token, a stop string or the environment ended the response; False if a limit of length

@@ -82,6 +82,10 @@ class TrainingEngine(Protocol):
     def score(self, micro_batches: Sequence[RaggedBatch], role: ScoringRole = "policy") -> list[TokenOutputs] | None:
         """Compute log-probs and entropies without gradients.
 
+        Args:
+            micro_batches: As :meth:`anytron.sequences.batch.RaggedBatch.for_scoring` returns them.
+            role: The model.
+
         Returns:
             One entry per micro-batch on reporting ranks (host tensors), None elsewhere. For the policy the entries
             have their ``routing`` if :attr:`Topology.replays_scoring` is True.

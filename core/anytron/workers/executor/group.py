@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import logging
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Generic
 
 from anytron.base.errors import ProcessLost, WorkerError
@@ -182,8 +183,8 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
                 sent += ranks
         except BlockingIOError:
             raise self._failed({rank: None}, method) from None
-        if sorted(sent) != list(range(self.size)):
-            raise ValueError(f"{method}: arguments for ranks {sorted(sent)} of {self.size}: not each once")
+        if wrong := sorted((Counter(range(self.size)) - Counter(sent)) + (Counter(sent) - Counter(range(self.size)))):
+            raise ValueError(f"{method}: ranks {wrong} get no arguments, or get them twice")
         return (yield from self._collect(method, timeout_s, timeout_s, key))
 
     def _collect(self, method: str, left_s: float, timeout_s: float, key: str) -> _Steps[AnyRank]:

@@ -14,11 +14,12 @@ def test_a_prompt_that_begins_with_objects_is_a_conversation():
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('[{"role": "user"', "read as a JSON list of messages: Expecting"),
-        ('[{"role": "user", "content": "x"}, 3]', "not a list of objects"),
-        ("[{" * 100_000, "read as a JSON list of messages: "),
+        ('[{"role": "user"', "is a JSON list of messages: it is not JSON: Expecting"),
+        ('[{"role": "user", "content": "x"}, 3]', "not a list of objects whose content is text"),
+        ('[{"role": "user", "content": [{"type": "image"}]}]', "not a list of objects whose content is text"),
+        ('[{"a": ' * 100_000, "is a JSON list of messages: it is nested too deeply"),
     ],
-    ids=["cut short", "a number", "deep"],
+    ids=["cut short", "a number", "a picture", "deep"],
 )
 def test_a_conversation_that_cannot_be_read_is_named(line, why):
     with pytest.raises(DataError, match=why) as raised:

@@ -33,11 +33,17 @@ class Rank:
             TokenOutputs(scale * batch.tokens, torch.zeros(batch.num_tokens), routing=routing_of(batch.tokens))
             for batch in micro_batches
         ]
+        for batch, outputs in zip(micro_batches, scores, strict=True):
+            if batch.is_filler:  # its sequence may have other rounding errors than elsewhere
+                outputs.log_probs.fill_(99)
         return scores if self.place.reports else None
 
     def values(self, micro_batches):
         self.seen = [batch.tokens.tolist() for batch in micro_batches]
-        return [0.5 * batch.tokens for batch in micro_batches] if self.place.reports else None
+        scale = [99 if batch.is_filler else 0.5 for batch in micro_batches]
+        return (
+            [by * batch.tokens for by, batch in zip(scale, micro_batches, strict=True)] if self.place.reports else None
+        )
 
     def written_files(self, *, wait):
         return {f"part-{self.place.dp_rank}-{self.place.reports}": FileRecord(1, "ab")} if wait else None

@@ -116,9 +116,20 @@ def test_a_share_is_encoded_once_for_all_its_ranks_and_only_when_it_is_sent(grou
     assert group.scatter("echo", shares()) == [(0, ("a",), {}), (1, ("b",), {})]
 
 
+def test_shares_that_cannot_be_made_end_the_group_and_their_error_is_raised(start):
+    def shares():
+        yield (0,), ("a",)
+        raise OverflowError("too many tokens")
+
+    group = start(2)
+    with pytest.raises(OverflowError, match="too many tokens"):
+        group.scatter("echo", shares())
+    assert group.ended
+
+
 def test_every_rank_needs_its_arguments_once(start):
     group = start(1)
-    with pytest.raises(ValueError, match=r"arguments for ranks \[0, 0\] of 1: not each once"):
+    with pytest.raises(ValueError, match=r"ranks \[0\] get no arguments, or get them twice"):
         group.scatter("echo", [((0, 0), ("a",))])
     assert group.ended
 
