@@ -317,7 +317,8 @@ def _own(sample: Sample) -> Numbers:
 
 def _concatenated(pairs: Iterable[tuple[Numbers, Numbers]], dtype: type[np.generic]) -> Tensor:
     """Concatenate numbers of prompts and of responses, as ``dtype``."""
-    return torch.from_numpy(np.concatenate([as_numpy(one).astype(dtype) for pair in pairs for one in pair]))
+    parts = [np.empty(0, dtype), *(as_numpy(one) for pair in pairs for one in pair)]
+    return torch.from_numpy(np.concatenate(parts, dtype=dtype, casting="unsafe"))
 
 
 def _joined_routing(samples: Sequence[Sample]) -> Tensor | None:

@@ -183,7 +183,8 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
                 sent += ranks
         except BlockingIOError:
             raise self._failed({rank: None}, method) from None
-        if wrong := sorted((Counter(range(self.size)) - Counter(sent)) + (Counter(sent) - Counter(range(self.size)))):
+        times = Counter(sent)
+        if wrong := [rank for rank in range(self.size) if times[rank] != 1]:
             raise ValueError(f"{method}: ranks {wrong} get no arguments, or get them twice")
         return (yield from self._collect(method, timeout_s, timeout_s, key))
 

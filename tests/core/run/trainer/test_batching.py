@@ -9,8 +9,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from anytron.run.trainer.experience import assemble
 from anytron.run.trainer.updates import UpdatePlan, micro_batches
 from anytron.sequences.batch import RaggedBatch
+from anytron.task.rewards.sample import Sample
+from anytron.workers.engines.rollout_engine import Response
 from tests.core.run.trainer import differencing
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=30)
@@ -179,3 +182,22 @@ def test_interleaved_pipelines_get_a_multiple_of_micro_batches():
         shares = micro_batches([4] * count, max_tokens=8, dp_size=1, multiple=3)
         assert len(shares[0]) % 3 == 0
         assert sorted(index for part in shares[0] for index in part) == list(range(count))
+
+
+def test_samples_become_a_batch_also_if_there_are_none():
+    fields = {"prompt_id": "", "prompt_text": "", "response_text": "", "finished": True, "data": {}}
+    response = Response((7, 8), (-0.5, -0.25), "stop", (0, 0), response_mask=(True, False))
+    packed = Sample(
+        prompt_tokens=(5, 6), response_tokens=response.tokens, log_probs=response.log_probs,
+        response_mask=response.response_mask, **fields,
+    )  # fmt: skip
+    plain = Sample(prompt_tokens=(1,), response_tokens=(2,), log_probs=(-1.0,), **fields)
+
+    batch = assemble([packed, plain], 0.5)
+
+    assert (batch.lengths.tolist(), batch.tokens.tolist()) == ([4, 2], [5, 6, 7, 8, 1, 2])
+    assert batch.response_mask.tolist() == [False, False, True, False, False, True]
+    assert batch.rollout_log_probs.tolist() == [0.0, 0.0, -0.5, -0.25, 0.0, -1.0]
+    nothing = assemble([], 0.5)
+    assert (nothing.num_sequences, nothing.num_tokens, nothing.tokens.dtype) == (0, 0, torch.int64)
+    assert nothing.response_mask.dtype is torch.bool

@@ -40,10 +40,8 @@ class Rank:
 
     def values(self, micro_batches):
         self.seen = [batch.tokens.tolist() for batch in micro_batches]
-        scale = [99 if batch.is_filler else 0.5 for batch in micro_batches]
-        return (
-            [by * batch.tokens for by, batch in zip(scale, micro_batches, strict=True)] if self.place.reports else None
-        )
+        values = [(99 if batch.is_filler else 0.5) * batch.tokens for batch in micro_batches]
+        return values if self.place.reports else None
 
     def written_files(self, *, wait):
         return {f"part-{self.place.dp_rank}-{self.place.reports}": FileRecord(1, "ab")} if wait else None
