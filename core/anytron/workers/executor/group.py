@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import logging
+import re
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Generic
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_S = 1.0
-"""When a rank fails, how long the others are heard: a rank that was killed makes its peers fail in
-their collectives, and their complaints may arrive before its end is noticed."""
+"""When a rank fails, how long the others are heard."""
+PEER_LOST_S = 15.0
+"""How long they are heard while all failures are complaints of a lost peer: a rank that was killed makes its peers fail
+in their collectives, and a busy machine may take long to notice its end."""
+_PEER_LOST = re.compile(r"(?i)by peer|broken pipe|remote process exited|connection (closed|reset|lost)")
 STACKS_S = 0.5
 """How long a rank that does not answer gets to write its stacks."""
 CLOSE_S = 10.0
@@ -51,6 +55,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         self._start_deadline = time.monotonic() + settings.start_timeout_s
         self._ready = False
         self._ended = False
+        self._answers = 0
         self._last: PendingCall[AnyRank] | None = None
 
     @property
@@ -192,9 +197,11 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         """Await one answer of each rank: ``left_s`` from now, of the ``timeout_s`` that ``key`` allows."""
         results: list[Any] = [None] * self.size
         failures: dict[int, Failure | None] = {}  # by rank, in order of arrival; None: it died without a word
+        first = 0.0  # when the first failure arrived
         pending = {rank: number for number, rank in enumerate(self._ranks)}
         deadline = time.monotonic() + left_s
-        watch = StallWatch(self._ranks, self._settings.stall_timeout_s)
+        self._answers += 1
+        watch = StallWatch(self._ranks, self._settings.stall_timeout_s, self._answers)
         while pending:
             ready = yield Awaited(list(pending), deadline)
             if not ready and time.monotonic() >= deadline:
@@ -203,9 +210,9 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
                 number, message = pending.pop(rank), rank.receive()
                 answer = None if message is None else decode(message)
                 if answer is None or isinstance(answer, Failure):
-                    if not failures:
-                        deadline = min(deadline, time.monotonic() + LAST_WORDS_S)
+                    first = first or time.monotonic()
                     failures[number] = answer
+                    deadline = min(deadline, first + _patience_s(failures.values()))
                 else:
                     results[number] = answer.value
             if not failures and (held := watch.look(set(range(self.size)).difference(pending.values()))):
@@ -287,6 +294,12 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
             why=f"where its threads stand, at the end of the log:\n{tails}",
             fix=f"if it is only slow, raise {key}" if key else "",
         )
+
+
+def _patience_s(failures: Iterable[Failure | None]) -> float:
+    """Return how long other ranks are heard after the first failure."""
+    complaints = all(failure is not None and _PEER_LOST.search(failure.traceback) for failure in failures)
+    return PEER_LOST_S if complaints else LAST_WORDS_S
 
 
 def _sentence(text: str) -> str:

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,9 +51,13 @@ class Heartbeat:
 
     Args:
         descriptor: File descriptor of the shared memory; the caller closes it, the memory stays.
+
+    Attributes:
+        answers: Number of messages that this process has answered, of which the first reports that the engine is built.
     """
 
     def __init__(self, descriptor: int) -> None:
+        self.answers = 0
         self._memory = mmap.mmap(descriptor, _SIZE)
 
     @property
@@ -131,9 +135,11 @@ class Collective:
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of one rank.
+    """The state of one rank at one time.
 
     Attributes:
+        moment: When it was noted, in seconds of the rank's own clock. Two states are equal if all else is equal.
+        answers: Number of messages that the rank had answered before.
         place: A checksum of the main thread's stack; if it changes, the thread has moved.
         frames: The innermost frames of that stack, the innermost first, for people.
         groups: The ranks of each process group of this rank, by its name; empty if the thread moves.
@@ -144,6 +150,8 @@ class Standing:
         waits: Collectives of the main thread that are not over, the oldest first.
     """
 
+    moment: float = field(compare=False)
+    answers: int
     place: int
     frames: list[str]
     groups: dict[str, list[int]] = field(default_factory=dict)
@@ -182,7 +190,7 @@ class StandingReporter:
         if self._fails or not self._heartbeat.asked:
             return
         try:
-            standing = main_thread()
+            standing = main_thread(self._heartbeat.answers)
             before, self._before = self._before, standing.place
             if before is None:
                 return
@@ -193,8 +201,13 @@ class StandingReporter:
             self._fails = True
 
 
-def main_thread() -> Standing:
-    """Return the state of this rank, with the position of its main thread only."""
+def main_thread(answers: int) -> Standing:
+    """Return the state of this rank, with the position of its main thread only.
+
+    Args:
+        answers: Number of messages that this rank has answered.
+    """
+    moment = time.monotonic()
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     place = 0
     frames: list[str] = []
@@ -204,7 +217,7 @@ def main_thread() -> Standing:
         if len(frames) < FRAMES:
             frames.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
         frame = frame.f_back
-    return Standing(place, frames)
+    return Standing(moment, answers, place, frames)
 
 
 def with_collectives(standing: Standing) -> Standing:
@@ -221,7 +234,14 @@ def with_collectives(standing: Standing) -> Standing:
     recorded = [json.loads(dump(True, False)).get("entries", []) for dump in _recorders()]
     begun, waits = summary(recorded, _beside_the_main_thread())
     complete = all(not entries or min(entry["record_id"] for entry in entries) == 0 for entries in recorded)
-    return Standing(standing.place, standing.frames, groups, descriptions, begun, complete and bool(recorded), waits)
+    return replace(
+        standing,
+        groups=groups,
+        descriptions=descriptions,
+        begun=begun,
+        complete=complete and bool(recorded),
+        waits=waits,
+    )
 
 
 def summary(recorded: Iterable[Sequence[dict[str, Any]]], beside: set[str]) -> tuple[dict[str, int], list[Collective]]:

@@ -7,7 +7,8 @@ run has no held ranks: the rank that is furthest behind has begun no collective 
 neither it nor the ranks that wait for it are held. It may compile, write a file or sleep for any time.
 
 The notes of several ranks are not taken at the same time. So only ranks count whose position and collectives have not
-changed for all of ``executor.stall_timeout_s``.
+changed for all of ``executor.stall_timeout_s``. A note arrives late on a busy machine: the time between two equal notes
+counts, by the rank's own clock, and a rank that has answered counts only by notes that it took afterwards.
 """
 
 from __future__ import annotations
@@ -92,11 +93,13 @@ class StallWatch(Generic[AnyRank]):
     Args:
         ranks: All ranks of the group.
         timeout_s: Seconds without progress after which a rank may count as held.
+        answer: Number of the answer that this call awaits of each rank, from 1.
     """
 
-    def __init__(self, ranks: Sequence[AnyRank], timeout_s: float) -> None:
+    def __init__(self, ranks: Sequence[AnyRank], timeout_s: float, answer: int) -> None:
         self._ranks = ranks
         self._timeout_s = timeout_s
+        self._answer = answer
         self._next = time.monotonic() + timeout_s / LOOKS
         self._seen: list[Standing | None] = [None] * len(ranks)
         self._since = [0.0] * len(ranks)
@@ -116,10 +119,17 @@ class StallWatch(Generic[AnyRank]):
         self._next = now + self._timeout_s / LOOKS
         for number, rank in enumerate(self._ranks):
             standing = rank.standing()
-            if standing != self._seen[number]:
-                self._seen[number], self._since[number] = standing, now
-        settled = [now - since >= self._timeout_s for since in self._since]
-        return held_ranks([one if stands else None for one, stands in zip(self._seen, settled, strict=True)], answered)
+            if standing is not None and standing != self._seen[number]:
+                self._since[number] = standing.moment
+            self._seen[number] = standing
+        return held_ranks([self._settled(number, number in answered) for number in range(len(self._ranks))], answered)
+
+    def _settled(self, number: int, has_answered: bool) -> Standing | None:
+        """Return the state in which a rank stays; None if it moves, or its note is older than its answer."""
+        standing = self._seen[number]
+        if standing is None or standing.moment - self._since[number] < self._timeout_s:
+            return None
+        return None if has_answered and standing.answers < self._answer else standing
 
     def describe(self, held: Mapping[int, Held], method: str) -> str:
         """Describe, for each rank concerned, where it waits or what it does instead.

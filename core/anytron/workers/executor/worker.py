@@ -100,8 +100,9 @@ def main(channel: int, heartbeat_memory: int) -> int:
         connection.send_bytes(encode(_failure(error, memory, BUILDING)))
         return 1
     heartbeat.beat()
+    heartbeat.answers += 1
     connection.send_bytes(encode(Result(None)))
-    return _serve(connection, engine, parts)
+    return _serve(connection, heartbeat, engine, parts)
 
 
 def start(bootstrap: Bootstrap) -> Parts:
@@ -147,7 +148,7 @@ def start(bootstrap: Bootstrap) -> Parts:
     return Parts(build, observer, MemoryExplainer(stack.platform, bootstrap))
 
 
-def _serve(connection: Connection, engine: Any, parts: Parts) -> int:
+def _serve(connection: Connection, heartbeat: Heartbeat, engine: Any, parts: Parts) -> int:
     while True:
         frame = connection.recv_bytes()
         doing = BUILDING
@@ -171,6 +172,7 @@ def _serve(connection: Connection, engine: Any, parts: Parts) -> int:
                 return 0
         except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
             reply = encode(_failure(error, parts.memory, doing))
+        heartbeat.answers += 1
         connection.send_bytes(reply)
 
 

@@ -74,14 +74,18 @@ def test_a_rank_that_exits_is_reported_with_its_status_and_last_words(start):
     assert "last words of the engine" in caught.value.why
 
 
-@pytest.mark.parametrize("method", ["kill", "die_after_the_answer"])
-def test_a_killed_rank_is_the_cause_although_its_peers_complain_first(start, method):
+@pytest.mark.parametrize(
+    "call",
+    [("kill", 1), ("kill", 1, 1.5), ("die_after_the_answer", 1)],
+    ids=["at once", "long after", "after its answer"],
+)
+def test_a_killed_rank_is_the_cause_although_its_peers_complain_first(start, call):
     group = start(ranks=2)
     pids = pids_of(group)
     began = time.monotonic()
 
     with pytest.raises(ProcessLost, match=r"rank 1 .* killed by SIGKILL") as caught:
-        group.call(method, 1)
+        group.call(*call)
 
     assert "memory" in caught.value.fix
     assert time.monotonic() - began < 10

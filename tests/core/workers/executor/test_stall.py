@@ -1,5 +1,6 @@
 """Ranks that wait for ever in a collective are found within the time limit, and no slow rank is taken for one."""
 
+import dataclasses
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ from anytron.workers.executor.heartbeat import (
     shared_memory,
     summary,
 )
-from anytron.workers.executor.stall import held_ranks
+from anytron.workers.executor.stall import StallWatch, held_ranks
 from tests.core.workers.executor.processes import wait_until_gone
 
 LEFT_EARLY = (
@@ -70,7 +71,8 @@ def test_slow_ranks_are_waited_for_whatever_they_do(start):
 
 
 def standing(begun, *waits, groups=None, complete=True, place=0):
-    return Standing(place, [], groups or {"g": [0, 1], "h": [0, 1]}, {}, begun, complete, list(waits))
+    groups = groups or {"g": [0, 1], "h": [0, 1]}
+    return Standing(0.0, 0, place, [], groups, {}, begun, complete, list(waits))
 
 
 def one(number, group="g", call="all_reduce"):
@@ -110,6 +112,40 @@ def test_only_what_is_certain_is_said(standings, answered, held):
     assert set(held_ranks(standings, answered)) == held
 
 
+class Noted:
+    """A rank whose notes are given."""
+
+    def __init__(self, name, notes):
+        self.name, self.notes = name, iter(notes)
+
+    def standing(self):
+        return next(self.notes)
+
+
+def notes(standing, *moments, answers=0):
+    return [dataclasses.replace(standing, moment=float(moment), answers=answers) for moment in moments]
+
+
+@pytest.mark.parametrize(
+    ("behind", "held"),
+    [
+        pytest.param(notes(BEHIND, 5, 6, 7, 8, answers=1), True, id="noted after its answer"),
+        pytest.param(notes(BEHIND, 5, 6, 7, 8), False, id="noted before its answer"),
+        pytest.param(notes(BEHIND, 5, 5, 5, 5, answers=1), False, id="noted once"),
+        pytest.param(notes(BEHIND, 1, 2, 3) + notes(BEHIND, 8, answers=1), False, id="has just answered"),
+        pytest.param([*notes(BEHIND, 6, 7), None, *notes(BEHIND, 8)], False, id="not heard of since"),
+    ],
+)
+def test_a_rank_that_has_answered_counts_by_what_it_noted_afterwards(behind, held, monkeypatch):
+    clock = iter(range(100, 200, 10))
+    monkeypatch.setattr("anytron.workers.executor.stall.time.monotonic", lambda: float(next(clock)))
+    watch = StallWatch([Noted("rank 0", behind), Noted("rank 1", notes(WAITS, 5, 6, 7, 8))], 2.0, answer=1)
+
+    looks = [set(watch.look({0})) for _ in behind]
+
+    assert looks == [set(), set(), {1} if held else set(), {1} if held else set()]
+
+
 @st.composite
 def programs(draw):
     """Ranks of a program whose groups begin their collectives in one order, each somewhere in it."""
@@ -133,6 +169,8 @@ def programs(draw):
             place[number] += 1
     standings = [
         Standing(
+            0.0,
+            0,
             0,
             [],
             {str(group): ranks for group, ranks in enumerate(groups) if number in ranks},
