@@ -23,7 +23,7 @@ from anytron.config.schema import ModelSection
 from anytron.task.data.examination import examined
 from anytron.task.data.pretrained import load_hf_config, load_tokenizer
 from anytron.task.data.prompts import tokenize
-from anytron.task.data.reading import read_prompts
+from anytron.task.data.reading import read_files
 from anytron.task.data.sources import load_prompts
 from harness import argument_parser, in_turn, progress, report, timed
 
@@ -110,7 +110,7 @@ def main():
             source = write_prompts(Path(folder, f"{count}.jsonl"), count)
             read = partial(tokenize, vocab_size=len(tokenizer))
             rows[f"{count} prompts"] = compared(
-                lambda source=source, read=read: list(read_prompts(source, "data", read, tokenizer, None)),
+                lambda source=source, read=read: list(read_files(source, "data", read, tokenizer, None)),
                 lambda source=source, read=read: list(read(load_prompts(source, "data"), tokenizer, None)),
                 arguments.turns,
             )

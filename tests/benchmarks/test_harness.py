@@ -21,6 +21,7 @@ SMALL = {
     "code_reward.py": ["--turns", "1", "--programs", "1"],
     "driver.py": ["--ranks", "2", "32", "--tokens", "0.01", "0.02"],
     "planning.py": ["--counts", "4", "200", "--repeats", "1"],
+    "prompts.py": ["--prompts", "20"],
     "sequences.py": ["--counts", "4", "8", "--repeats", "1"],
     "weight_sync.py": ["--layers", "1", "--hidden", "64", "--turns", "1"],
 }

@@ -58,7 +58,7 @@ def show(
     from anytron.run.preflight.prepare import prepare_prompts
 
     run = load_config(config, overrides or [])
-    prepared = prepare_prompts(run)
+    prepared = prepare_prompts(run, lambda text: typer.echo(text, err=True))
     sources = [_summary(prepared.sampler, index) for index in range(len(prepared.sampler.tables))]
     prompts = [_described(prompt, prepared.tokenizer) for prompt in prepared.sampler.draw(count)]
     clock = {

@@ -59,12 +59,12 @@ def _subjects(config: RunConfig, name: str) -> Iterator[tuple[str, PreparedPromp
     """Yield what is checked: training and each validation set."""
     with within(name):
         if config.supervised:
-            examples = prepare_prompts(config)
+            examples = prepare_prompts(config, error_console().print)
             yield name, examples
             for held_out in prepare_held_out(config, examples):
                 yield f"{name}, {held_out.section.title}", held_out.prepared
             return
-        prepared = prepare(config)
+        prepared = prepare(config, error_console().print)
         yield name, prepared
         for one in prepare_validation(config, prepared):
             yield f"{name}, {one.section.title}", one.prepared

@@ -41,6 +41,7 @@ from anytron.task.rewards.worker import WatchedSamples
 from anytron_verifiers.messages import found_in
 from tests.core.algorithms.test_registered import BATCH, OUTPUTS, REWARDS, TRAINED
 from tests.core.record.sinks.conftest import Told, configuration
+from tests.core.task.data.tables import table_of
 from tests.core.task.rewards.test_scoring import SAMPLES
 from tests.house import PACKAGES, modules
 
@@ -71,7 +72,7 @@ def failed(failure) -> None:
 def use_reward(path, folder):
     section = RewardSection(function=path)
     rewards = RewardSum.from_config([section])
-    rewards.check([[PROMPT]])
+    rewards.check([table_of(PROMPT.data)])
     reference_answers(section)(PROMPT)
     with WatchedSamples(SAMPLES, lambda position: None) as samples:
         for failure in reward_answer(made(path, {}, "rewards[0]"), samples).failures:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CARRIED_OUT: Mapping[str, str] = MappingProxyType(
     {
         "checkpoint": "when and where the state is saved",
+        "data.cache_dir": "where tokenised prompts are kept",
         "engine.deterministic": "how kernels add up",
         "engine.distributed_optimizer": "where the optimizer's state is kept",
         "engine.log_prob_chunk_tokens": "how much is computed at one time",

@@ -12,6 +12,7 @@ from anytron.config.running import TeacherSection
 from anytron.record.checkpoint.resume import first_beginning
 from anytron.task.data.beginning import Beginning
 from anytron.task.data.examination import examined
+from anytron.task.data.loading import silent
 from anytron.task.data.mixture import Mixture, Place, load_mixture
 from anytron.task.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
 from anytron.task.data.vision import VisionProcessor, load_vision
@@ -20,12 +21,14 @@ from anytron.task.rewards.scoring import RewardSum
 from anytron.workers.engines.rollout_engine import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from anytron.config.running import RewardModelSection
     from anytron.config.schema import RunConfig
     from anytron.config.scoring import ValidationSetSection
     from anytron.task.data.prompts import TokenizedPrompt
+
+    Tell = Callable[[str], None]
 
 SHOWN = 3
 """Tokens that an error names."""
@@ -87,20 +90,24 @@ class PreparedRun(PreparedPrompts):
     sampling: SamplingParams
 
 
-def prepare_prompts(config: RunConfig) -> PreparedPrompts:
+def prepare_prompts(config: RunConfig, tell: Tell = silent) -> PreparedPrompts:
     """Load the tokenizer and all prompts, or examples, and check them against the model.
 
     A resumed run keeps the chat template and the start time with which it began.
+
+    Args:
+        config: The run's configuration.
+        tell: Called from time to time with how far long sources have been read.
 
     Raises:
         ConfigError: A file or value in the configuration is missing or impossible.
         DataError: Prompts are not usable.
     """
-    return _prompts(config, None if config.supervised else config.rollout.max_new_tokens)
+    return _prompts(config, None if config.supervised else config.rollout.max_new_tokens, tell)
 
 
-def prepare(config: RunConfig) -> PreparedRun:
-    """Load the prompts and rewards of a run, and check them against the model.
+def prepare(config: RunConfig, tell: Tell = silent) -> PreparedRun:
+    """Load the prompts and rewards of a run, and check them against the model; arguments as in :func:`prepare_prompts`.
 
     Raises:
         ConfigError: A file or value in the configuration is missing or impossible.
@@ -111,7 +118,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     rewards = RewardSum.from_config(config.rewards)
     if config.environment is not None:
         check_environment(config.environment)
-    prompts = _prompts(config, config.rollout.max_new_tokens)
+    prompts = _prompts(config, config.rollout.max_new_tokens, tell)
     rewards.check([] if config.data.on_bad_answer == "drop" else prompts.sampler.tables)  # looked at as they were read
     tokenizer, vision, vocab_size = prompts.tokenizer, prompts.vision, prompts.vocab_size
     ends = end_token_ids(config.model, tokenizer, vocab_size)
@@ -125,7 +132,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     )
 
 
-def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
+def _prompts(config: RunConfig, max_new_tokens: int | None, tell: Tell) -> PreparedPrompts:
     sections = {"teacher.path": config.teacher, "reward_model.path": config.reward_model}
     asked = {key: section for key, section in sections.items() if section is not None}
     critic = None if config.critic is None or config.critic.path is None else Path(config.critic.path)
@@ -163,6 +170,7 @@ def _prompts(config: RunConfig, max_new_tokens: int | None) -> PreparedPrompts:
         context_length=context_length,
         max_new_tokens=max_new_tokens,
         unusable=RewardSum.from_config(config.rewards).unusable() if drops else None,
+        tell=tell,
     )
     template, vocab_size = beginning.arguments(config.data.chat_template_kwargs), text_config.vocab_size
     return PreparedPrompts(tokenizer, vision, sampler, context_length, vocab_size, beginning, template, remarks=remarks)

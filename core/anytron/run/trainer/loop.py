@@ -85,11 +85,11 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
 
 def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts) -> RunSummary:
     if config.supervised:
-        examples = prepare_prompts(config)
+        examples = prepare_prompts(config, progress.note)
         held_out = prepare_held_out(config, examples)
         with _begun(config, executor, progress, restarts, examples, held_out) as attempt:
             return attempt if isinstance(attempt, RunSummary) else fine_tune(attempt, examples, held_out)
-    prepared = prepare(config)
+    prepared = prepare(config, progress.note)
     examined = prepare_validation(config, prepared)
     with _begun(config, executor, progress, restarts, prepared, examined) as attempt:
         return attempt if isinstance(attempt, RunSummary) else _reinforce(attempt, prepared, examined)

@@ -12,8 +12,9 @@ from anytron.base.errors import ConfigError
 from anytron.base.seeds import derive_seed
 from anytron.task.data.beginning import Beginning
 from anytron.task.data.examples import tokenize_examples
+from anytron.task.data.kept_prompts import cache_folder
+from anytron.task.data.loading import load_columns, silent
 from anytron.task.data.prompts import tokenize
-from anytron.task.data.reading import read_prompts
 from anytron.task.data.table import PromptFilter, PromptTable
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def load_mixture(
     max_new_tokens: int | None,
     key: str = "data",
     unusable: Callable[[Mapping[str, Any]], str] | None = None,
+    tell: Callable[[str], None] = silent,
 ) -> Mixture:
     """Read, tokenise and filter the prompts of all sources.
 
@@ -149,6 +151,7 @@ def load_mixture(
         max_new_tokens: Number of tokens to reserve for a response; None = the data contain the responses.
         key: Key of the section in the configuration.
         unusable: Function that returns why rewards cannot read a prompt's data, empty if they can; None = no check.
+        tell: Called from time to time with how far a long source has been read.
 
     Raises:
         ConfigError: A source does not exist or refuses its options, or responses fill the model's context.
@@ -164,21 +167,18 @@ def load_mixture(
         )
     limits = [limit for limit in (room, data.max_prompt_tokens) if limit is not None]
     dropped = unusable if data.on_bad_answer == "drop" else None
-    wanted = PromptFilter(min(limits, default=None), set() if data.deduplicate else None, dropped)
+    wanted = PromptFilter(min(limits, default=None), set() if data.deduplicate else None, vision is not None, dropped)
     sources = data.keyed_sources(key)
     tables = []
     for place, source in sources.items():
         read: Callable[..., Iterator[TokenizedPrompt]] = tokenize_examples
         if max_new_tokens is not None:
             read = partial(tokenize, continue_final_message=data.continue_final_message)
-        read = partial(
-            read,
-            vocab_size=vocab_size,
-            chat_template_kwargs=(beginning or Beginning.of(tokenizer)).arguments(data.chat_template_kwargs),
-        )
-        prompts = read_prompts(source, place, read, tokenizer, vision)
+        template = (beginning or Beginning.of(tokenizer)).arguments(data.chat_template_kwargs)
+        read = partial(read, vocab_size=vocab_size, chat_template_kwargs=template)
+        columns = load_columns(source, place, read, tokenizer, vision, cache_folder(data.cache_dir), tell)
         prefix = f"{source.title}/" if len(sources) > 1 else ""
-        tables.append(PromptTable(source.title, prompts, wanted, prefix))
+        tables.append(PromptTable(source.title, columns, wanted, prefix))
     weights = [source.weight for source in sources.values() if source.weight is not None]
     return Mixture(tables, weights or None, seed=seed, shuffle=data.shuffle)
 
@@ -237,12 +237,11 @@ class EpochSampler(Generic[Item]):
                 self._order = self._order_of(self._epoch)
             taken = self._order[self._position : self._position + count - len(drawn)]
             self._position += len(taken)
-            drawn.extend(self._items[index] for index in taken)
+            drawn.extend(self._items[index] for index in taken.tolist())
         return drawn
 
-    def _order_of(self, epoch: int) -> list[int]:
+    def _order_of(self, epoch: int) -> torch.Tensor:
         if not self._shuffle:
-            return list(range(len(self._items)))
+            return torch.arange(len(self._items))
         generator = torch.Generator().manual_seed(derive_seed(self._seed, "data", epoch))
-        order: list[int] = torch.randperm(len(self._items), generator=generator).tolist()
-        return order
+        return torch.randperm(len(self._items), generator=generator)

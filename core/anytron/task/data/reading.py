@@ -6,42 +6,47 @@ The user's own sources are trusted programs that run in the driver; their prompt
 from __future__ import annotations
 
 import itertools
-from array import array
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import DataError
 from anytron.config.data import SOURCE_OPTIONS
+from anytron.task.data.columns import AT_ONCE, arrays_of, encoded, frame_of
 from anytron.task.data.examples import RESPONSE
-from anytron.task.data.prompts import TokenizedPrompt, batched, size_of
-from anytron.task.data.sources import load_prompts
-from anytron.task.data.table import INT32
+from anytron.task.data.prompts import batched, size_of
+from anytron.task.data.sources import Share, load_prompts
 from anytron.task.isolation.reader import ConfinedReader, Errand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from anytron.config.data import DataSection, MixedSource
-    from anytron.task.data.prompts import Prompt
+    from anytron.task.data.columns import Frame, Numbers
+    from anytron.task.data.prompts import Prompt, TokenizedPrompt
     from anytron.task.data.vision import VisionProcessor
     from anytron.task.isolation.reader import Note
 
     Tokenize = Callable[..., Iterator[TokenizedPrompt]]
     """(prompts, tokenizer, vision) -> prompts."""
 
-AT_ONCE = 256
-"""Prompts in a message."""
+END_OF_RUN = "end of a run"
 MEMORY = 7 << 27
 """Bytes that the process may allocate: less than 1 GiB, with what it loads meanwhile."""
 CHARACTERS = 1 << 20
 """Letters that are tokenised between two signs of life, and letters in a message; one longer text is not divided."""
 
 
-def read_prompts(
-    source: DataSection | MixedSource, key: str, tokenize: Tokenize, tokenizer: Any, vision: VisionProcessor | None
-) -> Iterator[TokenizedPrompt]:
-    """Read and tokenise the prompts, or examples, of a source.
+def read_files(
+    source: DataSection | MixedSource,
+    key: str,
+    tokenize: Tokenize,
+    tokenizer: Any,
+    vision: VisionProcessor | None,
+    processes: int = 1,
+) -> Iterator[dict[str, Numbers]]:
+    """Read and tokenise the prompts, or examples, of a registered source that reads files.
+
+    Each process passes over the rows of all files, and tokenises its share of them.
 
     Args:
         source: The section that names the source.
@@ -49,6 +54,10 @@ def read_prompts(
         tokenize: Function that tokenises prompts.
         tokenizer: A Hugging Face tokenizer.
         vision: Image preprocessing; None for a model without image input.
+        processes: Number of confined processes.
+
+    Yields:
+        Arrays as :func:`anytron.task.data.columns.checked` returns them, in the order of the source.
 
     Raises:
         ConfigError: The source does not exist or refuses its options; or ``tokenize`` raises one.
@@ -56,31 +65,62 @@ def read_prompts(
             or ends the process.
     """
 
-    def service(prompts: Sequence[Prompt] | None, note: Note) -> Iterator[Any]:
-        rows = load_prompts(source, key) if prompts is None else prompts
+    def service(share: Share, note: Note) -> Iterator[Any]:
+        prompts = _noted(load_prompts(source, key, share), note)
         watched = None if vision is None else _WatchedVision(vision, note)
-        read = tokenize(_noted(rows, note), _WatchedTokenizer(tokenizer, note), watched)
-        return _records(read, of_files=prompts is None)
+        while (first := next(prompts, None)) is not None:
+            run = itertools.chain([first], itertools.islice(prompts, share.run - 1))
+            yield from _frames(tokenize(run, _WatchedTokenizer(tokenizer, note), watched), pictures=True)
+            yield END_OF_RUN
 
+    errand = _errand(source, key)
+    readers = [ConfinedReader(service, MEMORY) for _ in range(processes)]
+    try:
+        answers = [reader.ask(Share(number, processes), errand) for number, reader in enumerate(readers)]
+        for turn in itertools.count():
+            for frame in answers[turn % processes]:
+                if frame == END_OF_RUN:
+                    break
+                yield _arrays(frame, errand)
+            else:
+                return
+    finally:
+        for reader in readers:
+            reader.close()
+
+
+def read_prompts(
+    source: DataSection | MixedSource, key: str, tokenize: Tokenize, tokenizer: Any, vision: VisionProcessor | None
+) -> Iterator[TokenizedPrompt]:
+    """Read and tokenise the prompts, or examples, of a source that is a function; arguments as in :func:`read_files`.
+
+    Raises:
+        ConfigError: The source does not exist or refuses its options; or ``tokenize`` raises one.
+        DataError: The source fails or has an unusable prompt; or reading it takes too long, too much memory,
+            or ends the process.
+    """
+
+    def service(prompts: Sequence[Prompt], note: Note) -> Iterator[Any]:
+        watched = None if vision is None else _WatchedVision(vision, note)
+        return _frames(tokenize(_noted(prompts, note), _WatchedTokenizer(tokenizer, note), watched), pictures=False)
+
+    errand = _errand(source, key)
+    reader = ConfinedReader(service, MEMORY)
+    try:
+        for some in batched(load_prompts(source, key), AT_ONCE, CHARACTERS):
+            yield from _rejoined(some, reader.ask([_bare(prompt) for prompt in some], errand), errand)
+    finally:
+        reader.close()
+
+
+def _errand(source: DataSection | MixedSource, key: str) -> Errand:
     where = f"{key}.source = {source.source}"
     if path := source.options.get("path"):
         where += f" ({path})"
     own = source.source not in SOURCE_OPTIONS
     fix = "give shorter prompts or smaller pictures" if own else "make the file smaller or write it again"
     fix += "; if they are correct, the tokenizer or the chat template is at fault"
-    errand = Errand(DataError, "The prompts cannot be read.", where, fix)
-    reader = ConfinedReader(service, MEMORY)
-    try:
-        if source.source in SOURCE_OPTIONS:
-            for records in reader.ask(None, errand):
-                yield from _prompts(records, errand)
-            return
-        for some in batched(load_prompts(source, key), AT_ONCE, CHARACTERS):
-            answers = reader.ask([_bare(prompt) for prompt in some], errand)
-            read = itertools.chain.from_iterable(_prompts(records, errand) for records in answers)
-            yield from _rejoined(some, read, errand)
-    finally:
-        reader.close()
+    return Errand(DataError, "The prompts cannot be read.", where, fix)
 
 
 class PromptReader:
@@ -98,7 +138,7 @@ class PromptReader:
 
     def __init__(self, tokenize: Tokenize, tokenizer: Any) -> None:
         def service(prompts: Sequence[Prompt], note: Note) -> Iterator[Any]:
-            return _records(tokenize(_noted(prompts, note), _WatchedTokenizer(tokenizer, note), None), of_files=False)
+            return _frames(tokenize(_noted(prompts, note), _WatchedTokenizer(tokenizer, note), None), pictures=False)
 
         fix = "give shorter prompts; if they are short, the tokenizer or the chat template is at fault"
         self._errand = Errand(DataError, "The prompts cannot be read.", tokenizer.name_or_path, fix)
@@ -116,8 +156,7 @@ class PromptReader:
             DataError: A prompt is not usable; or reading it takes too long, too much memory, or ends the process.
         """
         answers = self._reader.ask([_bare(prompt) for prompt in prompts], self._errand)
-        read = itertools.chain.from_iterable(_prompts(records, self._errand) for records in answers)
-        return list(_rejoined(prompts, read, self._errand))
+        return list(_rejoined(prompts, answers, self._errand))
 
     def close(self) -> None:
         """End the process."""
@@ -130,8 +169,14 @@ def _bare(prompt: Prompt) -> Prompt:
     return replace(prompt, data=data)
 
 
-def _rejoined(given: Sequence[Prompt], read: Iterable[TokenizedPrompt], errand: Errand) -> Iterator[TokenizedPrompt]:
-    answers = list(read)
+def _rejoined(given: Sequence[Prompt], frames: Iterable[Any], errand: Errand) -> Iterator[TokenizedPrompt]:
+    answers: list[TokenizedPrompt] = []
+    for frame in frames:
+        columns = encoded(_arrays(frame, errand))
+        try:
+            answers += [columns.prompt(index) for index in range(len(columns))]
+        except DataError as error:
+            raise errand.failed(f"the process that reads it wrote an invalid answer: {error.why}") from error
     if len(answers) != len(given):
         raise errand.failed(f"the process that reads it returned {len(answers)} prompts for {len(given)}")
     for prompt, one in zip(given, answers, strict=True):
@@ -141,50 +186,25 @@ def _rejoined(given: Sequence[Prompt], read: Iterable[TokenizedPrompt], errand: 
         yield replace(one, data=data, images=tuple(prompt.images))
 
 
-def _records(prompts: Iterable[TokenizedPrompt], of_files: bool) -> Iterator[dict[str, Any]]:
-    """Put prompts into messages, as plain data; their pictures only if the driver does not have them."""
+def _arrays(frame: Any, errand: Errand) -> dict[str, Numbers]:
+    try:
+        return arrays_of(frame)
+    except ValueError as error:
+        raise errand.failed(f"the process that reads it wrote an invalid answer: {error}") from error
+
+
+def _frames(prompts: Iterable[TokenizedPrompt], *, pictures: bool) -> Iterator[Frame]:
+    """Encode prompts in frames of limited size; their pictures only if the driver does not have them."""
     some: list[TokenizedPrompt] = []
     size = 0
     for prompt in prompts:
         some.append(prompt)
         size += size_of(prompt)
         if len(some) == AT_ONCE or size > CHARACTERS:
-            yield _record(some, of_files)
+            yield frame_of(some, pictures=pictures)
             some, size = [], 0
     if some:
-        yield _record(some, of_files)
-
-
-def _record(prompts: Sequence[TokenizedPrompt], of_files: bool) -> dict[str, Any]:
-    return {
-        "ids": [prompt.id for prompt in prompts],
-        "texts": [prompt.text for prompt in prompts],
-        "lengths": [len(prompt.tokens) for prompt in prompts],
-        "tokens": array(INT32, itertools.chain.from_iterable(prompt.tokens for prompt in prompts)).tobytes(),
-        "data": [dict(prompt.data) for prompt in prompts],
-        "images": [list(one.images) if of_files else [] for one in prompts],
-        "masks": [None if one.response_mask is None else bytes(one.response_mask) for one in prompts],
-    }
-
-
-def _prompts(records: Any, errand: Errand) -> Iterator[TokenizedPrompt]:
-    """Read a message, which may be anything."""
-    try:
-        tokens = array(INT32)
-        tokens.frombytes(records["tokens"])
-        begin = 0
-        columns = [records[name] for name in ("ids", "texts", "lengths", "data", "images", "masks")]
-        for name, text, length, data, images, mask in zip(*columns, strict=True):
-            if type(length) is not int or length < 0:
-                raise ValueError("a length is not a number of tokens")  # noqa: TRY301 - one way to say it
-            one = tuple(tokens[begin : begin + length])
-            begin += length
-            learnt = None if mask is None else tuple(map(bool, mask))
-            if not all(isinstance(image, (bytes, Path)) for image in images):
-                raise TypeError("a picture is neither bytes nor a path")  # noqa: TRY301 - one way to say it
-            yield TokenizedPrompt(str(name), str(text), one, dict(data), tuple(images), response_mask=learnt)
-    except (ValueError, TypeError, KeyError) as error:
-        raise errand.failed(f"the process that reads it wrote an invalid answer: {error}") from error
+        yield frame_of(some, pictures=pictures)
 
 
 def _noted(prompts: Iterable[Prompt], note: Note) -> Iterator[Prompt]:

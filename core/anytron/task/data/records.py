@@ -38,7 +38,7 @@ def prompt_of(row: Row, options: ReadingOptions, prefix: str = "") -> Prompt:
     value, images, tools = (values.pop(part, None) for part in PARTS)
     if row.padded:
         value, tools = _without_nulls(value), _without_nulls(tools)
-    pictures = _pictures(images, Path(options.image_folder or row.folder), row.where)
+    pictures = _pictures(images, options, row)
     made: dict[str, Any] = {"images": pictures, "data": values, "tools": _tools(tools, row.where)}
     name = prefix + row.name if values.get("id") is None else str(values["id"])
     if isinstance(value, str):
@@ -178,11 +178,12 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
-def _pictures(value: Any, folder: Path, where: str) -> tuple[Picture, ...]:
+def _pictures(value: Any, options: ReadingOptions, row: Row) -> tuple[Picture, ...]:
     """Images as paths, as the bytes of a file, or as Hugging Face's ``{bytes, path}``; a single one or a list."""
     if value is None or value == "":
         return ()
-    return tuple(_picture(one, folder, where) for one in (value if isinstance(value, list) else [value]))
+    folder = Path(options.image_folder or row.folder)
+    return tuple(_picture(one, folder, row.where) for one in (value if isinstance(value, list) else [value]))
 
 
 def _picture(value: Any, folder: Path, where: str) -> Picture:

@@ -12,6 +12,7 @@ import glob
 import itertools
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from anytron.config.json_files import is_writable, parse_json, read_object, stri
 from anytron.task.data.arrow import LARGEST_ROW, check_schema, records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import pyarrow.parquet
 
@@ -46,16 +47,21 @@ class Row:
     Attributes:
         where: File and place, for errors.
         name: The place without the file: ``line 7``, ``row 7``; counted from 1.
-        record: The content of the row; anything but a mapping of columns is refused later.
+        read: Function that returns the content of the row, or raises DataError.
         folder: The folder to which paths in the row are relative.
         padded: Whether nested objects have the keys of all rows, with null for missing ones, as in Arrow.
     """
 
     where: str
     name: str
-    record: Any
+    read: Callable[[], Any]
     folder: Path
     padded: bool = False
+
+    @cached_property
+    def record(self) -> Any:
+        """The content of the row; anything but a mapping of columns is refused later."""
+        return self.read()
 
 
 def files_of(path: str) -> list[Path]:
@@ -91,10 +97,11 @@ def jsonl_rows(file: Path) -> Iterator[Row]:
 
 
 def _jsonl_rows(file: Path) -> Iterator[Row]:
+    folder = file.parent
     for number, line in _lines(file):
         if line.strip():
             where = f"{file}:{number}"
-            yield Row(where, f"line {number}", _json(line, where), file.parent)
+            yield Row(where, f"line {number}", partial(_json, line, where), folder)
 
 
 def _json(line: str, where: str) -> Any:
@@ -138,9 +145,8 @@ def _csv_rows(file: Path) -> Iterator[Row]:
                 _check_names(columns, where)
             elif fields:
                 _check_count(fields, columns, where)
-                yield Row(
-                    where, f"line {where.rpartition(':')[2]}", dict(zip(columns, fields, strict=True)), file.parent
-                )
+                record = dict(zip(columns, fields, strict=True))
+                yield Row(where, f"line {where.rpartition(':')[2]}", partial(dict, record), file.parent)
     except csv.Error as error:
         fix = "put double quotes around a field that has a comma, a quote or a line feed, and double the quotes inside"
         raise DataError(
@@ -238,7 +244,7 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
         batches = table.iter_batches(min(AT_ONCE, _rows_of(LARGEST_ROW, table.metadata)), use_threads=False)
         fix = "if the file is correct, write it with use_dictionary=False and compression='none'"
         for number, record in records(batches, file.stat().st_size, place, fix, table.metadata.num_rows):
-            yield Row(f"{name}, row {number}", f"row {number}", record, folder, padded=True)
+            yield Row(f"{name}, row {number}", f"row {number}", partial(dict, record), folder, padded=True)
 
 
 def _rows_of(size: int, metadata: pyarrow.parquet.FileMetaData) -> int:
@@ -276,12 +282,12 @@ def _dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
     chosen = _split(loaded, path, split).with_format("arrow")
     _check_columns(len(chosen.data.schema), str(path))
     check_schema(chosen.data.schema, str(path))
-    size = sum(file.stat().st_size for file in files)
+    size, folder = sum(file.stat().st_size for file in files), path if path.is_dir() else path.parent
     fix = "if the file is correct, read it with datasets, and write it as JSON lines with Dataset.to_json"
     for number, record in records(
         chosen.iter(batch_size=AT_ONCE), size, lambda number: f"{path}, row {number}", fix, len(chosen)
     ):
-        yield Row(f"{path}, row {number}", f"row {number}", record, path if path.is_dir() else path.parent, padded=True)
+        yield Row(f"{path}, row {number}", f"row {number}", partial(dict, record), folder, padded=True)
 
 
 def _files_of_dataset(folder: Path) -> list[Path]:

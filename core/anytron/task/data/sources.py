@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anytron.base.errors import DataError
 from anytron.base.functions import Called, Kind, has, is_async
@@ -20,6 +21,7 @@ from anytron.task.data.rows import Row, csv_rows, dataset_rows, files_of, jsonl_
 if TYPE_CHECKING:
     from anytron.config.data import DataSection, MixedSource
 
+Item = TypeVar("Item")
 SOURCE = Called(
     "A source of prompts",
     given="the entries of data.options are its keyword arguments",
@@ -35,11 +37,33 @@ METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 """Files that say in Hugging Face's folders of images what belongs to each."""
 
 
-def from_files(rows_of: Callable[[Path], Iterator[Row]], **options: Any) -> Iterator[Prompt]:
+@dataclass(frozen=True)
+class Share:
+    """The share of a source's prompts that one of several processes reads: runs of consecutive prompts, in turn.
+
+    Attributes:
+        number: Number of the process, from 0.
+        processes: How many there are.
+        run: Prompts of a run.
+    """
+
+    number: int = 0
+    processes: int = 1
+    run: int = 1024
+
+    def of(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield the items of this share."""
+        for index, item in enumerate(items):
+            if index // self.run % self.processes == self.number:
+                yield item
+
+
+def from_files(rows_of: Callable[[Path], Iterator[Row]], *, share: Share = Share(), **options: Any) -> Iterator[Prompt]:
     """Read the prompts of one or several files.
 
     Args:
         rows_of: Function that reads the rows of a file.
+        share: Rows that are read; others are passed over.
         options: Fields of :class:`anytron.config.data.ReadingOptions`.
 
     Raises:
@@ -47,23 +71,23 @@ def from_files(rows_of: Callable[[Path], Iterator[Row]], **options: Any) -> Iter
     """
     given = ReadingOptions(**options)
     files = files_of(given.path)
-    for file in files:
-        prefix = f"{file.name} " if len(files) > 1 else ""
-        for row in rows_of(file):
-            yield prompt_of(row, given, prefix)
+    rows = ((row, f"{file.name} " if len(files) > 1 else "") for file in files for row in rows_of(file))
+    for row, prefix in share.of(rows):
+        yield prompt_of(row, given, prefix)
 
 
-def dataset(**options: Any) -> Iterator[Prompt]:
+def dataset(*, share: Share = Share(), **options: Any) -> Iterator[Prompt]:
     """Read the prompts of a Hugging Face dataset on disk; ``options`` are the fields of ``DatasetOptions``."""
     given = DatasetOptions(**options)
-    for row in dataset_rows(Path(given.path), given.split):
+    for row in share.of(dataset_rows(Path(given.path), given.split)):
         yield prompt_of(row, given)
 
 
-def images(**options: Any) -> Iterator[Prompt]:
+def images(*, share: Share = Share(), **options: Any) -> Iterator[Prompt]:
     """Make a prompt of every picture in a folder, with the same question.
 
     Args:
+        share: Pictures that are taken.
         options: Fields of :class:`anytron.config.data.ImagesOptions`.
 
     Raises:
@@ -82,7 +106,7 @@ def images(**options: Any) -> Iterator[Prompt]:
             fix="read the metadata file with the source jsonl, csv or parquet, and set its option `columns`: "
             "{images: file_name, ...}",
         )
-    for found in sorted(file for file in folder.rglob("*") if file.suffix.lower() in PICTURES):
+    for found in share.of(sorted(file for file in folder.rglob("*") if file.suffix.lower() in PICTURES)):
         name = found.relative_to(folder).as_posix()
         file = inside(folder, name, f"prompt {name}")
         data = {"file": name, "label": file.parent.name if file.parent != folder else ""}
@@ -106,12 +130,13 @@ SOURCES: Mapping[str, PromptSource] = MappingProxyType(
 """By their name in ``data.source``; :data:`anytron.config.data.SOURCE_OPTIONS` has options of those with files."""
 
 
-def load_prompts(section: DataSection | MixedSource, key: str = "data") -> Iterator[Prompt]:
+def load_prompts(section: DataSection | MixedSource, key: str = "data", share: Share | None = None) -> Iterator[Prompt]:
     """Yield the prompts of one source.
 
     Args:
         section: The section with the source and its options.
         key: Configuration key of the section.
+        share: Prompts that are read of a source of files; None = all.
 
     Raises:
         ConfigError: The source does not exist, or refuses its options.
@@ -120,6 +145,8 @@ def load_prompts(section: DataSection | MixedSource, key: str = "data") -> Itera
     assert section.source is not None, "a mix is loaded source by source"
     where, options = f"{key}.source", section.options
     source = partial(resolve(section.source, DATA_SOURCE, key=where, registered=SOURCES, options=options), **options)
+    if share is not None:
+        source = partial(source, share=share)
     found = SOURCE.call(source, where := f"{where} = {section.source}")
     if not isinstance(found, Iterable):
         raise SOURCE.unusable(source, type(found).__name__).error(where)

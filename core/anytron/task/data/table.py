@@ -1,27 +1,32 @@
-"""The prompts of one source that a run draws from: tokenised, filtered, and kept compactly."""
+"""The prompts of one source that a run draws from: a source's columns, without the prompts that are left out."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
 
 from anytron.base.errors import DataError
+from anytron.task.data.columns import DIGEST_BYTES
 from anytron.task.data.prompts import TokenizedPrompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    import numpy.typing as npt
+
+    from anytron.task.data.columns import PromptColumns
     from anytron.task.data.vision import Picture
 
 NAMED = 5
 """Prompts without a usable answer that are named; all are counted."""
-INT32: Final = "i"
-"""Type code of token ids: 4 bytes, where a tuple of numbers has 36 for each."""
 
 
 @dataclass(frozen=True)
@@ -31,87 +36,59 @@ class PromptFilter:
     Attributes:
         longest: Largest number of tokens of a prompt; None = no limit.
         seen: Digests of the kept prompts of all sources; None = duplicates are kept.
+        pictures: Whether prompts may have images, which must differ as well for two prompts to be equal.
         unusable: Function that returns why rewards cannot read a prompt's data, empty if they can; None = all are kept.
     """
 
     longest: int | None = None
     seen: set[bytes] | None = None
+    pictures: bool = False
     unusable: Callable[[Mapping[str, Any]], str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    id: str
-    text: str
-    tokens: array[int]
-    data: Mapping[str, Any]
-    images: tuple[Picture, ...]
-    mask: bytes | None
 
 
 class PromptTable(Sequence[TokenizedPrompt]):
     """The prompts of one source, in the source's order, with counts of the prompts that were left out.
 
-    The source is read once, prompt by prompt. Memory holds the text and data of each prompt and 4 bytes for each token,
-    or 5 for each token of an example; images that are files stay on disk.
-
     Args:
         name: Name of the source, for messages.
-        prompts: Prompts of the source.
+        columns: Prompts of the source.
         wanted: Filter, which decides which prompts are left out.
         prefix: Prefix of the prompts' ids.
 
     Attributes:
         name: The argument.
+        columns: The argument.
         read: Number of prompts of the source.
         too_long: How many of them were longer than allowed.
         duplicates: How many were equal to an earlier one.
         bad_answers: How many had a right answer that rewards cannot read.
-        digest: Hexadecimal digest of the kept prompts' tokens and response masks, to tell whether two tables
-            hold the same prompts.
 
     Raises:
         DataError: The source has no prompts, or none is left.
     """
 
     def __init__(
-        self,
-        name: str,
-        prompts: Iterable[TokenizedPrompt],
-        wanted: PromptFilter = PromptFilter(),
-        prefix: str = "",
+        self, name: str, columns: PromptColumns, wanted: PromptFilter = PromptFilter(), prefix: str = ""
     ) -> None:
-        self.name, self.read, self.too_long, self.duplicates, self.bad_answers = name, 0, 0, 0, 0
-        self._entries: list[_Entry] = []
+        self.name, self.columns, self.read, self._prefix = name, columns, len(columns), prefix
         self._bad: list[str] = []
-        whole, shortest = hashlib.blake2b(digest_size=16), 0
-        for prompt in prompts:
-            self.read += 1
-            length = len(prompt.tokens)
-            if wanted.unusable is not None and (why := wanted.unusable(prompt.data)):
-                self.bad_answers += 1
-                if self.bad_answers <= NAMED:
-                    self._bad.append(prefix + prompt.id if self._bad else f"{prefix}{prompt.id}: {why}")
-                continue
-            if wanted.longest is not None and length > wanted.longest:
-                self.too_long += 1
-                shortest = min(shortest or length, length)
-                continue
-            tokens = array(INT32, prompt.tokens)
-            if wanted.seen is not None:
-                digest = _digest(tokens, prompt.images)
-                if digest in wanted.seen:
-                    self.duplicates += 1
-                    continue
-                wanted.seen.add(digest)
-            mask = None if prompt.response_mask is None else bytes(prompt.response_mask)
-            whole.update(length.to_bytes(4, "little") + tokens.tobytes() + (mask or b""))
-            self._entries.append(_Entry(prefix + prompt.id, prompt.text, tokens, prompt.data, prompt.images, mask))
-        self.digest = whole.hexdigest()
+        kept = np.arange(self.read)
+        if wanted.unusable is not None:
+            kept = kept[self._readable(wanted.unusable)]
+        self.bad_answers = self.read - len(kept)
+        lengths = columns.lengths[kept]
+        if wanted.longest is not None:
+            kept = kept[lengths <= wanted.longest]
+        self.too_long = self.read - self.bad_answers - len(kept)
+        if wanted.seen is not None:
+            digests = _with_images(columns, kept) if wanted.pictures else columns.digests[kept].tobytes()
+            kept = kept[_first_ones(digests, wanted.seen)]
+        self.duplicates = self.read - self.bad_answers - self.too_long - len(kept)
+        self._kept = kept
         if not self.read:
             raise DataError("There are no prompts.", where=name, fix="check data.source and data.options")
-        if not self._entries:
-            longest = f"{wanted.longest} tokens" + (f" (the shortest has {shortest})" if shortest else "")
+        if not len(kept):
+            longest = f"{wanted.longest} tokens" + (f" (the shortest has {lengths.min()})" if self.too_long else "")
             counts = {
                 f"have more than {longest}": self.too_long,
                 "repeat an earlier prompt": self.duplicates,
@@ -127,8 +104,20 @@ class PromptTable(Sequence[TokenizedPrompt]):
                 "a model with a longer context",
             )
 
+    def _readable(self, unusable: Callable[[Mapping[str, Any]], str]) -> npt.NDArray[np.bool_]:
+        """Mark the prompts with data that rewards can read, and name some of the others."""
+        readable = np.ones(self.read, bool)
+        bad = 0
+        for index, (name, _, data, _) in enumerate(self.columns.records):
+            if why := unusable(data):
+                readable[index] = False
+                bad += 1
+                if bad <= NAMED:
+                    self._bad.append(self._prefix + name if self._bad else f"{self._prefix}{name}: {why}")
+        return readable
+
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._kept)
 
     @overload
     def __getitem__(self, index: int) -> TokenizedPrompt: ...
@@ -137,14 +126,41 @@ class PromptTable(Sequence[TokenizedPrompt]):
     def __getitem__(self, index: int | slice) -> TokenizedPrompt | list[TokenizedPrompt]:
         if isinstance(index, slice):
             return [self[place] for place in range(len(self))[index]]
-        one = self._entries[index]
-        mask = None if one.mask is None else tuple(map(bool, one.mask))
-        return TokenizedPrompt(one.id, one.text, tuple(one.tokens), one.data, one.images, response_mask=mask)
+        return self.columns.prompt(int(self._kept[index]), self._prefix)
+
+    def data(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the id and the data of each prompt."""
+        for index in self._kept.tolist():
+            name, _, data, _ = self.columns.records[index]
+            yield self._prefix + name, data
+
+    def passed(self, check: Mapping[str, Any]) -> bool:
+        """Whether an earlier start has noted that these prompts pass a check, given as JSON values."""
+        note = self._note(check)
+        return note is not None and note.exists()
+
+    def note_pass(self, check: Mapping[str, Any]) -> None:
+        """Note beside the kept prompts that they pass a check; without effect for prompts that are not kept."""
+        if (note := self._note(check)) is not None:
+            with suppress(OSError):  # a full disk: the next start checks again
+                note.touch()
+
+    def _note(self, check: Mapping[str, Any]) -> Path | None:
+        if self.columns.folder is None:
+            return None
+        told = json.dumps([check, self.digest], sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+        return self.columns.folder / f"passed-{hashlib.blake2b(told, digest_size=DIGEST_BYTES).hexdigest()}"
 
     @property
     def lengths(self) -> list[int]:
         """Number of tokens of each prompt."""
-        return [len(one.tokens) for one in self._entries]
+        lengths: list[int] = self.columns.lengths[self._kept].tolist()
+        return lengths
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal digest of the kept prompts' tokens and response masks; equal for tables of the same prompts."""
+        return hashlib.blake2b(self.columns.digests[self._kept].tobytes(), digest_size=DIGEST_BYTES).hexdigest()
 
     @property
     def _named(self) -> str:
@@ -160,12 +176,26 @@ class PromptTable(Sequence[TokenizedPrompt]):
         return f"prompts of {self.name}: {len(self)} of {self.read}, without {', '.join(parts)}" if parts else ""
 
 
-def _digest(tokens: array[int], images: Sequence[Picture]) -> bytes:
-    """What makes two prompts the same: tokens, and images as they are encoded, wherever they lie."""
-    digest = hashlib.blake2b(tokens.tobytes(), digest_size=16)
-    for image in images:
-        digest.update(hashlib.blake2b(_encoded(image), digest_size=16).digest())
-    return digest.digest()
+def _first_ones(digests: bytes, seen: set[bytes]) -> npt.NDArray[np.bool_]:
+    """Mark the digests that were not seen before, and add them to ``seen``."""
+    first = np.zeros(len(digests) // DIGEST_BYTES, bool)
+    for index in range(len(first)):
+        digest = digests[DIGEST_BYTES * index : DIGEST_BYTES * (index + 1)]
+        if digest not in seen:
+            first[index] = True
+            seen.add(digest)
+    return first
+
+
+def _with_images(columns: PromptColumns, kept: npt.NDArray[np.int64]) -> bytes:
+    """Digest each prompt's tokens, and its images as they are encoded, wherever they lie."""
+    digests = []
+    for index in kept.tolist():
+        whole = hashlib.blake2b(columns.digests[index].tobytes(), digest_size=DIGEST_BYTES)
+        for image in columns.records[index][3]:
+            whole.update(hashlib.blake2b(_encoded(image), digest_size=DIGEST_BYTES).digest())
+        digests.append(whole.digest())
+    return b"".join(digests)
 
 
 def _encoded(image: Picture) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 import struct
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path, PurePath
@@ -29,6 +30,10 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "decimal": Decimal,
 }
 
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_NO_BLOBS = _LENGTH.pack(len(b'[""]')) + b'[""]'
+"""The header of a message that is JSON."""
+
 
 def packed(value: Any) -> bytes:
     """Encode a plain value.
@@ -36,6 +41,9 @@ def packed(value: Any) -> bytes:
     Raises:
         TypeError: A part of it is not plain.
     """
+    with suppress(TypeError):  # most values are JSON
+        body = _JSON.encode(value).encode("utf-8", "surrogatepass")
+        return b"".join((_NO_BLOBS, _LENGTH.pack(len(body)), body))
     blobs: list[bytes] = []
     mark = secrets.token_hex(8)
 

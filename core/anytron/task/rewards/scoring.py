@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain
 from multiprocessing.connection import wait
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.config.scoring import RewardSection
-    from anytron.task.data.prompts import TokenizedPrompt
+    from anytron.task.data.table import PromptTable
     from anytron.task.rewards.sample import Sample
 
 
@@ -90,7 +89,7 @@ class RewardSum:
             named[name] = section
         return cls(named)
 
-    def check(self, tables: Sequence[Sequence[TokenizedPrompt]]) -> None:
+    def check(self, tables: Sequence[PromptTable]) -> None:
         """Let rewards that are classes check this machine and the run's prompts, before anything starts.
 
         Args:
@@ -109,11 +108,19 @@ class RewardSum:
             except ConfigError as error:
                 raise ConfigError(error.what, where=key, why=error.why, fix=error.fix) from error
             first, bad, named = None, 0, list[str]()
-            for prompt in chain.from_iterable(tables) if hasattr(reward, "check_prompt") else ():
-                if (refused := _refused(reward, prompt.data, f"{key}, prompt {prompt.id}")) is not None:
-                    first, bad = first or refused, bad + 1
-                    if len(named) < NAMED:
-                        named.append(prompt.id)
+            # The verdict of a registered reward depends on nothing but its options and the prompts.
+            known = section.model_dump(include={"function", "options"}) if section.function in REWARDS else None
+            for table in tables if hasattr(reward, "check_prompt") else ():
+                if known is not None and table.passed(known):
+                    continue
+                before = bad
+                for prompt, data in table.data():
+                    if (refused := _refused(reward, data, f"{key}, prompt {prompt}")) is not None:
+                        first, bad = first or refused, bad + 1
+                        if len(named) < NAMED:
+                            named.append(prompt)
+                if known is not None and bad == before:
+                    table.note_pass(known)
             if first is not None:
                 others = "is 1 other" if bad == 2 else f"are {bad - 1} others"
                 more = f"; so {others}: {', '.join(named[1:])}" if bad > 1 else ""

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anytron.task.data import mixture
+from anytron.task.data.columns import in_memory
 from anytron.task.data.mixture import EpochSampler, Mixture, next_source
 from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.data.table import PromptTable
@@ -19,7 +20,8 @@ WEIGHT = st.one_of(st.integers(1, 50), st.floats(0.01, 100.0))
 
 
 def table(name, size):
-    return PromptTable(name, [TokenizedPrompt(f"{name}{index}", "", (index + 1,), {}) for index in range(size)])
+    prompts = [TokenizedPrompt(f"{name}{index}", "", (index + 1,), {}) for index in range(size)]
+    return PromptTable(name, in_memory(prompts))
 
 
 def make(sizes, weights=None, seed=3, shuffle=True):

@@ -14,9 +14,10 @@ import pytest
 from anytron.base.errors import AnytronError, DataError
 from anytron.config.data import DataSection
 from anytron.config.imports import resolve
+from anytron.task.data.columns import encoded
 from anytron.task.data.pretrained import TOKENIZER
 from anytron.task.data.prompts import Prompt, tokenize
-from anytron.task.data.reading import PromptReader, read_prompts
+from anytron.task.data.reading import PromptReader, read_files
 from anytron.task.isolation import reader
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
@@ -41,7 +42,8 @@ def tokenizer():
 
 def read(source, tokenizer, **options):
     section = DataSection(source=source, options=options, prompts_per_step=1)
-    return list(read_prompts(section, "data", partial(tokenize, vocab_size=1000), tokenizer, None))
+    frames = read_files(section, "data", partial(tokenize, vocab_size=1000), tokenizer, None)
+    return [columns.prompt(index) for columns in map(encoded, frames) for index in range(len(columns))]
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_a_file_is_read_as_it_is_asked_for(tmp_path):
     found = jsonl_rows(tmp_path / "p.jsonl")
     assert [next(found).record["n"], next(found).record["n"]] == [1, 2]
     with pytest.raises(DataError, match=r"p\.jsonl:3"):
-        next(found)
+        next(found).record  # noqa: B018 - it is read here
 
 
 def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path):

@@ -12,6 +12,7 @@ from PIL import Image
 
 from anytron.base.errors import ConfigError, DataError
 from anytron.config.data import DataSection
+from anytron.task.data.columns import in_memory
 from anytron.task.data.mixture import load_mixture
 from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.data.table import PromptFilter, PromptTable
@@ -34,7 +35,7 @@ def test_what_is_kept_and_what_is_counted_make_up_what_was_read(tokens, longest)
     expected = [tuple(one) for one in dict.fromkeys(map(tuple, tokens)) if len(one) <= longest]
     if not expected:
         return
-    table = PromptTable("s", prompts(*tokens), PromptFilter(longest, set()))
+    table = PromptTable("s", in_memory(prompts(*tokens)), PromptFilter(longest, set()))
     assert [one.tokens for one in table] == expected
     assert table.read == len(tokens) == len(table) + table.too_long + table.duplicates
     assert table.too_long == sum(len(one) > longest for one in tokens)
@@ -42,21 +43,26 @@ def test_what_is_kept_and_what_is_counted_make_up_what_was_read(tokens, longest)
 
 def test_a_table_gives_what_it_was_given():
     given_prompts = prompts([1, 2], [2**31 - 1])
-    table = PromptTable("s", given_prompts, prefix="s/")
+    table = PromptTable("s", in_memory(given_prompts), prefix="s/")
     assert (table[1].id, table[1].tokens, table[1].data) == ("s/1", (2**31 - 1,), {"n": 1})
     assert [one.id for one in table[:]] == ["s/0", "s/1"]
     assert (table.lengths, table.remark) == ([2, 1], "")
 
 
 def test_the_digest_says_whether_the_tokens_are_the_same():
-    digests = [PromptTable("s", prompts(*one)).digest for one in ([[1, 2], [3]], [[1], [2, 3]], [[3], [1, 2]])]
+    digests = [
+        PromptTable("s", in_memory(prompts(*one))).digest for one in ([[1, 2], [3]], [[1], [2, 3]], [[3], [1, 2]])
+    ]
     assert len(set(digests)) == 3
-    assert PromptTable("t", prompts([1, 2], [3]), PromptFilter(9)).digest == digests[0]
+    assert PromptTable("t", in_memory(prompts([1, 2], [3])), PromptFilter(9)).digest == digests[0]
 
 
 def test_the_first_of_equal_prompts_stays_over_all_sources():
     wanted = PromptFilter(None, set())
-    first, second = PromptTable("a", prompts([1], [1], [2]), wanted), PromptTable("b", prompts([2], [3]), wanted)
+    first, second = (
+        PromptTable("a", in_memory(prompts([1], [1], [2])), wanted),
+        PromptTable("b", in_memory(prompts([2], [3])), wanted),
+    )
     assert [one.tokens for one in first] == [(1,), (2,)]
     assert [one.tokens for one in second] == [(3,)]
     assert (first.remark, second.duplicates) == ("prompts of a: 2 of 3, without 1 equal to earlier ones", 1)
@@ -64,7 +70,7 @@ def test_the_first_of_equal_prompts_stays_over_all_sources():
         DataError,
         match=r"(?s)Every prompt of a source was left out.*where: c.*of its 2 prompts, 2 repeat an earlier prompt",
     ):
-        PromptTable("c", prompts([1], [3]), wanted)
+        PromptTable("c", in_memory(prompts([1], [3])), wanted)
 
 
 def test_equal_tokens_with_other_pictures_are_other_prompts(tmp_path):
@@ -74,7 +80,7 @@ def test_equal_tokens_with_other_pictures_are_other_prompts(tmp_path):
     (tmp_path / "copy.png").write_bytes(path.read_bytes())
     images = [path, buffer.getvalue(), Image.new("RGB", (8, 8), 9), tmp_path / "copy.png", Image.new("RGB", (8, 8), 9)]
     given_prompts = [one for image in images for one in prompts([1], images=(image,))]
-    table = PromptTable("s", given_prompts, PromptFilter(None, set()))
+    table = PromptTable("s", in_memory(given_prompts), PromptFilter(None, set(), pictures=True))
     assert [one.images[0] for one in table] == images[:3]
 
 
@@ -82,9 +88,9 @@ def test_nothing_left_says_what_would_be_short_enough():
     with pytest.raises(
         DataError, match=r"(?s)Every prompt.*where: s.*of its 2 prompts, 2 have more than 1 tokens.*has 2.*lower"
     ):
-        PromptTable("s", prompts([1, 2, 3], [1, 2]), PromptFilter(1))
+        PromptTable("s", in_memory(prompts([1, 2, 3], [1, 2])), PromptFilter(1))
     with pytest.raises(DataError, match="no prompts"):
-        PromptTable("s", [])
+        PromptTable("s", in_memory([]))
 
 
 def test_a_token_takes_four_bytes():
@@ -93,7 +99,7 @@ def test_a_token_takes_four_bytes():
             yield TokenizedPrompt(str(index), "", tuple(range(1000, 3000)), {})
 
     tracemalloc.start()
-    table = PromptTable("s", many())
+    table = PromptTable("s", in_memory(many()))
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert len(table) == 200

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from anytron.base.errors import ConfigError, DataError
 from anytron.config.scoring import RewardSection
-from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.rewards import Sample
 from anytron.task.rewards.judge import Judge
 from anytron.task.rewards.scoring import RewardSum
+from tests.core.task.data.tables import table_of
 
 KEY = "sk-very-secret-0123456789"
 
@@ -260,7 +260,7 @@ def test_the_key_is_sent_and_nowhere_else(server, monkeypatch, tmp_path):
 def test_what_cannot_work_is_refused_before_the_run(monkeypatch):
     def check(data=None, **options):
         section = RewardSection(function="judge", options={"url": "http://h/v1", "model": "m", **options})
-        RewardSum.from_config([section]).check([[TokenizedPrompt("p", "x", (1,), data or {})]])
+        RewardSum.from_config([section]).check([table_of(data or {})])
 
     check()
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)

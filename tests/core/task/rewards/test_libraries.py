@@ -14,10 +14,10 @@ from anytron.base.errors import ConfigError, DataError
 from anytron.config.schema import DataSection, RunConfig
 from anytron.config.scoring import RewardSection
 from anytron.run.preflight.settings import reward_diagnostics
-from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.data.sources import load_prompts
 from anytron.task.rewards import Sample
 from anytron.task.rewards.scoring import RewardSum
+from tests.core.task.data.tables import table_of
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -33,7 +33,7 @@ def score(tmp_path):
 
         def scored(function, samples, **options):
             rewards = RewardSum.from_config([RewardSection(function=function, options=options, timeout_s=600)])
-            rewards.check([[TokenizedPrompt("p", "x", (1,), one.data) for one in samples]])
+            rewards.check([table_of(*(one.data for one in samples))])
             return stack.enter_context(rewards.start(tmp_path / "logs", 600))(samples)
 
         yield scored
@@ -130,7 +130,7 @@ def test_prompts_without_usable_tests_are_refused_before_the_run(tests, monkeypa
     monkeypatch.setattr(Code, "check_machine", lambda self: None)
     rewards = RewardSum.from_config([RewardSection(function="code")])
     with pytest.raises(DataError, match=r"(?s)no tests in its entry 'tests'.*prompt p7, for rewards\[0\] \(code\)"):
-        rewards.check([[TokenizedPrompt("p7", "x", (1,), {"tests": tests})]])
+        rewards.check([table_of({"tests": tests}, name="p7")])
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_class_of_the_user_is_as_good_as_ours(tmp_path):
         "                for one in samples]\n"
     )
     rewards = RewardSum.from_config([RewardSection(function=f"{tmp_path}/r.py:Length", options={"per": 2})])
-    rewards.check([[TokenizedPrompt("p", "x", (1,), {"x": 1})]])
+    rewards.check([table_of({"x": 1})])
     with rewards.start(tmp_path / "logs", 600) as score:
         found = score([sample("abcd"), sample("")])
     assert found.total[0] == 2.0

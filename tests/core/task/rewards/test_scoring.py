@@ -10,12 +10,12 @@ import torch
 from anytron.algorithms.advantages import grpo
 from anytron.base.errors import ConfigError, DataError
 from anytron.config.scoring import RewardSection
-from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.rewards import Sample
 from anytron.task.rewards.answer import Answer, answer
 from anytron.task.rewards.matching import Contains, ExactMatch
 from anytron.task.rewards.scoring import RewardSum
 from anytron.task.rewards.worker import WatchedSamples
+from tests.core.task.data.tables import table_of
 
 
 def sample(response="13", prompt_id="p0", **data) -> Sample:
@@ -36,9 +36,9 @@ def test_contains():
 
 def test_a_prompt_without_the_answer_is_named():
     rewards = RewardSum.from_config([RewardSection(function="exact_match")])
-    rewards.check([[TokenizedPrompt("p8", "x", (1,), {"answer": 1})]])
+    rewards.check([table_of({"answer": 1}, name="p8")])
     with pytest.raises(DataError, match=r"(?s)no entry 'answer'.*prompt p9.*rewards\[0\] \(exact_match\).*'solution'"):
-        rewards.check([[TokenizedPrompt("p9", "x", (1,), {"solution": "1"})]])
+        rewards.check([table_of({"solution": "1"}, name="p9")])
 
 
 def test_rewards_are_added_with_their_weights_and_options(tmp_path):

@@ -1,0 +1,195 @@
+"""Keep tokenised prompts of large files on disk, so that a later start maps them into memory.
+
+A folder is found by a digest of everything that its prompts depend on: the files (path, size, time of the last change),
+the options of the source, the tokenizer, the chat template and its arguments, and the versions of the libraries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anytron.base.errors import ConfigError, DataError
+from anytron.base.files import exhausted, remove
+from anytron.base.version import __version__
+from anytron.task.data.columns import COLUMNS, checked, encoded
+from anytron.task.data.rows import files_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from anytron.config.data import DataSection, MixedSource
+    from anytron.task.data.columns import Numbers, PromptColumns
+
+KEPT_FROM = 20_000
+"""Prompts from which a source is written to disk; fewer are tokenised in seconds, and stay in memory."""
+KEPT_FROM_BYTES = 64 << 20
+"""Bytes from which it is written, too."""
+UNUSED_DAYS = 30
+"""Age at which folders that no run has used since are deleted."""
+FORMAT = 1
+"""Number of the folders' format."""
+HEADER = "prompts.json"
+"""File that is written last, with the number of bytes of each column."""
+_PART = ".part-"
+
+
+def cache_folder(given: str | None) -> Path | None:
+    """Return the folder of ``data.cache_dir``; None = prompts are not kept."""
+    if given != "auto":
+        return None if given is None else Path(given).expanduser().absolute()
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home, "anytron", "prompts")
+
+
+def files_of_source(source: DataSection | MixedSource) -> list[tuple[str, int, int, int]]:
+    """Return path, size in bytes, and times of the last change of content and of anything (ns), for each file.
+
+    Raises:
+        DataError: There is no such file, or it cannot be looked at.
+    """
+    path = Path(str(source.options.get("path")))
+    try:
+        whole = source.source == "dataset" and path.is_dir()
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if whole else files_of(str(path))
+        states = [(str(file), file.stat()) for file in files]
+    except OSError as error:
+        fix = "check the source's option `path`"
+        raise exhausted(error) or DataError(
+            "The prompts cannot be read.", where=str(path), why=str(error), fix=fix
+        ) from error
+    return [(name, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for name, state in states]
+
+
+def key_of(source: DataSection | MixedSource, files: object, tokenizer: Any, arguments: Mapping[str, Any]) -> str:
+    """Digest everything that tokenised prompts depend on; empty if the tokenizer is not one of transformers' own.
+
+    Args:
+        source: The source.
+        files: Its files, from :func:`files_of_source`.
+        tokenizer: A Hugging Face tokenizer.
+        arguments: Further arguments of the tokenisation.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not type(tokenizer).__module__.startswith("transformers."):
+        return ""
+    parts = [
+        [FORMAT, __version__, *(version(name) for name in ("transformers", "tokenizers", "jinja2"))],
+        [source.source, source.options, files],
+        [type(tokenizer).__name__, backend.to_str(), tokenizer.special_tokens_map, tokenizer.chat_template],
+        arguments,
+    ]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+
+
+def find(folder: Path | None, key: str) -> PromptColumns | None:
+    """Map the prompts that an earlier start has kept; None if there are none, or they are damaged."""
+    if folder is None or not key:
+        return None
+    place = folder / key
+    try:
+        sizes = json.loads((place / HEADER).read_text(encoding="utf-8"))
+        found = _mapped(place, sizes)
+        os.utime(place / HEADER)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return encoded(found, place)
+
+
+def gather(frames: Iterator[dict[str, Numbers]], folder: Path | None, key: str) -> PromptColumns:
+    """Put frames of prompts together: few in memory, many in files that are mapped into memory.
+
+    Args:
+        frames: Arrays from :func:`anytron.task.data.columns.checked`.
+        folder: Folder in which many prompts are kept; None = they are in a temporary file, and gone with the process.
+        key: Key of the prompts, from :func:`key_of`; empty = the same as ``folder=None``.
+
+    Raises:
+        ConfigError: The folder cannot be written.
+        ResourceError: The disk is full.
+    """
+    before: list[dict[str, Numbers]] = []
+    count = size = 0
+    for frame in frames:
+        before.append(frame)
+        count += len(frame["lengths"])
+        size += sum(column.nbytes for column in frame.values())
+        if count >= KEPT_FROM or size >= KEPT_FROM_BYTES:
+            return _on_disk(before, frames, folder if key else None, key)
+    empty = {name: np.empty(0, kind) for name, kind in COLUMNS.items()}
+    return encoded(checked({name: np.concatenate([empty[name], *(one[name] for one in before)]) for name in COLUMNS}))
+
+
+def _on_disk(
+    before: list[dict[str, Numbers]], rest: Iterator[dict[str, Numbers]], folder: Path | None, key: str
+) -> PromptColumns:
+    with _writable(folder):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            _delete_unused(folder)
+        part = Path(tempfile.mkdtemp(prefix=_PART if folder else "anytron-prompts-", dir=folder))
+    try:
+        sizes = dict.fromkeys(COLUMNS, 0)
+        with ExitStack() as opened, _writable(folder):
+            files = {name: opened.enter_context((part / name).open("wb")) for name in COLUMNS}
+            for frame in itertools.chain(before, rest):
+                for name, file in files.items():
+                    sizes[name] += file.write(frame[name].tobytes())
+        found = _mapped(part, sizes)
+        if folder is None:
+            return encoded(found)
+        with _writable(folder):
+            (part / HEADER).write_text(json.dumps(sizes), encoding="utf-8")
+            remove(folder / key)  # damaged, or another start was faster
+            part.rename(folder / key)
+        return encoded(found, folder / key)
+    finally:
+        remove(part)
+
+
+def _mapped(place: Path, sizes: Mapping[str, int]) -> dict[str, Numbers]:
+    """Map the columns in a folder into memory; raise OSError or ValueError if they are damaged."""
+    arrays: dict[str, Numbers] = {}
+    for name, kind in COLUMNS.items():
+        size = (place / name).stat().st_size
+        if size != sizes[name]:
+            raise ValueError(f"{name} has {size} bytes, not {sizes[name]}")
+        arrays[name] = np.memmap(place / name, kind, "r") if size else np.empty(0, kind)
+    return checked(arrays)
+
+
+@contextmanager
+def _writable(folder: Path | None) -> Iterator[None]:
+    """Say how prompts can be kept elsewhere if they cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        place = Path(tempfile.gettempdir()) if folder is None else folder
+        elsewhere = "set TMPDIR to a folder" if folder is None else "set data.cache_dir to a folder"
+        raise exhausted(error, str(place)) or ConfigError(
+            "Tokenized prompts cannot be kept.",
+            where=str(place),
+            why=str(error),
+            fix=f"{elsewhere} that you can write" + ("" if folder is None else ", or data.cache_dir=null"),
+        ) from error
+
+
+def _delete_unused(folder: Path) -> None:
+    """Delete prompts that no run has used for :data:`UNUSED_DAYS`, and what killed processes have left."""
+    for place in folder.iterdir():
+        header = place / HEADER
+        with suppress(OSError):  # another process deletes it
+            used = (header if header.is_file() else place).stat().st_mtime
+            if time.time() - used > UNUSED_DAYS * 86_400:
+                remove(place)
