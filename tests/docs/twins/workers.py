@@ -6,18 +6,6 @@ from tests.docs.twins.twin import Twin
 
 WORKERS = (
     Twin(
-        "tests/core/workers/executor/test_stall.py::test_a_rank_that_has_answered_counts_by_what_it_noted_afterwards",
-        "core/anytron/workers/executor/stall.py",
-        "standing.answers < self._answer",
-        "standing.answers < 0",
-    ),
-    Twin(
-        "tests/core/workers/executor/test_failures.py::test_a_killed_rank_is_the_cause_although_its_peers_complain_first",
-        "core/anytron/workers/executor/group.py",
-        "return PEER_LOST_S if complaints else LAST_WORDS_S",
-        "return LAST_WORDS_S",
-    ),
-    Twin(
         "tests/core/run/trainer/test_weight_transfer.py::test_auto_shares_memory_on_one_machine_and_listens_at_no_more_addresses_than_it_must",
         "core/anytron/run/trainer/weight_transfer.py",
         "sender=LOOPBACK if reached else sender.address,",
