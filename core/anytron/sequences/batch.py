@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from anytron.sequences import encoding
+from anytron.sequences.ranges import slices, taken
 
 if TYPE_CHECKING:
     from anytron.task.data.images import ImagePatches
@@ -103,8 +104,11 @@ class RaggedBatch:
         Args:
             sequences: int64 ``[K]`` indices.
         """
-        index = _token_index(self._starts, self.lengths, sequences)
-        per_token: dict[str, Any] = {name: values.index_select(0, index) for name, values in self._per_token().items()}
+        starts = self._starts[sequences].numpy()
+        ranges = slices(starts, starts + self.lengths[sequences].numpy())
+        per_token: dict[str, Any] = {
+            name: torch.from_numpy(taken(values.numpy(), ranges)) for name, values in self._per_token().items()
+        }
         images = None if self.images is None else tuple(self.images[index] for index in sequences.tolist())
         groups = None if self.groups is None else self.groups[sequences]
         return replace(self, lengths=self.lengths[sequences], groups=groups, images=images, **per_token)
@@ -127,6 +131,12 @@ class RaggedBatch:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the batch in its compact form."""
         return _decoded, (encoding.encode(self._fields()),)
+
+    @cached_property
+    def response_counts(self) -> Tensor:
+        """Number of each sequence's tokens that the model wrote, int64 ``[B]``."""
+        mask = self.response_mask.numpy().view(np.int8)
+        return torch.from_numpy(np.add.reduceat(mask, self._starts.numpy(), dtype=np.int64))
 
     @cached_property
     def _starts(self) -> Tensor:
@@ -156,16 +166,9 @@ def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:
     Returns:
         int64, one index for each token of these sequences.
     """
-    return _token_index(lengths.cumsum(0) - lengths, lengths, sequences)
-
-
-def _token_index(starts: Tensor, lengths: Tensor, sequences: Tensor) -> Tensor:
-    """Compute :func:`token_index` from the sequences' first tokens. numpy is six times as fast here as torch."""
     chosen = lengths[sequences]
-    first = starts[sequences] - (chosen.cumsum(0) - chosen)
-    index = np.repeat(first.numpy(), chosen.numpy())
-    index += np.arange(len(index))
-    return torch.from_numpy(index)
+    first = (lengths.cumsum(0) - lengths)[sequences] - (chosen.cumsum(0) - chosen)
+    return torch.repeat_interleave(first, chosen) + torch.arange(int(chosen.sum()))
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def check(batch, log_probs, entropy, algorithm, rel=1e-6):
     )
     (mini_batch,) = plan.mini_batches(batch, seed=0)
     values = [values.clone().requires_grad_() for values in (log_probs, entropy)]
-    found = PolicyLoss(algorithm)(TokenOutputs(*values), mini_batch)
+    found = PolicyLoss(algorithm)(TokenOutputs(*values), mini_batch.batch)
     gradients = torch.autograd.grad(found.loss, values)
     wanted = [values.clone().requires_grad_() for values in (log_probs, entropy)]
     expected = algorithm_oracle.policy_loss(batch, *wanted, algorithm.model_dump())

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 
-from anytron.algorithms.advantages import group_sizes
-from anytron.algorithms.aggregation import Aggregation, loss_weights, token_shares
+from anytron.algorithms.advantages import broadcast_to_tokens, group_sizes
+from anytron.algorithms.aggregation import Aggregation, loss_weights, token_share
 from anytron.algorithms.kl import penalizes_rewards
 
 if TYPE_CHECKING:
@@ -24,6 +25,48 @@ if TYPE_CHECKING:
     from anytron.sequences.batch import RaggedBatch
     from anytron.workers.engines.training_engine import Topology
     from anytron.workers.executor.protocol import Share
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """The sequences of one optimizer update, which are copied from the step's batch when they are sent.
+
+    Attributes:
+        whole: The step's batch.
+        sequences: int64 ``[B]``, indices of the sequences in the step's batch.
+        weights: float32 ``[B]``, the weight in the loss of each token of a sequence's response.
+        share: float32 scalar, the weight of each response token in the averages of metrics.
+    """
+
+    whole: RaggedBatch
+    sequences: Tensor
+    weights: Tensor
+    share: Tensor
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each sequence, int64 ``[B]``."""
+        return self.whole.lengths[self.sequences]
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences, B."""
+        return self.sequences.numel()
+
+    @property
+    def batch(self) -> RaggedBatch:
+        """The data of all sequences, copied at each access."""
+        return self.select(torch.arange(self.num_sequences))
+
+    def select(self, sequences: Tensor) -> RaggedBatch:
+        """Copy some sequences, in the given order, with the weights of their tokens.
+
+        Args:
+            sequences: int64 ``[K]`` indices.
+        """
+        batch = self.whole.select(self.sequences[sequences])
+        weights = broadcast_to_tokens(self.weights[sequences], batch.lengths, batch.response_mask)
+        return replace(batch, loss_weights=weights, token_shares=batch.response_mask * self.share)
 
 
 @dataclass(frozen=True)
@@ -37,14 +80,12 @@ class MicroBatch:
     """
 
     sequences: tuple[int, ...]
-    whole: RaggedBatch
+    whole: RaggedBatch | MiniBatch
     is_filler: bool = False
 
     @property
     def batch(self) -> RaggedBatch:
         """The data of the sequences, copied at each access; a filler has weights of 0."""
-        if len(self.sequences) == self.whole.num_sequences and not self.is_filler:
-            return self.whole
         batch = self.whole.select(torch.tensor(self.sequences))
         if not self.is_filler:
             return batch
@@ -98,31 +139,29 @@ class UpdatePlan:
         """Whether old log-probs must be computed: for advantages, for several updates, or to record routing."""
         return self.replays_scoring or self.advantages_need_log_probs or self.epochs * self.count > 1
 
-    def mini_batches(self, batch: RaggedBatch, seed: int) -> Iterator[RaggedBatch]:
+    def mini_batches(self, batch: RaggedBatch, seed: int) -> Iterator[MiniBatch]:
         """Return the mini-batches of all passes, with the weights of their tokens.
 
         Groups are distributed over mini-batches in a random order, different in each pass; a single mini-batch keeps
         their order. Mini-batches with nothing to learn from are left out: they have no group, because there are fewer
         groups than mini-batches, or only empty responses.
         """
-        sequences = torch.arange(batch.num_sequences)
-        groups = sequences.split(group_sizes(sequences if batch.groups is None else batch.groups))
+        every = torch.arange(batch.num_sequences)
+        groups = every.split(group_sizes(every if batch.groups is None else batch.groups))
         generator = torch.Generator().manual_seed(seed)
         for _ in range(self.epochs):
             order = torch.randperm(len(groups), generator=generator) if self.count > 1 else torch.arange(len(groups))
             for chosen in torch.tensor_split(order, self.count):
                 if not chosen.numel():
                     continue
-                mini_batch = batch
-                if self.count > 1:
-                    mini_batch = batch.select(torch.cat([groups[group] for group in chosen.tolist()]))
-                if batch.response_mask.any() and not mini_batch.response_mask.any():
+                sequences = torch.cat([groups[group] for group in chosen.tolist()])
+                counts = batch.response_counts[sequences]
+                if batch.response_counts.any() and not counts.any():
                     continue
-                mask = mini_batch.response_mask
-                weights = loss_weights(mini_batch.lengths, mask, self.aggregation, self.length_constant)
-                yield replace(mini_batch, loss_weights=weights, token_shares=token_shares(mask))
+                weights = loss_weights(counts, self.aggregation, self.length_constant)
+                yield MiniBatch(batch, sequences, weights, token_share(counts))
 
-    def micro_batches(self, batch: RaggedBatch, dp_size: int) -> list[list[MicroBatch]]:
+    def micro_batches(self, batch: RaggedBatch | MiniBatch, dp_size: int) -> list[list[MicroBatch]]:
         """Divide a batch over data-parallel replicas and micro-batches.
 
         Returns:

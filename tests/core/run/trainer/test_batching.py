@@ -113,18 +113,18 @@ def test_groups_stay_together_and_every_pass_sees_each_once():
 def test_the_weights_of_each_mini_batch_add_up_to_one():
     plan = UpdatePlan(epochs=1, count=3, aggregation="sequence-mean", max_tokens=100)
     for mini_batch in plan.mini_batches(batch_of([2, 3, 4, 5, 6, 7]), seed=0):
-        assert mini_batch.loss_weights.sum().item() == pytest.approx(1)
-        assert mini_batch.token_shares.sum().item() == pytest.approx(1)
+        assert mini_batch.batch.loss_weights.sum().item() == pytest.approx(1)
+        assert mini_batch.batch.token_shares.sum().item() == pytest.approx(1)
 
 
 def test_groups_of_any_size_stay_together():
     plan = UpdatePlan(epochs=1, count=3, aggregation="token-mean", max_tokens=100)
     groups = [0, 0, 0, 2, 3, 3, 3, 3, 3, 4, 4]  # of group 1 nothing is left
     batch = batch_of([3] * len(groups), groups)
-    seen = [mini_batch.groups.tolist() for mini_batch in plan.mini_batches(batch, seed=0)]
+    seen = [mini_batch.batch.groups.tolist() for mini_batch in plan.mini_batches(batch, seed=0)]
     assert sorted(one for mini_batch in seen for one in mini_batch) == groups
     assert [len(set(mini_batch)) for mini_batch in seen] == [2, 1, 1]
-    assert [m.tokens.tolist() for m in plan.mini_batches(batch_of([3] * 11, groups), seed=0)] == [
+    assert [m.batch.tokens.tolist() for m in plan.mini_batches(batch_of([3] * 11, groups), seed=0)] == [
         [token for token in range(33) if groups[token // 3] in mini_batch]
         if mini_batch == sorted(mini_batch)
         else [token for one in dict.fromkeys(mini_batch) for token in range(33) if groups[token // 3] == one]
