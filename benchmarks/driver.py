@@ -222,12 +222,12 @@ class Parts:
         encoded, sent = bill.encoded, bill.sent
         yield
         spent_s = self._own_s() - before_s
-        figures = {"cpu_s": spent_s - (self._within_s - within_s)}
+        figures = self.figures.setdefault(name, {"cpu_s": 0.0})
+        figures["cpu_s"] += spent_s - (self._within_s - within_s)
         self._within_s = within_s + spent_s
         if bill.encoded > encoded:
             figures |= {"encoded_a_token": (bill.encoded - encoded) / self._tokens, "sent_bytes": bill.sent - sent}
         figures["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self.figures[name] = figures
 
     def around(self, name, call):
         """Return a function that calls another one as a part."""

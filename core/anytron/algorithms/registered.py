@@ -107,8 +107,10 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
         DataError: The estimator raises, or returns an invalid value.
     """
     rewards, token_rewards = rewards_and_token_rewards(rewards, batch, algorithm)
-    estimate, shown = load_advantage(algorithm), replace(batch, token_rewards=token_rewards)
-    found = call(ADVANTAGE, algorithm.advantage, estimate, shown, rewards, algorithm)
+    estimate = load_advantage(algorithm)
+    shown = [replace(batch, token_rewards=token_rewards)]
+    del token_rewards  # they are large: nothing keeps them after the call
+    found = call(ADVANTAGE, algorithm.advantage, estimate, shown.pop(), rewards, algorithm)
     refused = partial(unusable, ADVANTAGE, algorithm.advantage, estimate)
     if not isinstance(found, Advantages):
         raise refused(f"a {type(found).__name__}, not an Advantages")
@@ -118,7 +120,7 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
             raise refused(f"no {name}")
         if values is not None and (fault := misfit(name, values, batch.num_tokens)):
             raise refused(fault)
-        if values is not None and not bool(torch.isfinite(values[batch.response_mask]).all()):
+        if values is not None and not bool((torch.isfinite(values) | ~batch.response_mask).all()):
             raise refused(f"{name} that are not finite")
     # NumPy's are float64, which would make the loss so, and some devices have none.
     returns = None if found.returns is None else found.returns.float()

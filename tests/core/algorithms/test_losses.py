@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anytron.algorithms.advantages import broadcast_to_tokens
 from anytron.algorithms.aggregation import loss_weights, token_share
 from anytron.algorithms.losses import ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss

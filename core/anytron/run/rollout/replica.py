@@ -113,8 +113,9 @@ def mistake_in(
         return f"it has {tokens} tokens, but only {longest} were allowed"
     if response.stop_reason == "abort":
         return "it was aborted"
-    found = as_numpy(response.versions)
-    if other := sorted(set(np.unique(found).tolist()) - set(versions)):
+    every = as_numpy(response.versions)
+    found = np.concatenate([every[:1], every[1:][every[1:] != every[:-1]]])  # without repetitions
+    if other := sorted(set(found.tolist()) - set(versions)):
         return f"it comes from weights of version {', '.join(map(str, other))}, but version {versions[-1]} is current"
     if bool((np.diff(found) < 0).any()):
         return "its weight versions are not in ascending order"

@@ -125,7 +125,7 @@ class Response:
         """Pack the numbers: a driver holds millions of them."""
         packed: dict[str, Any] = {
             "tokens": Packed("i", self.tokens),
-            "log_probs": Packed("d", self.log_probs),
+            "log_probs": Packed("f", self.log_probs),
             "versions": Packed("i", self.versions),
         }
         if self.response_mask is not None:
