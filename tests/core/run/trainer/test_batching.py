@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from anytron.run.trainer.experience import assemble
@@ -14,7 +14,9 @@ from anytron.run.trainer.updates import UpdatePlan, micro_batches
 from anytron.sequences.batch import RaggedBatch
 from anytron.task.rewards.sample import Sample
 from anytron.workers.engines.rollout_engine import Response
+from anytron.workers.executor.channel import Call, decode, encode
 from tests.core.run.trainer import differencing
+from tests.core.sequences.test_encoding import batches, bits
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=30)
 
@@ -115,6 +117,46 @@ def test_the_weights_of_each_mini_batch_add_up_to_one():
     for mini_batch in plan.mini_batches(batch_of([2, 3, 4, 5, 6, 7]), seed=0):
         assert mini_batch.batch.loss_weights.sum().item() == pytest.approx(1)
         assert mini_batch.batch.token_shares.sum().item() == pytest.approx(1)
+
+
+def weights_of(batch, aggregation, constant):
+    """The weights of all tokens of a mini-batch, float32 ``[T]`` each, by their definitions for single tokens."""
+    mask, counts = batch.response_mask, batch.response_counts
+    own = torch.repeat_interleave(counts, batch.lengths)
+    each = {
+        "token-mean": 1.0 / torch.full_like(own, int(mask.sum())).float(),
+        "token-sum": torch.ones(len(own)),
+        "sequence-mean": 1.0 / (own.clamp(min=1) * (counts > 0).sum()).float(),
+        "length-constant": 1.0 / torch.full_like(own, len(counts) * constant).float(),
+    }[aggregation]
+    return each.where(mask, 0.0), mask.float() / int(mask.sum())
+
+
+@settings(deadline=None)
+@given(
+    batches(),
+    st.sampled_from(["token-mean", "token-sum", "sequence-mean", "length-constant"]),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 30),
+)
+def test_ranks_get_the_bits_of_the_batch_and_the_weights_of_the_mini_batch(batch, aggregation, count, dp_size, most):
+    assume(batch.response_mask.any() and not batch.is_filler)
+    plan = UpdatePlan(2, count, aggregation, max_tokens=most, length_constant=7)
+    for mini_batch in plan.mini_batches(batch, seed=0):
+        weights, shares = weights_of(mini_batch.batch, aggregation, 7)
+        wanted = replace(batch.select(mini_batch.sequences), loss_weights=weights, token_shares=shares)
+        assert bits(mini_batch.batch) == bits(wanted)
+        parts = [part for share in plan.micro_batches(mini_batch, dp_size) for part in share]
+        assert sorted(one for part in parts if not part.is_filler for one in part.sequences) == list(
+            range(mini_batch.num_sequences)
+        )
+        for part in parts:
+            own = wanted.select(torch.tensor(part.sequences))
+            if part.is_filler:
+                nothing = torch.zeros(own.num_tokens)
+                own = replace(own, loss_weights=nothing, token_shares=nothing, is_filler=True)
+            assert bits(decode(encode(Call("update", ([part.batch],), {}))).args[0][0]) == bits(own)
 
 
 def test_groups_of_any_size_stay_together():
