@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from anytron.sequences import encoding
 from anytron.sequences.ranges import slices, taken
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from anytron.task.data.images import ImagePatches
 
 
@@ -113,6 +116,27 @@ class RaggedBatch:
         groups = None if self.groups is None else self.groups[sequences]
         return replace(self, lengths=self.lengths[sequences], groups=groups, images=images, **per_token)
 
+    def divided(self, counts: Sequence[int]) -> list[RaggedBatch]:
+        """Divide the batch into parts of adjacent sequences, which share its memory.
+
+        Args:
+            counts: Number of sequences of each part; all sequences are in one.
+        """
+        sizes = [int(lengths.sum()) for lengths in self.lengths.split(list(counts))]
+        fields = {
+            **{name: values.split(sizes) for name, values in self._per_token().items()},
+            **{name: values.split(list(counts)) for name, values in self._per_sequence().items()},
+        }
+        if self.images is not None:
+            ends = list(accumulate(counts))
+            fields["images"] = [self.images[end - count : end] for count, end in zip(counts, ends, strict=True)]
+        return [replace(self, **dict(zip(fields, part, strict=True))) for part in zip(*fields.values(), strict=True)]
+
+    def as_filler(self) -> RaggedBatch:
+        """Return the batch with weights of 0 (:attr:`is_filler`)."""
+        nothing = torch.zeros(self.num_tokens)
+        return replace(self, loss_weights=nothing, token_shares=nothing, is_filler=True)
+
     def for_scoring(self) -> RaggedBatch:
         """Return a batch with the fields that a model reads to compute scores. The fields of updates are None."""
         nothing: dict[str, Any] = dict.fromkeys(_OF_UPDATES)
@@ -146,14 +170,29 @@ class RaggedBatch:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _per_token(self) -> dict[str, Tensor]:
-        values = self._fields()
-        return {
-            name: value for name, value in values.items() if isinstance(value, Tensor) and name not in _PER_SEQUENCE
-        }
+        return {name: value for name, value in self._tensors().items() if name not in _PER_SEQUENCE}
+
+    def _per_sequence(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self._tensors().items() if name in _PER_SEQUENCE}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self._fields().items() if isinstance(value, Tensor)}
 
 
 def _decoded(encoded: dict[str, Any]) -> RaggedBatch:
     return RaggedBatch(**encoding.decode(encoded))
+
+
+def micro_batches_of(joined: RaggedBatch, counts: Sequence[int], fillers: Sequence[bool]) -> list[RaggedBatch]:
+    """Return the micro-batches of a replica from one batch of all of them (:class:`RaggedBatch.divided`).
+
+    Args:
+        joined: Sequences of all micro-batches.
+        counts: Number of sequences of each micro-batch.
+        fillers: Whether each is a filler.
+    """
+    parts = joined.divided(counts)
+    return [part.as_filler() if filler else part for part, filler in zip(parts, fillers, strict=True)]
 
 
 def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from anytron.run.trainer.experience import assemble
-from anytron.run.trainer.updates import UpdatePlan, micro_batches
+from anytron.run.trainer.updates import ReplicaBatches, UpdatePlan, micro_batches
 from anytron.sequences.batch import RaggedBatch
 from anytron.task.rewards.sample import Sample
 from anytron.workers.engines.rollout_engine import Response
@@ -151,12 +151,16 @@ def test_ranks_get_the_bits_of_the_batch_and_the_weights_of_the_mini_batch(batch
         assert sorted(one for part in parts if not part.is_filler for one in part.sequences) == list(
             range(mini_batch.num_sequences)
         )
-        for part in parts:
-            own = wanted.select(torch.tensor(part.sequences))
-            if part.is_filler:
-                nothing = torch.zeros(own.num_tokens)
-                own = replace(own, loss_weights=nothing, token_shares=nothing, is_filler=True)
-            assert bits(decode(encode(Call("update", ([part.batch],), {}))).args[0][0]) == bits(own)
+        for share in plan.micro_batches(mini_batch, dp_size):
+            here = ReplicaBatches(share)
+            there = decode(encode(Call("update", (here,), {}))).args[0]
+            assert len(there) == len(here)
+            for part, given, arrived in zip(share, here, there, strict=True):
+                own = wanted.select(torch.tensor(part.sequences))
+                if part.is_filler:
+                    nothing = torch.zeros(own.num_tokens)
+                    own = replace(own, loss_weights=nothing, token_shares=nothing, is_filler=True)
+                assert bits(given) == bits(arrived) == bits(own)
 
 
 def test_groups_of_any_size_stay_together():
