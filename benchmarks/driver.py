@@ -39,7 +39,7 @@ from anytron.record.tracking.claim import ClaimedDirectory
 from anytron.record.tracking.progress import Clock
 from anytron.record.tracking.run_directory import RunDirectory
 from anytron.run.rollout.replica import mistake_in
-from anytron.run.trainer.experience import ExperienceMaker
+from anytron.run.trainer import experience as making
 from anytron.run.trainer.metrics import step_metrics
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.run.trainer.workers import TrainingWorkers
@@ -273,9 +273,9 @@ def step(workers, config, run, rewards, part, messages):
     with bill.outside():
         prefetched, words = Prefetched(pairs), tokenizer()
         del pairs
-    words.batch_decode = part.around("texts", words.batch_decode)
+    making.decode_responses = part.around("texts", making.decode_responses)
     run.write_samples = part.around("records", run.write_samples)
-    maker = ExperienceMaker(config, prefetched, part.around("rewards", rewards), words, run)
+    maker = making.ExperienceMaker(config, prefetched, part.around("rewards", rewards), words, run)
     with part("experience"):
         experience = maker.make(1, clock)
     with part("assemble"):

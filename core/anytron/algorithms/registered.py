@@ -58,6 +58,8 @@ LOSS = Kind(
 )
 
 
+TOKENS_AT_ONCE = 1 << 20
+"""Tokens whose values are checked at a time."""
 ADVANTAGES: Mapping[str, AdvantageFunction] = MappingProxyType(
     {
         "grpo": group_advantages,
@@ -120,11 +122,17 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
             raise refused(f"no {name}")
         if values is not None and (fault := misfit(name, values, batch.num_tokens)):
             raise refused(fault)
-        if values is not None and not bool((torch.isfinite(values) | ~batch.response_mask).all()):
+        if values is not None and not _finite(values, batch.response_mask):
             raise refused(f"{name} that are not finite")
     # NumPy's are float64, which would make the loss so, and some devices have none.
     returns = None if found.returns is None else found.returns.float()
     return replace(batch, advantages=found.per_token.float(), returns=returns)
+
+
+def _finite(values: Tensor, mask: Tensor) -> bool:
+    """Return whether the values of all masked tokens are finite; temporary memory is that of one part of them."""
+    parts = zip(values.split(TOKENS_AT_ONCE), mask.split(TOKENS_AT_ONCE), strict=True)
+    return all(bool((part.isfinite() | ~own).all()) for part, own in parts)
 
 
 def call(kind: Kind, name: str, function: Callable[..., Any], *given: object) -> Any:

@@ -39,7 +39,7 @@ class RaggedBatch:
 
     Attributes:
         lengths: int64 ``[B]``, tokens of each sequence, prompt included, at least 1.
-        tokens: int64 ``[T]``.
+        tokens: int64 ``[T]``; int32 in the driver, which holds the tokens of a whole step.
         response_mask: bool ``[T]``, True = the model wrote the token. Tokens that an environment wrote within a
             response are not trained; the model reads them like a prompt.
         temperature: Sampling temperature; log-probs are computed from logits divided by it.

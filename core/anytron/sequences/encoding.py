@@ -31,7 +31,7 @@ _INT32 = 1 << 31
 
 
 class Ids(NamedTuple):
-    """int64 values, ``[T]``, as int32."""
+    """int64 values, ``[T]``, as int32; they become int64 also if they were int32 before."""
 
     values: Tensor
 
@@ -116,6 +116,8 @@ def encode(fields: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = Bits(torch.from_numpy(np.packbits(mask.numpy())), mask.numel())
         elif not isinstance(value, Tensor):
             found[name] = value
+        elif value.dtype == torch.int32:
+            found[name] = Ids(value)
         elif value.dtype == torch.int64 and value.numel() and _fits(value.numpy()):
             found[name] = Ids(value.int())
         elif value.dtype == torch.float32 and value.shape == mask.shape:

@@ -272,7 +272,7 @@ def _opened(prompt: TokenizedPrompt, response: Response, tokenizer: Any) -> str:
 
 
 def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | None = None) -> RaggedBatch:
-    """Concatenate samples into a batch; a response may be empty.
+    """Concatenate samples into a batch with int32 tokens; a response may be empty.
 
     Args:
         samples: B samples.
@@ -285,7 +285,7 @@ def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | Non
     nothing = [np.zeros(len(sample.prompt_tokens), np.bool_) for sample in samples]
     return RaggedBatch(
         lengths=torch.tensor([len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples]),
-        tokens=_concatenated(((arrays[id(one.prompt_tokens)], one.response_tokens) for one in samples), np.int64),
+        tokens=_concatenated(((arrays[id(one.prompt_tokens)], one.response_tokens) for one in samples), np.int32),
         response_mask=_concatenated(zip(nothing, map(_own, samples), strict=True), np.bool_),
         temperature=temperature,
         groups=groups,

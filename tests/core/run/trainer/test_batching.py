@@ -245,5 +245,5 @@ def test_samples_become_a_batch_also_if_there_are_none():
     assert batch.response_mask.tolist() == [False, False, True, False, False, True]
     assert batch.rollout_log_probs.tolist() == [0.0, 0.0, -0.5, -0.25, 0.0, -1.0]
     nothing = assemble([], 0.5)
-    assert (nothing.num_sequences, nothing.num_tokens, nothing.tokens.dtype) == (0, 0, torch.int64)
+    assert (nothing.num_sequences, nothing.num_tokens, nothing.tokens.dtype) == (0, 0, torch.int32)
     assert nothing.response_mask.dtype is torch.bool
