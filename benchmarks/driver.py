@@ -1,14 +1,14 @@
 """What a step costs the driver, by tokens and ranks, with simulated ranks that answer without computing.
 
 All parts of a GRPO step with two mini-batches are those of a run: responses are received and checked, decoded to texts,
-rewarded by a process of the reward ``exact_match`` and recorded; samples become a batch, the batch is scored, advantages
-are estimated, each mini-batch is an update, and the step's metrics are computed. A pass plans micro-batches, selects and
-encodes each replica's share, sends it, and joins the answers. Lengths of responses are log-normal (median 1,100 tokens,
-at most 8,192), prompts have 256 tokens, micro-batches 16,384, and a replica has 16 ranks. A token's text has four
-letters. Each line is measured in a process of its own. Time that simulated ranks take is not counted, nor are seconds of
-the reward's process. A message for several ranks is copied once, as a store that machines share would.
+rewarded by a process of the reward ``exact_match`` and recorded; samples become a batch, the batch is scored,
+advantages are estimated, each mini-batch is an update, and the step's metrics are computed. A pass plans micro-batches,
+selects and encodes each replica's share, sends it, and joins the answers. Lengths of responses are log-normal (median
+1,100 tokens, at most 8,192), prompts have 256 tokens, micro-batches 16,384, and a replica has 16 ranks. The text of a
+token has four letters. Each line is measured in a process of its own. Time that simulated ranks and the process of the
+reward take is not counted. A message for several ranks is copied once, as a store that machines share would.
 
-A part has the processor's seconds, the bytes that are encoded for each token, all bytes that are sent, and the peak of
+A part has seconds of the processor, the bytes that are encoded for each token, all bytes that are sent, and the peak of
 the process's memory up to its end. A slope is the power of tokens, or of ranks, with which the seconds grow: 1 =
 linear, 0 = flat.
 
@@ -262,7 +262,7 @@ def measure(ranks, tokens):
 
 def step(workers, config, run, rewards, part, messages):
     """Do what a run does in a step, part by part."""
-    bill, clock, pairs = workers.group.bill, Clock(lambda name: None), []
+    bill, clock, pairs = workers.group.bill, Clock(lambda _: None), []
     with part("receive"):
         while True:
             with bill.outside():

@@ -7,7 +7,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from anytron.algorithms.advantages import (

@@ -28,9 +28,7 @@ def test_ranges_hold_the_true_entries_and_are_as_few_as_possible(entries):
 @settings(deadline=None)
 @given(batches(), st.data())
 def test_a_selection_has_the_bits_of_its_sequences(batch, data):
-    chosen = torch.tensor(
-        data.draw(st.lists(st.integers(0, batch.num_sequences - 1), max_size=8)), dtype=torch.int64
-    )
+    chosen = torch.tensor(data.draw(st.lists(st.integers(0, batch.num_sequences - 1), max_size=8)), dtype=torch.int64)
     index, found = token_index(batch.lengths, chosen), bits(batch.select(chosen))
     for name, value in batch._fields().items():
         if isinstance(value, torch.Tensor):

@@ -204,9 +204,7 @@ class UpdatePlan:
         return [[MicroBatch(tuple(part), batch) if part else filler for part in parts] for parts in per_rank]
 
 
-def shared(
-    per_rank: Sequence[Sequence[MicroBatch]], topology: Sequence[Topology]
-) -> Iterator[Share[ReplicaBatches]]:
+def shared(per_rank: Sequence[Sequence[MicroBatch]], topology: Sequence[Topology]) -> Iterator[Share[ReplicaBatches]]:
     """Yield the ranks of each replica with its micro-batches, which are copied from the whole batch only then.
 
     Args:

@@ -161,7 +161,8 @@ class IsolatedProcess:
     def send(self, calls: Sequence[object], steps: int = 0) -> None:
         """Make calls, one after another, as soon as the process is ready.
 
-        The process reads all of them before it begins the first one. An object that two calls refer to becomes two objects in the process.
+        The process reads all of them before it begins the first one. An object that two calls refer to becomes two
+        objects there.
 
         Args:
             calls: The calls for the worker.

@@ -155,12 +155,12 @@ def test_ranks_get_the_bits_of_the_batch_and_the_weights_of_the_mini_batch(batch
             here = ReplicaBatches(share)
             there = decode(encode(Call("update", (here,), {}))).args[0]
             assert len(there) == len(here)
-            for part, given, arrived in zip(share, here, there, strict=True):
+            for part, held, arrived in zip(share, here, there, strict=True):
                 own = wanted.select(torch.tensor(part.sequences))
                 if part.is_filler:
                     nothing = torch.zeros(own.num_tokens)
                     own = replace(own, loss_weights=nothing, token_shares=nothing, is_filler=True)
-                assert bits(given) == bits(arrived) == bits(own)
+                assert bits(held) == bits(arrived) == bits(own)
 
 
 def test_groups_of_any_size_stay_together():
