@@ -7,7 +7,9 @@ stay in the bytes that the pickle had.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, groupby, repeat
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -20,7 +22,28 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 
 
-class Packed(Sequence[Number]):
+class _Numbers(Sequence[Number]):
+    """An immutable sequence of numbers, equal to every sequence of the same numbers. Slices and sums are tuples."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
+
+    def __add__(self, other: Sequence[Number]) -> tuple[Number, ...]:
+        return tuple(self) + tuple(other)
+
+    def __radd__(self, other: Sequence[Number]) -> tuple[Number, ...]:
+        return tuple(other) + tuple(self)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+class Packed(_Numbers[Number]):
     """An immutable sequence of numbers, equal to every sequence of the same numbers. Slices and sums are tuples.
 
     ``json.dumps`` and the ``batch_decode`` of tokenizers refuse it: give them ``list(numbers)``.
@@ -60,23 +83,6 @@ class Packed(Sequence[Number]):
             return tuple(self)[place]
         return self._numbers[place] if self._numbers.format != "b" else bool(self._numbers[place])
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Packed):
-            return bool(self._numbers == other._numbers)
-        return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
-
-    def __add__(self, other: Sequence[Number]) -> tuple[Number, ...]:
-        return tuple(self) + tuple(other)
-
-    def __radd__(self, other: Sequence[Number]) -> tuple[Number, ...]:
-        return tuple(other) + tuple(self)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
-
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickle the numbers as bytes; with protocol 5, which a run's processes use, without a copy of them."""
         data = self._numbers.cast("B")
@@ -89,10 +95,52 @@ def _unpickled(code: str, data: bytes) -> Packed[Any]:
     return packed
 
 
+class Runs(_Numbers[int]):
+    """A sequence of int32 that seldom change, such as versions of weights: one entry for each run of equal numbers.
+
+    Args:
+        numbers: The numbers.
+
+    Raises:
+        OverflowError: A number does not fit int32.
+        TypeError: It is not an integer.
+    """
+
+    __slots__ = ("_ends", "_values")
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        runs = [(value, sum(1 for _ in run)) for value, run in groupby(numbers)]
+        self._values = array("i", (value for value, _ in runs))
+        self._ends = array("i", accumulate(count for _, count in runs))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[int]:
+        ends = self._ends
+        counts = (end - start for start, end in zip((0, *ends[:-1]), ends, strict=bool(ends)))
+        return chain.from_iterable(map(repeat, self._values, counts))
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[int]: ...
+    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
+        if isinstance(place, slice):
+            return tuple(self)[place]
+        return self._values[bisect_right(self._ends, range(len(self))[place])]
+
+    def as_numpy(self) -> npt.NDArray[np.int32]:
+        """All numbers as an array, int32."""
+        import numpy as np
+
+        return np.repeat(np.array(self._values, np.int32), np.diff(np.array(self._ends, np.int32), prepend=0))
+
+
 def as_numpy(numbers: Sequence[float] | npt.NDArray[Any]) -> npt.NDArray[np.generic]:
     """Return numbers as an array, 1-D; packed numbers and arrays are not copied."""
     import numpy as np
 
     if isinstance(numbers, Packed):
         return np.frombuffer(numbers.buffer, numbers.buffer.format)
-    return np.asarray(numbers)
+    return numbers.as_numpy() if isinstance(numbers, Runs) else np.asarray(numbers)

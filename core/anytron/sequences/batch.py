@@ -12,12 +12,11 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from anytron.sequences import encoding
-from anytron.sequences.ranges import slices, taken
+from anytron.sequences.ranges import bounds_of, counts_of, slices, taken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -159,8 +158,7 @@ class RaggedBatch:
     @cached_property
     def response_counts(self) -> Tensor:
         """Number of each sequence's tokens that the model wrote, int64 ``[B]``."""
-        mask = self.response_mask.numpy().view(np.int8)
-        return torch.from_numpy(np.add.reduceat(mask, self._starts.numpy(), dtype=np.int64))
+        return torch.from_numpy(counts_of(*bounds_of(self.response_mask.numpy()), self.lengths.numpy()))
 
     @cached_property
     def _starts(self) -> Tensor:

@@ -12,14 +12,13 @@ numpy does it, because it is several times as fast as torch here.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from anytron.sequences.ranges import bounds_of, slices, taken
+from anytron.sequences.ranges import bounds_of, counts_of, slices, taken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,8 +64,9 @@ class _Responses:
 
     def __init__(self, lengths: Tensor, mask: Tensor) -> None:
         self._mask = mask.numpy()
-        sizes = lengths.numpy()
-        self._counts = np.add.reduceat(self._mask.view(np.int8), sizes.cumsum() - sizes, dtype=np.int64)
+        starts, ends = bounds_of(self._mask)
+        self._ranges = slices(starts, ends)
+        self._counts = counts_of(starts, ends, lengths.numpy())
 
     def encode(self, values: Tensor) -> Tensor | InResponses | OfSequences:
         """Choose the smallest form of float32 values ``[T]``, by their bits: -0.0 and NaN are kept."""
@@ -96,10 +96,6 @@ class _Responses:
         whole = np.zeros(len(self._mask), np.float32)
         whole[self._mask] = inside
         return torch.from_numpy(whole)
-
-    @cached_property
-    def _ranges(self) -> list[slice]:
-        return slices(*bounds_of(self._mask))
 
     def _repeated(self, of_sequences: npt.NDArray[Any], some: npt.NDArray[np.bool_] | slice) -> npt.NDArray[Any]:
         """Give each token of some sequences' responses its sequence's value."""

@@ -24,6 +24,22 @@ def bounds_of(mask: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], npt.N
     return bounds[::2], bounds[1::2]
 
 
+def counts_of(
+    starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Count, for each sequence, its tokens that lie in ranges: int64 ``[B]``.
+
+    Args:
+        starts: Where the ranges begin, ascending; a range may go from one sequence on to the next.
+        ends: Where they end.
+        lengths: int64 ``[B]``, tokens of each sequence.
+    """
+    stops = lengths.cumsum()
+    begun = np.searchsorted(starts, stops)
+    beyond = np.maximum(np.append(0, ends)[begun] - stops, 0)  # of the last range that has begun
+    return np.diff(np.append(0, (ends - starts).cumsum())[begun] - beyond, prepend=0)
+
+
 def slices(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[slice]:
     """Return a slice for each range."""
     return list(map(slice, starts.tolist(), ends.tolist()))

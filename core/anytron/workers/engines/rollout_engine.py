@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
-from anytron.base.packed import Packed
+from anytron.base.packed import Packed, Runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -126,7 +126,7 @@ class Response:
         packed: dict[str, Any] = {
             "tokens": Packed("i", self.tokens),
             "log_probs": Packed("f", self.log_probs),
-            "versions": Packed("i", self.versions),
+            "versions": Runs(self.versions),
         }
         if self.response_mask is not None:
             packed["response_mask"] = Packed("b", self.response_mask)
