@@ -19,7 +19,7 @@ from anytron.algorithms.advantages import (
     returns_against_group,
 )
 from anytron.algorithms.contract import AdvantageFunction, Advantages, PolicyLossFunction, PolicyTokens, TokenLosses
-from anytron.algorithms.kl import rewards_and_token_rewards
+from anytron.algorithms.kl import rewards_of_responses, rewards_of_tokens
 from anytron.algorithms.losses import cispo, gspo, gspo_token, ppo_clip, sapo
 from anytron.base.functions import Called, Kind, has
 from anytron.config.imports import resolve
@@ -71,6 +71,8 @@ ADVANTAGES: Mapping[str, AdvantageFunction] = MappingProxyType(
     }
 )
 """By their name in ``algorithm.advantage``."""
+OF_RESPONSES = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "none"})
+"""Those that do not read the rewards of tokens."""
 LOSSES: Mapping[str, PolicyLossFunction] = MappingProxyType(
     {"ppo_clip": ppo_clip, "gspo": gspo, "gspo_token": gspo_token, "cispo": cispo, "sapo": sapo}
 )
@@ -107,11 +109,13 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
     Raises:
         DataError: The estimator raises, or returns an invalid value.
     """
-    rewards, token_rewards = rewards_and_token_rewards(rewards, batch, algorithm)
     estimate = load_advantage(algorithm)
-    shown = [replace(batch, token_rewards=token_rewards)]
-    del token_rewards  # they are large: nothing keeps them after the call
-    found = call(ADVANTAGE, algorithm.advantage, estimate, shown.pop(), rewards, algorithm)
+    shown = batch
+    if algorithm.advantage not in OF_RESPONSES:
+        shown = replace(batch, token_rewards=rewards_of_tokens(rewards, batch, algorithm))
+    whole = rewards_of_responses(rewards, batch, algorithm)
+    found = call(ADVANTAGE, algorithm.advantage, estimate, shown, whole, algorithm)
+    del shown  # its rewards of tokens are large
     refused = partial(unusable, ADVANTAGE, algorithm.advantage, estimate)
     if not isinstance(found, Advantages):
         raise refused(f"a {type(found).__name__}, not an Advantages")

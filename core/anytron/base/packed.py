@@ -130,6 +130,11 @@ class Runs(_Numbers[int]):
             return tuple(self)[place]
         return self._values[bisect_right(self._ends, range(len(self))[place])]
 
+    @property
+    def changes(self) -> Sequence[int]:
+        """The numbers without repetitions: the first one, and each that differs from the one before it."""
+        return self._values
+
     def as_numpy(self) -> npt.NDArray[np.int32]:
         """All numbers as an array, int32."""
         import numpy as np
