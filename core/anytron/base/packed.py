@@ -139,7 +139,8 @@ class Runs(_Numbers[int]):
         """All numbers as an array, int32."""
         import numpy as np
 
-        return np.repeat(np.array(self._values, np.int32), np.diff(np.array(self._ends, np.int32), prepend=0))
+        ends = np.array(self._ends, np.int32)
+        return np.repeat(np.array(self._values, np.int32), ends - np.append(0, ends[:-1]))
 
 
 def as_numpy(numbers: Sequence[float] | npt.NDArray[Any]) -> npt.NDArray[np.generic]:

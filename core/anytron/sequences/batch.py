@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,27 +115,6 @@ class RaggedBatch:
         groups = None if self.groups is None else self.groups[sequences]
         return replace(self, lengths=self.lengths[sequences], groups=groups, images=images, **per_token)
 
-    def divided(self, counts: Sequence[int]) -> list[RaggedBatch]:
-        """Divide the batch into parts of adjacent sequences, which share its memory.
-
-        Args:
-            counts: Number of sequences of each part; all sequences are in one.
-        """
-        sizes = [int(lengths.sum()) for lengths in self.lengths.split(list(counts))]
-        fields = {
-            **{name: values.split(sizes) for name, values in self._per_token().items()},
-            **{name: values.split(list(counts)) for name, values in self._per_sequence().items()},
-        }
-        if self.images is not None:
-            ends = list(accumulate(counts))
-            fields["images"] = [self.images[end - count : end] for count, end in zip(counts, ends, strict=True)]
-        return [replace(self, **dict(zip(fields, part, strict=True))) for part in zip(*fields.values(), strict=True)]
-
-    def as_filler(self) -> RaggedBatch:
-        """Return the batch with weights of 0 (:attr:`is_filler`)."""
-        nothing = torch.zeros(self.num_tokens)
-        return replace(self, loss_weights=nothing, token_shares=nothing, is_filler=True)
-
     def for_scoring(self) -> RaggedBatch:
         """Return a batch with the fields that a model reads to compute scores. The fields of updates are None."""
         nothing: dict[str, Any] = dict.fromkeys(_OF_UPDATES)
@@ -181,16 +160,30 @@ def _decoded(encoded: dict[str, Any]) -> RaggedBatch:
     return RaggedBatch(**encoding.decode(encoded))
 
 
+def as_filler(batch: RaggedBatch) -> RaggedBatch:
+    """Return a batch with weights of 0 (:attr:`RaggedBatch.is_filler`)."""
+    nothing = torch.zeros(batch.num_tokens)
+    return replace(batch, loss_weights=nothing, token_shares=nothing, is_filler=True)
+
+
 def micro_batches_of(joined: RaggedBatch, counts: Sequence[int], fillers: Sequence[bool]) -> list[RaggedBatch]:
-    """Return the micro-batches of a replica from one batch of all of them (:class:`RaggedBatch.divided`).
+    """Divide one batch of all micro-batches of a replica; they share its memory.
 
     Args:
-        joined: Sequences of all micro-batches.
+        joined: Sequences of all micro-batches, one micro-batch behind the other.
         counts: Number of sequences of each micro-batch.
         fillers: Whether each is a filler.
     """
-    parts = joined.divided(counts)
-    return [part.as_filler() if filler else part for part, filler in zip(parts, fillers, strict=True)]
+    sizes = [int(lengths.sum()) for lengths in joined.lengths.split(list(counts))]
+    fields: dict[str, Sequence[Any]] = {
+        **{name: values.split(sizes) for name, values in joined._per_token().items()},
+        **{name: values.split(list(counts)) for name, values in joined._per_sequence().items()},
+    }
+    if joined.images is not None:
+        images = iter(joined.images)
+        fields["images"] = [tuple(islice(images, count)) for count in counts]
+    parts = [replace(joined, **dict(zip(fields, part, strict=True))) for part in zip(*fields.values(), strict=True)]
+    return [as_filler(part) if filler else part for part, filler in zip(parts, fillers, strict=True)]
 
 
 def token_index(lengths: Tensor, sequences: Tensor) -> Tensor:

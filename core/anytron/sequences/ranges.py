@@ -37,7 +37,8 @@ def counts_of(
     stops = lengths.cumsum()
     begun = np.searchsorted(starts, stops)
     beyond = np.maximum(np.append(0, ends)[begun] - stops, 0)  # of the last range that has begun
-    return np.diff(np.append(0, (ends - starts).cumsum())[begun] - beyond, prepend=0)
+    until: npt.NDArray[np.int64] = np.append(0, (ends - starts).cumsum())[begun] - beyond
+    return np.diff(until, prepend=0)
 
 
 def slices(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[slice]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from anytron.algorithms.advantages import broadcast_to_tokens, group_sizes
 from anytron.algorithms.aggregation import Aggregation, loss_weights, token_share
 from anytron.algorithms.kl import penalizes_rewards
-from anytron.sequences.batch import RaggedBatch, micro_batches_of
+from anytron.sequences.batch import RaggedBatch, as_filler, micro_batches_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,7 +88,7 @@ class MicroBatch:
     def batch(self) -> RaggedBatch:
         """The data of the sequences, copied at each access; a filler has weights of 0."""
         batch = self.whole.select(torch.tensor(self.sequences))
-        return batch.as_filler() if self.is_filler else batch
+        return as_filler(batch) if self.is_filler else batch
 
 
 class ReplicaBatches(Sequence[RaggedBatch]):
