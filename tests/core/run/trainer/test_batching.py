@@ -163,6 +163,17 @@ def test_ranks_get_the_bits_of_the_batch_and_the_weights_of_the_mini_batch(batch
                 assert bits(held) == bits(arrived) == bits(own)
 
 
+def test_images_stay_with_their_sequences_on_their_way_to_a_rank():
+    batch = replace(batch_of([3, 4, 5]), images=("first", None, "third"))
+    (share,) = UpdatePlan(1, 1, "token-mean", max_tokens=7).micro_batches(batch, dp_size=1)
+
+    there = decode(encode(Call("score", (ReplicaBatches(share),), {}))).args[0]
+
+    assert len(there) == 2
+    pairs = [pair for part in there for pair in zip(part.lengths.tolist(), part.images, strict=True)]
+    assert sorted(pairs) == [(3, "first"), (4, None), (5, "third")]
+
+
 def test_groups_of_any_size_stay_together():
     plan = UpdatePlan(epochs=1, count=3, aggregation="token-mean", max_tokens=100)
     groups = [0, 0, 0, 2, 3, 3, 3, 3, 3, 4, 4]  # of group 1 nothing is left
