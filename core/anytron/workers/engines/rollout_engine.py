@@ -102,7 +102,7 @@ class Response:
     Attributes:
         tokens: All ids after the prompt, the end token included if there is one; may be empty.
         log_probs: Log-prob of each token under the model at the sampling temperature, before top-p, top-k and the
-            suppression of end tokens; 0 for tokens of an environment.
+            suppression of end tokens; 0 for tokens of an environment. They are rounded to float32.
         stop_reason: ``stop`` = an end token, a stop string or the environment ended it, ``length`` = a limit of length
             or of turns did, ``abort`` = :meth:`RolloutEngine.abort` did.
         versions: Version of the weights that generated each token of the model.
