@@ -10,11 +10,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from anytron.algorithms.contract import Advantages, required
+from anytron.sequences.ranges import bounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +102,8 @@ def broadcast_to_tokens(per_sequence: Tensor, lengths: Tensor, response_mask: Te
     Returns:
         float32 ``[T]``, 0 outside of responses.
     """
-    return torch.where(response_mask, torch.repeat_interleave(per_sequence, lengths), 0.0)
+    per_token = torch.from_numpy(np.repeat(per_sequence.numpy(), lengths.numpy()))  # several times as fast as torch
+    return per_token.masked_fill_(~response_mask, 0.0)
 
 
 def place_at_end(rewards: Tensor, lengths: Tensor, response_mask: Tensor) -> Tensor:
@@ -114,13 +117,13 @@ def place_at_end(rewards: Tensor, lengths: Tensor, response_mask: Tensor) -> Ten
     Returns:
         ``[T]``, dtype of ``rewards``, 0 elsewhere.
     """
-    sequence = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
-    last = torch.full_like(lengths, -1).scatter_reduce(
-        0, sequence[response_mask], response_mask.nonzero().flatten(), "amax"
-    )
-    answered = last >= 0
+    starts, ends = bounds_of(response_mask.numpy())
+    starts, ends = np.append(-1, starts), np.append(0, ends)  # the first range is that of a sequence without any
+    stops = lengths.cumsum(0).numpy()
+    last = np.minimum(ends[np.searchsorted(starts, stops) - 1], stops) - 1
+    answered = last >= stops - lengths.numpy()
     placed = rewards.new_zeros(response_mask.numel())
-    placed[last[answered]] = rewards[answered]
+    placed[torch.from_numpy(last[answered])] = rewards[torch.from_numpy(answered)]
     return placed
 
 

@@ -12,7 +12,7 @@ from anytron.base.errors import DataError
 Aggregation = Literal["token-mean", "sequence-mean", "token-sum", "length-constant"]
 
 
-def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregation, length: int = 1) -> Tensor:
+def loss_weights(counts: Tensor, aggregation: Aggregation, length: int = 1) -> Tensor:
     """Compute the token weights of one mini-batch that turn the sum of token losses into the selected mean or sum.
 
     The weights are known before the mini-batch is split, so the loss and its gradient do not depend
@@ -29,45 +29,43 @@ def loss_weights(lengths: Tensor, response_mask: Tensor, aggregation: Aggregatio
     ===================  ==============================  ======================================================
 
     Args:
-        lengths: int64 ``[B]``, tokens of each sequence, prompt included.
-        response_mask: bool ``[T]``, True = the token was generated.
+        counts: int64 ``[B]``, generated tokens of each sequence.
         aggregation: One of the names above.
         length: The constant of ``length-constant``, in tokens.
 
     Returns:
-        float32 ``[T]``, 0 outside of responses; for ``token-mean`` and ``sequence-mean``, they add up to 1.
+        float32 ``[B]``, the weight of each generated token of a sequence; other tokens have a weight of 0. For
+        ``token-mean`` and ``sequence-mean``, the weights of all tokens add up to 1.
 
     Raises:
         DataError: No sequence has a response.
     """
-    total = int(response_mask.sum())
+    total = int(counts.sum())
     if total == 0:
         raise DataError(
             "Nothing to learn from: every response of the mini-batch is empty.",
             where="loss_weights",
-            why=f"none of its {lengths.numel()} sequences has a generated token",
+            why=f"none of its {counts.numel()} sequences has a generated token",
             fix="check rollout.stop and the model's end token; rollout.min_new_tokens=1 forces a first token",
         )
+    each = torch.ones(counts.numel())
     if aggregation == "token-mean":
-        return response_mask.float() / total
+        return each / total
     if aggregation == "token-sum":
-        return response_mask.float()
+        return each
     if aggregation == "length-constant":
-        return response_mask.float() / (lengths.numel() * length)
-    sequence = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
-    per_sequence = torch.zeros_like(lengths).index_add_(0, sequence, response_mask.to(lengths.dtype))
-    non_empty = int((per_sequence > 0).sum())
-    share = 1.0 / (per_sequence.clamp(min=1) * non_empty).float()
-    return share[sequence] * response_mask
+        return each / (counts.numel() * length)
+    non_empty = int((counts > 0).sum())
+    return 1.0 / (counts.clamp(min=1) * non_empty).float()
 
 
-def token_shares(response_mask: Tensor) -> Tensor:
-    """Compute equal weights for the response tokens of a mini-batch, for metrics.
+def token_share(counts: Tensor) -> Tensor:
+    """Compute the equal weight of each response token of a mini-batch, for metrics.
 
     Args:
-        response_mask: bool ``[T]``.
+        counts: int64 ``[B]``, generated tokens of each sequence.
 
     Returns:
-        float32 ``[T]``, 0 outside of responses, adding up to 1 if there is any response token.
+        float32 scalar; the weights of all response tokens add up to 1, if there is any.
     """
-    return response_mask.float() / response_mask.sum().clamp(min=1)
+    return 1.0 / counts.sum().clamp(min=1).float()

@@ -109,29 +109,37 @@ def adapted(algorithm: AlgorithmSection, metrics: Mapping[str, float], samples: 
     return algorithm.model_copy(update={"kl_coefficient": coefficient})
 
 
-def rewards_and_token_rewards(
-    rewards: Tensor, batch: RaggedBatch, algorithm: AlgorithmSection
-) -> tuple[Tensor, Tensor]:
-    """Return the reward of each response and of each of its tokens.
-
-    A token's reward is ``-kl_coefficient * KL_t``, and the response's own is added to the last one (arXiv:1909.08593,
-    eq. 2; arXiv:2203.02155, section 3.5). The two results agree: the reward of a response is the sum of the rewards of
-    its tokens, if it has any.
+def rewards_of_responses(rewards: Tensor, batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
+    """Return the reward of each response: the sum of the rewards of its tokens, if it has any.
 
     Args:
-        rewards: float32 ``[B]``, the reward of each response.
+        rewards: float32 ``[B]``, the reward of each response without penalties.
         batch: The samples; if rewards are penalised, with ``old_log_probs`` and ``reference_log_probs``.
         algorithm: Section ``algorithm`` of the configuration.
 
     Returns:
-        float32 ``[B]`` and ``[T]``, the latter 0 outside of responses.
+        float32 ``[B]``.
     """
-    per_token = place_at_end(rewards, batch.lengths, batch.response_mask)
     if not penalizes_rewards(algorithm):
-        return rewards, per_token
+        return rewards
     penalties = algorithm.kl_coefficient * kl_of_rewards(batch, algorithm)
     sequence = torch.repeat_interleave(torch.arange(batch.num_sequences), batch.lengths)
-    return rewards - torch.zeros_like(rewards).index_add_(0, sequence, penalties), per_token - penalties
+    return rewards - torch.zeros_like(rewards).index_add_(0, sequence, penalties)
+
+
+def rewards_of_tokens(rewards: Tensor, batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:
+    """Return the reward of each token; arguments as for :func:`rewards_of_responses`.
+
+    A token's reward is ``-kl_coefficient * KL_t``, and the response's own is added to the last one (arXiv:1909.08593,
+    eq. 2; arXiv:2203.02155, section 3.5).
+
+    Returns:
+        float32 ``[T]``, 0 outside of responses.
+    """
+    per_token = place_at_end(rewards, batch.lengths, batch.response_mask)
+    if penalizes_rewards(algorithm):
+        per_token -= algorithm.kl_coefficient * kl_of_rewards(batch, algorithm)
+    return per_token
 
 
 def kl_of_rewards(batch: RaggedBatch, algorithm: AlgorithmSection) -> Tensor:

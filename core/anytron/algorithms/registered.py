@@ -7,7 +7,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from anytron.algorithms.advantages import (
@@ -20,7 +19,7 @@ from anytron.algorithms.advantages import (
     returns_against_group,
 )
 from anytron.algorithms.contract import AdvantageFunction, Advantages, PolicyLossFunction, PolicyTokens, TokenLosses
-from anytron.algorithms.kl import rewards_and_token_rewards
+from anytron.algorithms.kl import rewards_of_responses, rewards_of_tokens
 from anytron.algorithms.losses import cispo, gspo, gspo_token, ppo_clip, sapo
 from anytron.base.functions import Called, Kind, has
 from anytron.config.imports import resolve
@@ -58,6 +57,8 @@ LOSS = Kind(
 )
 
 
+TOKENS_AT_ONCE = 1 << 20
+"""Tokens whose values are checked at a time."""
 ADVANTAGES: Mapping[str, AdvantageFunction] = MappingProxyType(
     {
         "grpo": group_advantages,
@@ -70,6 +71,8 @@ ADVANTAGES: Mapping[str, AdvantageFunction] = MappingProxyType(
     }
 )
 """By their name in ``algorithm.advantage``."""
+OF_RESPONSES = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "none"})
+"""Those that do not read the rewards of tokens."""
 LOSSES: Mapping[str, PolicyLossFunction] = MappingProxyType(
     {"ppo_clip": ppo_clip, "gspo": gspo, "gspo_token": gspo_token, "cispo": cispo, "sapo": sapo}
 )
@@ -106,9 +109,13 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
     Raises:
         DataError: The estimator raises, or returns an invalid value.
     """
-    rewards, token_rewards = rewards_and_token_rewards(rewards, batch, algorithm)
-    estimate, shown = load_advantage(algorithm), replace(batch, token_rewards=token_rewards)
-    found = call(ADVANTAGE, algorithm.advantage, estimate, shown, rewards, algorithm)
+    estimate = load_advantage(algorithm)
+    shown = batch
+    if algorithm.advantage not in OF_RESPONSES:
+        shown = replace(batch, token_rewards=rewards_of_tokens(rewards, batch, algorithm))
+    whole = rewards_of_responses(rewards, batch, algorithm)
+    found = call(ADVANTAGE, algorithm.advantage, estimate, shown, whole, algorithm)
+    del shown  # its rewards of tokens are large
     refused = partial(unusable, ADVANTAGE, algorithm.advantage, estimate)
     if not isinstance(found, Advantages):
         raise refused(f"a {type(found).__name__}, not an Advantages")
@@ -118,11 +125,17 @@ def with_advantages(batch: RaggedBatch, rewards: Tensor, algorithm: AlgorithmSec
             raise refused(f"no {name}")
         if values is not None and (fault := misfit(name, values, batch.num_tokens)):
             raise refused(fault)
-        if values is not None and not bool(torch.isfinite(values[batch.response_mask]).all()):
+        if values is not None and not _finite(values, batch.response_mask):
             raise refused(f"{name} that are not finite")
     # NumPy's are float64, which would make the loss so, and some devices have none.
     returns = None if found.returns is None else found.returns.float()
     return replace(batch, advantages=found.per_token.float(), returns=returns)
+
+
+def _finite(values: Tensor, mask: Tensor) -> bool:
+    """Return whether the values of all masked tokens are finite; temporary memory is that of one part of them."""
+    parts = zip(values.split(TOKENS_AT_ONCE), mask.split(TOKENS_AT_ONCE), strict=True)
+    return all(bool((part.isfinite() | ~own).all()) for part, own in parts)
 
 
 def call(kind: Kind, name: str, function: Callable[..., Any], *given: object) -> Any:

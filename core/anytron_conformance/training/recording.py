@@ -113,7 +113,7 @@ def with_micro_batches(changes: Mapping[str, dict[str, Any]]) -> dict[str, dict[
 
 def mini_batches(plan: UpdatePlan, batch: RaggedBatch) -> Iterator[RaggedBatch]:
     """Divide the batch into one mini-batch for each update."""
-    return replace(plan, count=UPDATES).mini_batches(batch, seed=0)
+    return (one.batch for one in replace(plan, count=UPDATES).mini_batches(batch, seed=0))
 
 
 def follow(trainer: TrainingWorkers, config: RunConfig, batch: RaggedBatch, directory: Path) -> Course:

@@ -108,6 +108,16 @@ def test_a_reward_goes_to_the_last_token_that_was_generated():
     assert not placed[~MASK].any()
 
 
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=6))
+def test_a_reward_is_at_the_last_own_token_wherever_an_environment_writes(masks):
+    mask, lengths = torch.tensor([own for row in masks for own in row]), torch.tensor([len(row) for row in masks])
+    wanted = []
+    for reward, row in enumerate(masks, start=1):
+        last = max((place for place, own in enumerate(row) if own), default=None)
+        wanted += [float(reward) if place == last else 0.0 for place in range(len(row))]
+    assert place_at_end(torch.arange(1.0, len(masks) + 1), lengths, mask).tolist() == wanted
+
+
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 def test_reinforce_plus_plus_whitens_discounted_returns_over_the_step(gamma):
     returns = [

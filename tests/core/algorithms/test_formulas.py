@@ -77,7 +77,7 @@ def check(batch, log_probs, entropy, algorithm, rel=1e-6):
     )
     (mini_batch,) = plan.mini_batches(batch, seed=0)
     values = [values.clone().requires_grad_() for values in (log_probs, entropy)]
-    found = PolicyLoss(algorithm)(TokenOutputs(*values), mini_batch)
+    found = PolicyLoss(algorithm)(TokenOutputs(*values), mini_batch.batch)
     gradients = torch.autograd.grad(found.loss, values)
     wanted = [values.clone().requires_grad_() for values in (log_probs, entropy)]
     expected = algorithm_oracle.policy_loss(batch, *wanted, algorithm.model_dump())
@@ -134,7 +134,7 @@ def test_where_nothing_has_moved_the_gradient_is_the_policy_gradient(loss):
     batch, log_probs, entropy = drawn_batch(7)
     per_sequence = torch.repeat_interleave(torch.tensor([1.0, -2.0, 3.0, 0.5, -1.0]).double(), batch.lengths)
     batch = replace(batch, old_log_probs=None, advantages=per_sequence * batch.response_mask)
-    (batch,) = UpdatePlan(1, 1, "sequence-mean", 100).mini_batches(batch, seed=0)
+    batch = next(UpdatePlan(1, 1, "sequence-mean", 100).mini_batches(batch, seed=0)).batch
     leaf = log_probs.requires_grad_()
     found = PolicyLoss(AlgorithmSection(loss=loss))(TokenOutputs(leaf, entropy), batch)
     (gradient,) = torch.autograd.grad(found.loss, leaf)
@@ -144,7 +144,7 @@ def test_where_nothing_has_moved_the_gradient_is_the_policy_gradient(loss):
 def test_with_one_advantage_per_response_gspo_and_its_token_variant_have_the_same_gradient():
     batch, log_probs, entropy = drawn_batch(8, scale=0.05)
     batch = replace(batch, advantages=torch.repeat_interleave(torch.randn(5).double(), batch.lengths))
-    (batch,) = UpdatePlan(1, 1, "sequence-mean", 100).mini_batches(batch, seed=0)
+    batch = next(UpdatePlan(1, 1, "sequence-mean", 100).mini_batches(batch, seed=0)).batch
     gradients = []
     for loss in ("gspo", "gspo_token"):
         leaf = log_probs.clone().requires_grad_()

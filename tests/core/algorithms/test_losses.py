@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytron.algorithms.aggregation import loss_weights, token_shares
+from anytron.algorithms.advantages import broadcast_to_tokens
+from anytron.algorithms.aggregation import loss_weights, token_share
 from anytron.algorithms.losses import ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import LOSSES
@@ -29,7 +30,7 @@ def make_batch(prompts, responses, aggregation="token-mean", seed=0, **changes):
     mask = torch.cat(
         [torch.arange(prompt + response) >= prompt for prompt, response in zip(prompts, responses, strict=True)]
     )
-    total = mask.numel()
+    total, counts = mask.numel(), torch.tensor(responses)
 
     def noise(scale):
         return scale * torch.randn(total, generator=generator, dtype=torch.float64)
@@ -43,8 +44,8 @@ def make_batch(prompts, responses, aggregation="token-mean", seed=0, **changes):
         old_log_probs=torch.where(mask, current.detach() + noise(0.3), 0.0),
         reference_log_probs=current.detach() + noise(0.3),
         advantages=torch.repeat_interleave(torch.randn(len(prompts), generator=generator).double(), lengths) * mask,
-        loss_weights=loss_weights(lengths, mask, aggregation).double(),
-        token_shares=token_shares(mask).double(),
+        loss_weights=broadcast_to_tokens(loss_weights(counts, aggregation), lengths, mask).double(),
+        token_shares=(mask * token_share(counts)).double(),
     )
     return replace(batch, **changes), current.requires_grad_(), (1 + noise(0.1).abs()).requires_grad_()
 

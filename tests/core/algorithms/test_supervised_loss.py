@@ -82,7 +82,7 @@ def test_numbers_outside_of_responses_do_not_matter(batch, logits):
     (mini_batch,) = UpdatePlan(1, 1, "token-mean", 1000).mini_batches(batch, seed=0)
     found = outputs(logits, batch)
     spoilt = TokenOutputs(*(one.where(batch.response_mask, torch.inf) for one in (found.log_probs, found.entropy)))
-    assert SupervisedLoss()(spoilt, mini_batch).loss == SupervisedLoss()(found, mini_batch).loss
+    assert SupervisedLoss()(spoilt, mini_batch.batch).loss == SupervisedLoss()(found, mini_batch.batch).loss
 
 
 def test_a_field_that_is_missing_is_named(batch, logits):

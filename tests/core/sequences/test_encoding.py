@@ -68,6 +68,14 @@ def step(sequences=64, prompt=100, response=400):
     return RaggedBatch(lengths, tokens, mask, rollout_log_probs=log_probs, old_log_probs=2 * log_probs, **fields)
 
 
+@settings(deadline=None)
+@given(batches())
+def test_a_rank_gets_int64_tokens_also_of_int32(batch):
+    narrow = dataclasses.replace(batch, tokens=batch.tokens.int())
+    wide = dataclasses.replace(batch, tokens=narrow.tokens.long())
+    assert bits(pickle.loads(pickle.dumps(narrow))) == bits(wide)
+
+
 def bytes_of_a_token(batch):
     return len(encode(Call("update", ([batch],), {}))) / batch.num_tokens
 

@@ -119,7 +119,7 @@ def _with_images(batch: RaggedBatch, texts: RaggedBatch) -> RaggedBatch:
 def mini_batch_of(share: Share, trainer: TrainingWorkers, config: RunConfig) -> tuple[RaggedBatch, Tensor, UpdatePlan]:
     """Score a share; return a batch that a loss can read, its log-probs float32 ``[T]``, and the plan of its update."""
     plan = replace(plan_of(trainer, config), max_tokens=share.max_tokens)
-    batch = next(plan.mini_batches(share.batch, config.trainer.seed))
+    batch = next(plan.mini_batches(share.batch, config.trainer.seed)).batch
     scored = trainer.token_outputs(batch, plan, "policy")
     assert scored.log_probs is not None, "every engine computes log-probs"
     batch = batch.scored(scored) if plan.replays_scoring else batch

@@ -243,7 +243,7 @@ def off_value(batch: RaggedBatch, values: Tensor) -> RaggedBatch:
 def first_mini_batch(config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> RaggedBatch:
     """Take the first sequences as a mini-batch, at least one for each data-parallel replica."""
     plan = plan_of(trainer, config)
-    return next(plan.mini_batches(first_sequences(batch, trainer.dp_size), config.trainer.seed))
+    return next(plan.mini_batches(first_sequences(batch, trainer.dp_size), config.trainer.seed)).batch
 
 
 def first_sequences(batch: RaggedBatch, at_least: int = 1) -> RaggedBatch:

@@ -100,7 +100,7 @@ def samples_of(written: Sequence[tuple[TokenizedPrompt, str]], prepared: Prepare
             response_text=text,
             prompt_tokens=prompt.tokens,
             response_tokens=Packed("i", ids),
-            log_probs=Packed("d", [0.0] * len(ids)),
+            log_probs=Packed("f", [0.0] * len(ids)),
             finished=True,
             data=prompt.data,
             images=prompt.images,

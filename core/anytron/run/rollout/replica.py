@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 from typing_extensions import TypeVarTuple
 
 from anytron.base.errors import ProcessLost
-from anytron.base.packed import as_numpy
+from anytron.base.packed import Runs
 from anytron.workers.engines.rollout_engine import RolloutEngine
 from anytron.workers.executor.protocol import submit
 
@@ -113,10 +113,11 @@ def mistake_in(
         return f"it has {tokens} tokens, but only {longest} were allowed"
     if response.stop_reason == "abort":
         return "it was aborted"
-    found = as_numpy(response.versions)
-    if other := sorted(set(np.unique(found).tolist()) - set(versions)):
+    assert isinstance(response.versions, Runs), "a response packs them"
+    found = response.versions.changes
+    if other := sorted(set(found) - set(versions)):
         return f"it comes from weights of version {', '.join(map(str, other))}, but version {versions[-1]} is current"
-    if bool((np.diff(found) < 0).any()):
+    if any(later < earlier for earlier, later in pairwise(found)):
         return "its weight versions are not in ascending order"
     if routing is not None:
         return routing.mistake_in(response.routing, len(request.prompt.tokens) + tokens)

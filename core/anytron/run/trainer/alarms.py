@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from anytron.record.tracking.progress import Progress
     from anytron.record.tracking.run_directory import RunDirectory
     from anytron.run.trainer.experience import Experience
+    from anytron.run.trainer.updates import MiniBatch
     from anytron.sequences.batch import RaggedBatch
 
 IN_A_ROW = "reward/steps_without_signal"
@@ -59,7 +60,7 @@ class Alarms:
         self._first: list[float] = []  # mean rewards
         self._recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # mean rewards, shares of groups without signal
 
-    def updated(self, mini_batch: RaggedBatch, metrics: Mapping[str, float]) -> None:
+    def updated(self, mini_batch: MiniBatch, metrics: Mapping[str, float]) -> None:
         """Check an update for a gradient of exactly 0 although there was something to learn.
 
         Args:
@@ -72,7 +73,7 @@ class Alarms:
                 "critic/grad_norm is 0, although values differ from returns: the critic learns nothing; "
                 "some kernel or hook returns no gradient",
             )
-        if metrics.get("grad_norm") == 0.0 and policy_has_to_learn(mini_batch, metrics, self._config):
+        if metrics.get("grad_norm") == 0.0 and policy_has_to_learn(mini_batch.batch, metrics, self._config):
             self._find(
                 "grad_norm was 0",
                 "grad_norm is 0, although there are tokens to learn from: the policy learns nothing; "

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from anytron.task.rewards.scoring import RewardWorkers
     from anytron.workers.engines.rollout_engine import Response
 
-    Numbers = Sequence[float] | npt.NDArray[np.bool_]
+    Numbers = Sequence[float] | npt.NDArray[np.generic]
 
 TAIL = 16
 """Tokens that a mark of thought has, and white space behind it, at most."""
@@ -114,8 +114,8 @@ class ExperienceMaker:
     ) -> None:
         self._config, self._prefetch, self._score, self._tokenizer, self._run = config, prefetch, score, tokenizer, run
         known = list(tokenizer.get_vocab().values())
-        self._known = np.zeros(max(known, default=-1) + 1, np.bool_)
-        self._known[known] = True
+        self._known = np.zeros(max(known, default=-1) + 2, np.bool_)
+        self._known[known] = True  # and the last entry is for all ids beyond: it stays False
 
     def make(self, step: int, clock: Clock) -> Experience:
         """Draw prompts, generate responses and score them, in as many rounds as necessary.
@@ -152,9 +152,8 @@ class ExperienceMaker:
 
     def _unknown(self, tokens: Sequence[int]) -> int:
         """Count the tokens that the tokenizer does not have."""
-        ids = as_numpy(tokens).astype(np.int64)
-        inside = (ids >= 0) & (ids < len(self._known))
-        return len(ids) - int(self._known[ids[inside]].sum())
+        ids = as_numpy(tokens).astype(np.uint32, copy=False)  # a negative id becomes a large one
+        return len(ids) - int(np.count_nonzero(self._known.take(ids, mode="clip")))
 
     def _rewards(self, step: int, samples: Sequence[Sample], *, first: bool) -> RewardScores:
         try:
@@ -273,7 +272,7 @@ def _opened(prompt: TokenizedPrompt, response: Response, tokenizer: Any) -> str:
 
 
 def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | None = None) -> RaggedBatch:
-    """Concatenate samples into a batch; a response may be empty.
+    """Concatenate samples into a batch with int32 tokens; a response may be empty.
 
     Args:
         samples: B samples.
@@ -281,10 +280,12 @@ def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | Non
         groups: int64 ``[B]``, the number of each sample's prompt (:attr:`RaggedBatch.groups`); None = each has its own.
     """
     images = tuple(sample.patches for sample in samples)
+    prompts = {id(sample.prompt_tokens): sample.prompt_tokens for sample in samples}  # samples share them
+    arrays = {key: as_numpy(prompt) for key, prompt in prompts.items()}
     nothing = [np.zeros(len(sample.prompt_tokens), np.bool_) for sample in samples]
     return RaggedBatch(
         lengths=torch.tensor([len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples]),
-        tokens=_concatenated(((sample.prompt_tokens, sample.response_tokens) for sample in samples), np.int64),
+        tokens=_concatenated(((arrays[id(one.prompt_tokens)], one.response_tokens) for one in samples), np.int32),
         response_mask=_concatenated(zip(nothing, map(_own, samples), strict=True), np.bool_),
         temperature=temperature,
         groups=groups,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.config.algorithm import AlgorithmSection
     from anytron.config.schema import RunConfig
+    from anytron.run.trainer.updates import MiniBatch
     from anytron.workers.engines.training_engine import Inspection, UpdatedModel
     from anytron.workers.executor.protocol import Executor
 
@@ -61,7 +62,7 @@ class GuardedUpdates:
         self._in_a_row = {"policy": 0, "critic": 0}
         self._trained = {"policy": after > 0, "critic": after > 0}
 
-    def update(self, mini_batch: RaggedBatch, loss: LossFunction, step: int, place: int) -> dict[str, float]:
+    def update(self, mini_batch: MiniBatch, loss: LossFunction, step: int, place: int) -> dict[str, float]:
         """Update the policy and return the metrics.
 
         Args:
@@ -78,7 +79,7 @@ class GuardedUpdates:
         self._look("policy", metrics, mini_batch, step, place, algorithm)
         return metrics
 
-    def update_critic(self, mini_batch: RaggedBatch, loss: LossFunction, step: int, place: int) -> dict[str, float]:
+    def update_critic(self, mini_batch: MiniBatch, loss: LossFunction, step: int, place: int) -> dict[str, float]:
         """Update the critic; arguments, result and errors as in :meth:`update`."""
         metrics = self._trainer.update_critic(mini_batch, self._plan, loss)
         self._look("critic", metrics, mini_batch, step, place, self._config.algorithm)
@@ -88,7 +89,7 @@ class GuardedUpdates:
         self,
         model: UpdatedModel,
         metrics: dict[str, float],
-        mini_batch: RaggedBatch,
+        mini_batch: MiniBatch,
         step: int,
         place: int,
         algorithm: AlgorithmSection,
@@ -105,11 +106,11 @@ class GuardedUpdates:
             model=model,
             dp_size=self._trainer.dp_size,
             micro_batch_multiple=self._plan.multiple,
-            temperature=mini_batch.temperature,
+            temperature=mini_batch.whole.temperature,
             metrics=metrics,
         )
         directory = self._directory / BAD_BATCHES / bad.name
-        write_bad_batch(directory, bad, mini_batch, self._config.model_copy(update={"algorithm": algorithm}))
+        write_bad_batch(directory, bad, mini_batch.batch, self._config.model_copy(update={"algorithm": algorithm}))
         settings = self._config.trainer
         stops = settings.on_non_finite == "stop"
         if not stops and self._in_a_row[model] <= settings.max_skipped_updates:

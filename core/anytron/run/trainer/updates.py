@@ -8,22 +8,66 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
+from torch import Tensor
 
-from anytron.algorithms.advantages import group_sizes
-from anytron.algorithms.aggregation import Aggregation, loss_weights, token_shares
+from anytron.algorithms.advantages import broadcast_to_tokens, group_sizes
+from anytron.algorithms.aggregation import Aggregation, loss_weights, token_share
 from anytron.algorithms.kl import penalizes_rewards
+from anytron.sequences.batch import RaggedBatch, as_filler, micro_batches_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from anytron.config.schema import RunConfig
-    from anytron.sequences.batch import RaggedBatch
     from anytron.workers.engines.training_engine import Topology
     from anytron.workers.executor.protocol import Share
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """The sequences of one optimizer update, which are copied from the step's batch when they are sent.
+
+    Attributes:
+        whole: The step's batch.
+        sequences: int64 ``[B]``, indices of the sequences in the step's batch.
+        weights: float32 ``[B]``, the weight in the loss of each token of a sequence's response.
+        share: float32 scalar, the weight of each response token in the averages of metrics.
+    """
+
+    whole: RaggedBatch
+    sequences: Tensor
+    weights: Tensor
+    share: Tensor
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each sequence, int64 ``[B]``."""
+        return self.whole.lengths[self.sequences]
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences, B."""
+        return self.sequences.numel()
+
+    @property
+    def batch(self) -> RaggedBatch:
+        """The data of all sequences, copied at each access."""
+        return self.select(torch.arange(self.num_sequences))
+
+    def select(self, sequences: Tensor) -> RaggedBatch:
+        """Copy some sequences, in the given order, with the weights of their tokens.
+
+        Args:
+            sequences: int64 ``[K]`` indices.
+        """
+        batch = self.whole.select(self.sequences[sequences])
+        weights = broadcast_to_tokens(self.weights[sequences], batch.lengths, batch.response_mask)
+        return replace(batch, loss_weights=weights, token_shares=batch.response_mask * self.share)
 
 
 @dataclass(frozen=True)
@@ -37,19 +81,46 @@ class MicroBatch:
     """
 
     sequences: tuple[int, ...]
-    whole: RaggedBatch
+    whole: RaggedBatch | MiniBatch
     is_filler: bool = False
 
     @property
     def batch(self) -> RaggedBatch:
         """The data of the sequences, copied at each access; a filler has weights of 0."""
-        if len(self.sequences) == self.whole.num_sequences and not self.is_filler:
-            return self.whole
         batch = self.whole.select(torch.tensor(self.sequences))
-        if not self.is_filler:
-            return batch
-        nothing = torch.zeros(batch.num_tokens)
-        return replace(batch, loss_weights=nothing, token_shares=nothing, is_filler=True)
+        return as_filler(batch) if self.is_filler else batch
+
+
+class ReplicaBatches(Sequence[RaggedBatch]):
+    """The data of a replica's micro-batches, copied when they are read; they cross to a rank together, as one batch.
+
+    A message of few large arrays takes half the time of one with arrays of each micro-batch.
+
+    Args:
+        micro_batches: One or more micro-batches of one whole.
+    """
+
+    def __init__(self, micro_batches: Sequence[MicroBatch]) -> None:
+        self._micro_batches = micro_batches
+
+    def __len__(self) -> int:
+        return len(self._micro_batches)
+
+    @overload
+    def __getitem__(self, place: int) -> RaggedBatch: ...
+    @overload
+    def __getitem__(self, place: slice) -> ReplicaBatches: ...
+    def __getitem__(self, place: int | slice) -> RaggedBatch | ReplicaBatches:
+        if isinstance(place, slice):
+            return ReplicaBatches(self._micro_batches[place])
+        return self._micro_batches[place].batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle all sequences as one batch; unpickled, the micro-batches are a list."""
+        sequences = [sequence for one in self._micro_batches for sequence in one.sequences]
+        joined = self._micro_batches[0].whole.select(torch.tensor(sequences))
+        counts = [len(one.sequences) for one in self._micro_batches]
+        return micro_batches_of, (joined, counts, [one.is_filler for one in self._micro_batches])
 
 
 @dataclass(frozen=True)
@@ -98,31 +169,29 @@ class UpdatePlan:
         """Whether old log-probs must be computed: for advantages, for several updates, or to record routing."""
         return self.replays_scoring or self.advantages_need_log_probs or self.epochs * self.count > 1
 
-    def mini_batches(self, batch: RaggedBatch, seed: int) -> Iterator[RaggedBatch]:
+    def mini_batches(self, batch: RaggedBatch, seed: int) -> Iterator[MiniBatch]:
         """Return the mini-batches of all passes, with the weights of their tokens.
 
         Groups are distributed over mini-batches in a random order, different in each pass; a single mini-batch keeps
         their order. Mini-batches with nothing to learn from are left out: they have no group, because there are fewer
         groups than mini-batches, or only empty responses.
         """
-        sequences = torch.arange(batch.num_sequences)
-        groups = sequences.split(group_sizes(sequences if batch.groups is None else batch.groups))
+        every = torch.arange(batch.num_sequences)
+        groups = every.split(group_sizes(every if batch.groups is None else batch.groups))
         generator = torch.Generator().manual_seed(seed)
         for _ in range(self.epochs):
             order = torch.randperm(len(groups), generator=generator) if self.count > 1 else torch.arange(len(groups))
             for chosen in torch.tensor_split(order, self.count):
                 if not chosen.numel():
                     continue
-                mini_batch = batch
-                if self.count > 1:
-                    mini_batch = batch.select(torch.cat([groups[group] for group in chosen.tolist()]))
-                if batch.response_mask.any() and not mini_batch.response_mask.any():
+                sequences = torch.cat([groups[group] for group in chosen.tolist()])
+                counts = batch.response_counts[sequences]
+                if batch.response_counts.any() and not counts.any():
                     continue
-                mask = mini_batch.response_mask
-                weights = loss_weights(mini_batch.lengths, mask, self.aggregation, self.length_constant)
-                yield replace(mini_batch, loss_weights=weights, token_shares=token_shares(mask))
+                weights = loss_weights(counts, self.aggregation, self.length_constant)
+                yield MiniBatch(batch, sequences, weights, token_share(counts))
 
-    def micro_batches(self, batch: RaggedBatch, dp_size: int) -> list[list[MicroBatch]]:
+    def micro_batches(self, batch: RaggedBatch | MiniBatch, dp_size: int) -> list[list[MicroBatch]]:
         """Divide a batch over data-parallel replicas and micro-batches.
 
         Returns:
@@ -135,9 +204,7 @@ class UpdatePlan:
         return [[MicroBatch(tuple(part), batch) if part else filler for part in parts] for parts in per_rank]
 
 
-def shared(
-    per_rank: Sequence[Sequence[MicroBatch]], topology: Sequence[Topology]
-) -> Iterator[Share[list[RaggedBatch]]]:
+def shared(per_rank: Sequence[Sequence[MicroBatch]], topology: Sequence[Topology]) -> Iterator[Share[ReplicaBatches]]:
     """Yield the ranks of each replica with its micro-batches, which are copied from the whole batch only then.
 
     Args:
@@ -148,7 +215,7 @@ def shared(
     for rank, place in enumerate(topology):
         ranks[place.dp_rank].append(rank)
     for members, micro_batches in zip(ranks, per_rank, strict=True):
-        yield members, [micro_batch.batch for micro_batch in micro_batches]
+        yield members, ReplicaBatches(micro_batches)
 
 
 Partition = list[list[int]]

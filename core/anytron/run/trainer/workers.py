@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from anytron.run.rollout.conversations import AttendedGroup
 from anytron.run.rollout.pool import RolloutPool
 from anytron.run.trainer.reward_model import RewardModelRanks, reward_model_group
 from anytron.run.trainer.updates import shared
-from anytron.sequences.batch import RaggedBatch, TokenOutputs, token_index
+from anytron.sequences.batch import RaggedBatch, TokenOutputs
 from anytron.workers.engines.training_engine import (
     AdapterEngine,
     CheckpointEngine,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from anytron.record.checkpoint.manifest import FileRecord
     from anytron.run.rollout.conversations import Conversations, SingleTurns
     from anytron.run.trainer.interruptions import Restarts
-    from anytron.run.trainer.updates import MicroBatch, UpdatePlan
+    from anytron.run.trainer.updates import MicroBatch, MiniBatch, UpdatePlan
     from anytron.workers.engines.training_engine import Additions, Conformance, ScoringRole, Topology, UpdatedModel
     from anytron.workers.executor.protocol import Executor, WorkerGroup
     from anytron.workers.weights.transfer import WeightManifest, WeightPart
@@ -90,7 +91,8 @@ class TrainingWorkers:
         old policy's log-probs, its routing is added if the engine records it.
         """
         if updates.needs_old_log_probs:
-            batch = batch.scored(self.token_outputs(batch, updates, "policy"))
+            log_probs, routing = self._scores(batch, updates, "policy", "log_probs", "routing")
+            batch = batch.scored(TokenOutputs(log_probs=log_probs, routing=routing))
         if reference:
             batch = replace(batch, reference_log_probs=self.score(batch, updates, "reference"))
         if teacher:
@@ -105,20 +107,14 @@ class TrainingWorkers:
 
     def score(self, batch: RaggedBatch, updates: UpdatePlan, role: ScoringRole) -> Tensor:
         """Compute log-probs, float32 ``[T]``, without gradients."""
-        log_probs = self.token_outputs(batch, updates, role).log_probs
+        (log_probs,) = self._scores(batch, updates, role, "log_probs")
         assert log_probs is not None, "every engine computes log-probs"
         return log_probs
 
     def token_outputs(self, batch: RaggedBatch, updates: UpdatePlan, role: ScoringRole) -> TokenOutputs:
         """Compute log-probs, entropies and, if the engine records it, the routing, without gradients."""
-        per_rank = updates.micro_batches(batch.for_scoring(), self.dp_size)
-        results = self._scatter(TrainingEngine.score, per_rank, role)
-
-        def joined(name: str) -> Tensor | None:
-            parts = [[getattr(outputs, name) for outputs in share] for share in results]
-            return None if parts[0][0] is None else _joined(batch, per_rank, parts)
-
-        return TokenOutputs(log_probs=joined("log_probs"), entropy=joined("entropy"), routing=joined("routing"))
+        log_probs, entropy, routing = self._scores(batch, updates, role, "log_probs", "entropy", "routing")
+        return TokenOutputs(log_probs=log_probs, entropy=entropy, routing=routing)
 
     def logits(self, batch: RaggedBatch) -> Tensor:
         """Compute whole logits, float32 ``[T, V]``, row t after token t; use it for small batches only."""
@@ -130,11 +126,13 @@ class TrainingWorkers:
         found = call(self.group, ObservableEngine.attention_conformance)
         return max((one for one in found if one is not None), key=lambda one: one.difference, default=None)
 
-    def update(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction) -> dict[str, float]:
+    def update(self, mini_batch: RaggedBatch | MiniBatch, updates: UpdatePlan, loss: LossFunction) -> dict[str, float]:
         """Do one optimizer update; return its metrics over the whole mini-batch."""
         return with_moments_resolved(self._update(TrainingEngine.update, mini_batch, updates, loss))
 
-    def update_critic(self, mini_batch: RaggedBatch, updates: UpdatePlan, loss: LossFunction) -> dict[str, float]:
+    def update_critic(
+        self, mini_batch: RaggedBatch | MiniBatch, updates: UpdatePlan, loss: LossFunction
+    ) -> dict[str, float]:
         """Do one optimizer update of the critic; return its metrics, all of them below ``critic/``."""
         metrics = self._update(CriticEngine.update_critic, mini_batch, updates, loss)
         return {name if name not in RANK_VALUES else f"critic/{name}": value for name, value in metrics.items()}
@@ -148,7 +146,7 @@ class TrainingWorkers:
     def export_gradients(
         self,
         path: str,
-        mini_batch: RaggedBatch,
+        mini_batch: RaggedBatch | MiniBatch,
         updates: UpdatePlan,
         loss: LossFunction,
         *,
@@ -223,10 +221,17 @@ class TrainingWorkers:
         """Return facts about each rank, for the run's records."""
         return call(self.group, TrainingEngine.describe)
 
+    def _scores(self, batch: RaggedBatch, updates: UpdatePlan, role: ScoringRole, *names: str) -> list[Tensor | None]:
+        """Score a batch; join the named fields of the ranks' :class:`TokenOutputs` only, which are large."""
+        per_rank = updates.micro_batches(batch.for_scoring(), self.dp_size)
+        results = self._scatter(TrainingEngine.score, per_rank, role)
+        parts = [[[getattr(outputs, name) for outputs in share] for share in results] for name in names]
+        return [None if one[0][0] is None else _joined(batch, per_rank, one) for one in parts]
+
     def _update(
         self,
         method: Callable[[Any, Sequence[RaggedBatch], LossFunction], Mapping[str, float] | None],
-        mini_batch: RaggedBatch,
+        mini_batch: RaggedBatch | MiniBatch,
         updates: UpdatePlan,
         loss: LossFunction,
     ) -> dict[str, float]:
@@ -264,11 +269,17 @@ def _joined(batch: RaggedBatch, per_rank: list[list[MicroBatch]], results: list[
     Results of fillers are left out: the sequences of fillers are in other micro-batches too.
     """
     whole = torch.zeros(batch.num_tokens, *results[0][0].shape[1:], dtype=results[0][0].dtype)
+    lengths = batch.lengths.tolist()
+    places = whole.numpy()
+    starts = list(accumulate(lengths, initial=0))
     for micro_batches, found in zip(per_rank, results, strict=True):
-        own = [(one.sequences, values) for one, values in zip(micro_batches, found, strict=True) if not one.is_filler]
-        if own:
-            sequences = torch.tensor([sequence for some, _ in own for sequence in some])
-            whole.index_copy_(0, token_index(batch.lengths, sequences), torch.cat([values for _, values in own]))
+        for micro_batch, values in zip(micro_batches, found, strict=True):
+            if not micro_batch.is_filler:
+                begin, rows = 0, values.numpy()
+                for sequence in micro_batch.sequences:
+                    end = begin + lengths[sequence]
+                    places[starts[sequence] : starts[sequence + 1]] = rows[begin:end]
+                    begin = end
     return whole
 
 

@@ -161,7 +161,8 @@ class IsolatedProcess:
     def send(self, calls: Sequence[object], steps: int = 0) -> None:
         """Make calls, one after another, as soon as the process is ready.
 
-        The calls are sent in one message. An object that two calls refer to becomes two objects in the process.
+        The process reads all of them before it begins the first one. An object that two calls refer to becomes two
+        objects there.
 
         Args:
             calls: The calls for the worker.
@@ -246,7 +247,7 @@ class IsolatedProcess:
 
     def _call(self) -> None:
         try:
-            frames = [(secrets.token_hex(), pickle.dumps(call, protocol=5)) for call in self._owed]
+            frames = [pickle.dumps(call, protocol=5) for call in self._owed]
         except Exception as error:  # an object may refuse to be pickled in any way
             raise DataError(
                 f"A prompt's data cannot be sent to {self.settings.title.lower()}.",
@@ -255,9 +256,10 @@ class IsolatedProcess:
                 fix="put only plain values, or objects of importable classes, into Prompt.data",
             ) from error
         self._owed = ()
-        self._tokens.extend(token for token, _ in frames)
+        tokens = [secrets.token_hex() for _ in frames]
+        self._tokens.extend(tokens)
         self.progress.begin()  # before the worker can note anything
-        self._write(pickle.dumps(frames, protocol=5))
+        self._write(json.dumps(tokens).encode(), *frames)  # one message with all frames would be a copy of them
         self._begin_time()
 
     def _begin_time(self) -> None:
@@ -270,10 +272,11 @@ class IsolatedProcess:
             self.deadline = min(self.progress.since + self.settings.timeout_s, self._end)
         return monotonic() >= self.deadline
 
-    def _write(self, frame: bytes) -> None:
+    def _write(self, *frames: bytes) -> None:
         # What became of a process that does not read is found by receive().
         with suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
-            self.connection.send_bytes(frame)
+            for frame in frames:
+                self.connection.send_bytes(frame)
 
     def _overdue(self) -> Gone:
         os.kill(self._process.pid, STACK_SIGNAL)

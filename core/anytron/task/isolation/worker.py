@@ -1,8 +1,9 @@
 """The common code of all processes that run a user's code: start-up, and the loop over calls.
 
-The first message is plain JSON and names the function to call. Then follow lists of pickled calls. All answers are
-JSON, because a process that has run a user's code is not trusted. Each answer repeats the token of its call, so that
-text that such code writes into the channel is neither mistaken for an answer nor shifts later answers to other calls.
+The first message is plain JSON and names the function to call. Then follow, again and again, a list of tokens in JSON
+and a pickled call for each of them. All answers are JSON, because a process that has run a user's code is not trusted.
+Each answer repeats the token of its call, so that text that such code writes into the channel is neither mistaken for
+an answer nor shifts later answers to other calls.
 Importing this module imports no torch; the user's code may.
 """
 
@@ -67,10 +68,11 @@ def calls(connection: Connection, start: dict[str, Any]) -> Iterator[tuple[Any, 
     _send(connection, start["token"], {"ready": True})
     while True:
         try:
-            frames = pickle.loads(connection.recv_bytes())  # noqa: S301 - the driver made it
+            tokens = json.loads(connection.recv_bytes())
+            frames = [connection.recv_bytes() for _ in tokens]
         except EOFError:
             return
-        for token, frame in frames:
+        for token, frame in zip(tokens, frames, strict=True):
             answer = partial(_send, connection, token)
             try:
                 call = pickle.loads(frame)  # noqa: S301 - the driver made it

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
-from anytron.base.packed import Packed
+from anytron.base.packed import Packed, Runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,7 +102,7 @@ class Response:
     Attributes:
         tokens: All ids after the prompt, the end token included if there is one; may be empty.
         log_probs: Log-prob of each token under the model at the sampling temperature, before top-p, top-k and the
-            suppression of end tokens; 0 for tokens of an environment.
+            suppression of end tokens; 0 for tokens of an environment. They are rounded to float32.
         stop_reason: ``stop`` = an end token, a stop string or the environment ended it, ``length`` = a limit of length
             or of turns did, ``abort`` = :meth:`RolloutEngine.abort` did.
         versions: Version of the weights that generated each token of the model.
@@ -125,8 +125,8 @@ class Response:
         """Pack the numbers: a driver holds millions of them."""
         packed: dict[str, Any] = {
             "tokens": Packed("i", self.tokens),
-            "log_probs": Packed("d", self.log_probs),
-            "versions": Packed("i", self.versions),
+            "log_probs": Packed("f", self.log_probs),
+            "versions": Runs(self.versions),
         }
         if self.response_mask is not None:
             packed["response_mask"] = Packed("b", self.response_mask)

@@ -86,7 +86,7 @@ def off_policy(hf_model, recorded):
 def planned(batch, algorithm):
     plan = UpdatePlan(1, 1, algorithm.aggregation, 24, length_constant=algorithm.length_constant or 1)
     (mini_batch,) = plan.mini_batches(batch, seed=0)
-    return mini_batch
+    return mini_batch.batch
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def expected(tiny_model, recorded):
 @pytest.fixture(scope="module")
 def mini_batch(recorded):
     (planned,) = UpdatePlan(1, 1, "token-mean", 24).mini_batches(recorded, seed=0)
-    return planned
+    return planned.batch
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "pp2"])

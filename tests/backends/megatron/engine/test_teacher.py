@@ -85,7 +85,7 @@ def test_the_teacher_stays_while_the_policy_comes_nearer(model, start_engine, ti
         first = batch = workers.with_scores(recorded, updates, reference=False, teacher=True)
         for _ in range(10):
             batch = replace(batch, advantages=torch.zeros(recorded.num_tokens))
-            batch = next(updates.mini_batches(with_distillation(batch, algorithm), seed=0))
+            batch = next(updates.mini_batches(with_distillation(batch, algorithm), seed=0)).batch
             metrics = workers.update(batch, updates, PolicyLoss(algorithm))
             batch = workers.with_scores(batch, updates, reference=False, teacher=True)
     assert metrics["grad_norm"] > 0

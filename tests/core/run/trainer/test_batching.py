@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from anytron.run.trainer.experience import assemble
-from anytron.run.trainer.updates import UpdatePlan, micro_batches
+from anytron.run.trainer.updates import ReplicaBatches, UpdatePlan, micro_batches
 from anytron.sequences.batch import RaggedBatch
 from anytron.task.rewards.sample import Sample
 from anytron.workers.engines.rollout_engine import Response
+from anytron.workers.executor.channel import Call, decode, encode
 from tests.core.run.trainer import differencing
+from tests.core.sequences.test_encoding import batches, bits
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=30)
 
@@ -113,18 +115,73 @@ def test_groups_stay_together_and_every_pass_sees_each_once():
 def test_the_weights_of_each_mini_batch_add_up_to_one():
     plan = UpdatePlan(epochs=1, count=3, aggregation="sequence-mean", max_tokens=100)
     for mini_batch in plan.mini_batches(batch_of([2, 3, 4, 5, 6, 7]), seed=0):
-        assert mini_batch.loss_weights.sum().item() == pytest.approx(1)
-        assert mini_batch.token_shares.sum().item() == pytest.approx(1)
+        assert mini_batch.batch.loss_weights.sum().item() == pytest.approx(1)
+        assert mini_batch.batch.token_shares.sum().item() == pytest.approx(1)
+
+
+def weights_of(batch, aggregation, constant):
+    """The weights of all tokens of a mini-batch, float32 ``[T]`` each, by their definitions for single tokens."""
+    mask, counts = batch.response_mask, batch.response_counts
+    own = torch.repeat_interleave(counts, batch.lengths)
+    each = {
+        "token-mean": 1.0 / torch.full_like(own, int(mask.sum())).float(),
+        "token-sum": torch.ones(len(own)),
+        "sequence-mean": 1.0 / (own.clamp(min=1) * (counts > 0).sum()).float(),
+        "length-constant": 1.0 / torch.full_like(own, len(counts) * constant).float(),
+    }[aggregation]
+    return each.where(mask, 0.0), mask.float() / int(mask.sum())
+
+
+@settings(deadline=None)
+@given(
+    batches(),
+    st.sampled_from(["token-mean", "token-sum", "sequence-mean", "length-constant"]),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 30),
+)
+def test_ranks_get_the_bits_of_the_batch_and_the_weights_of_the_mini_batch(batch, aggregation, count, dp_size, most):
+    assume(batch.response_mask.any() and not batch.is_filler)
+    plan = UpdatePlan(2, count, aggregation, max_tokens=most, length_constant=7)
+    for mini_batch in plan.mini_batches(batch, seed=0):
+        weights, shares = weights_of(mini_batch.batch, aggregation, 7)
+        wanted = replace(batch.select(mini_batch.sequences), loss_weights=weights, token_shares=shares)
+        assert bits(mini_batch.batch) == bits(wanted)
+        parts = [part for share in plan.micro_batches(mini_batch, dp_size) for part in share]
+        assert sorted(one for part in parts if not part.is_filler for one in part.sequences) == list(
+            range(mini_batch.num_sequences)
+        )
+        for share in plan.micro_batches(mini_batch, dp_size):
+            here = ReplicaBatches(share)
+            there = decode(encode(Call("update", (here,), {}))).args[0]
+            assert len(there) == len(here)
+            for part, held, arrived in zip(share, here, there, strict=True):
+                own = wanted.select(torch.tensor(part.sequences))
+                if part.is_filler:
+                    nothing = torch.zeros(own.num_tokens)
+                    own = replace(own, loss_weights=nothing, token_shares=nothing, is_filler=True)
+                assert bits(held) == bits(arrived) == bits(own)
+
+
+def test_images_stay_with_their_sequences_on_their_way_to_a_rank():
+    batch = replace(batch_of([3, 4, 5]), images=("first", None, "third"))
+    (share,) = UpdatePlan(1, 1, "token-mean", max_tokens=7).micro_batches(batch, dp_size=1)
+
+    there = decode(encode(Call("score", (ReplicaBatches(share),), {}))).args[0]
+
+    assert len(there) == 2
+    pairs = [pair for part in there for pair in zip(part.lengths.tolist(), part.images, strict=True)]
+    assert sorted(pairs) == [(3, "first"), (4, None), (5, "third")]
 
 
 def test_groups_of_any_size_stay_together():
     plan = UpdatePlan(epochs=1, count=3, aggregation="token-mean", max_tokens=100)
     groups = [0, 0, 0, 2, 3, 3, 3, 3, 3, 4, 4]  # of group 1 nothing is left
     batch = batch_of([3] * len(groups), groups)
-    seen = [mini_batch.groups.tolist() for mini_batch in plan.mini_batches(batch, seed=0)]
+    seen = [mini_batch.batch.groups.tolist() for mini_batch in plan.mini_batches(batch, seed=0)]
     assert sorted(one for mini_batch in seen for one in mini_batch) == groups
     assert [len(set(mini_batch)) for mini_batch in seen] == [2, 1, 1]
-    assert [m.tokens.tolist() for m in plan.mini_batches(batch_of([3] * 11, groups), seed=0)] == [
+    assert [m.batch.tokens.tolist() for m in plan.mini_batches(batch_of([3] * 11, groups), seed=0)] == [
         [token for token in range(33) if groups[token // 3] in mini_batch]
         if mini_batch == sorted(mini_batch)
         else [token for one in dict.fromkeys(mini_batch) for token in range(33) if groups[token // 3] == one]
@@ -199,5 +256,5 @@ def test_samples_become_a_batch_also_if_there_are_none():
     assert batch.response_mask.tolist() == [False, False, True, False, False, True]
     assert batch.rollout_log_probs.tolist() == [0.0, 0.0, -0.5, -0.25, 0.0, -1.0]
     nothing = assemble([], 0.5)
-    assert (nothing.num_sequences, nothing.num_tokens, nothing.tokens.dtype) == (0, 0, torch.int64)
+    assert (nothing.num_sequences, nothing.num_tokens, nothing.tokens.dtype) == (0, 0, torch.int32)
     assert nothing.response_mask.dtype is torch.bool

@@ -62,7 +62,7 @@ def batch(samples):
 def mini_batch(batch, aggregation):
     plan = UpdatePlan(epochs=1, count=1, aggregation=aggregation, max_tokens=100)
     (found,) = plan.mini_batches(batch, seed=0)
-    return found
+    return found.batch
 
 
 def test_the_mask_has_holes(batch):

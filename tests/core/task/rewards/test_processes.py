@@ -97,8 +97,8 @@ def test_zero_counts_as_a_reward_and_stop_names_the_sample(start):
 def test_what_a_process_notes_before_the_driver_goes_on_is_kept(start, monkeypatch):
     write = IsolatedProcess._write
 
-    def write_and_be_kept_waiting(process, frame):
-        write(process, frame)
+    def write_and_be_kept_waiting(process, *frames):
+        write(process, *frames)
         time.sleep(1)
 
     score = start(on_error="stop", timeout_s=1)

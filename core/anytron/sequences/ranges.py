@@ -1,0 +1,51 @@
+"""Ranges of adjacent tokens in flat values. A copy of ranges takes a fraction of the time of one by indices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+
+def bounds_of(mask: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return where the ranges of True entries begin and end, int64 each, in order.
+
+    Args:
+        mask: bool ``[T]``.
+    """
+    changes = np.flatnonzero(mask[1:] != mask[:-1]) + 1
+    bounds = np.concatenate([[0] if mask[:1].any() else [], changes, [len(mask)] if mask[-1:].any() else []])
+    bounds = bounds.astype(np.int64, copy=False)
+    return bounds[::2], bounds[1::2]
+
+
+def counts_of(
+    starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Count, for each sequence, its tokens that lie in ranges: int64 ``[B]``.
+
+    Args:
+        starts: Where the ranges begin, ascending; a range may go from one sequence on to the next.
+        ends: Where they end.
+        lengths: int64 ``[B]``, tokens of each sequence.
+    """
+    stops = lengths.cumsum()
+    begun = np.searchsorted(starts, stops)
+    beyond = np.maximum(np.append(0, ends)[begun] - stops, 0)  # of the last range that has begun
+    until: npt.NDArray[np.int64] = np.append(0, (ends - starts).cumsum())[begun] - beyond
+    return np.diff(until, prepend=0)
+
+
+def slices(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[slice]:
+    """Return a slice for each range."""
+    return list(map(slice, starts.tolist(), ends.tolist()))
+
+
+def taken(values: npt.NDArray[Any], ranges: Sequence[slice]) -> npt.NDArray[Any]:
+    """Copy ranges of values, ``[T, ...]``, one behind the other."""
+    return np.concatenate([values[:0], *[values[one] for one in ranges]])
