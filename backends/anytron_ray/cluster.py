@@ -189,6 +189,26 @@ def place_beside(trainers: Agents, wanted: Sequence[tuple[int, tuple[str, ...]]]
         raise
 
 
+def place_on_each(resource: str | None, timeout_s: float) -> Agents:
+    """Place an agent that holds no resources on each machine that can have a training rank.
+
+    Raises:
+        WorkerError: The agents could not be started.
+    """
+    bundle = _bundle(resource)
+    able = [
+        node["NodeID"]
+        for node in ray.nodes()
+        if node["Alive"] and all(node["Resources"].get(name, 0) >= count for name, count in bundle.items())
+    ]
+    actors = [_actor(NodeAffinitySchedulingStrategy(node, soft=False), {}) for node in able]
+    try:
+        return _arranged(actors, None, None, timeout_s)
+    except BaseException:
+        _release(actors, None)
+        raise
+
+
 def _bundle(resource: str | None) -> dict[str, float]:
     return {"CPU": 1} if resource is None else {resource: 1, "CPU": 1}
 
