@@ -1,5 +1,6 @@
 """Ranks in a Ray cluster behave as ranks on this machine do, and Ray accounts for their devices."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +17,9 @@ from anytron.base.errors import ConfigError, DataError, ProcessLost, WorkerError
 from anytron.device.loading import open_session
 from anytron.workers.executor.protocol import GroupSpec
 from anytron_cpu import CpuPlatform
+from anytron_ray import machines
 from anytron_ray.executor import RayExecutor, passed_on
+from anytron_ray.introduction import written
 from tests.core.run.trainer.transfers import Started, install, transfer_config, watch_meetings
 from tests.core.workers.executor.processes import is_alive, listeners, offspring, parent, wait_until_gone
 from tests.listening import check, described, word
@@ -34,7 +38,7 @@ def free(ray, resource, count):
     return ray.available_resources().get(resource, 0) == count
 
 
-def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, tmp_path, monkeypatch):
+def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, tmp_path, monkeypatch, caplog):
     executor = make_executor(2, engine_options={"closed": str(tmp_path / "closed")})
     group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 2, 1))
     first, second = group.call("describe")
@@ -54,8 +58,10 @@ def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, 
     check("a Ray cluster that runs already", found)
     assert free(ray, "CHIP", 0)
 
+    monkeypatch.setattr("anytron_ray.cluster.PATIENCE_S", 0.5)
     with pytest.raises(WorkerError, match=r"did not place 1 processes within 1 s") as caught:
         make_executor(start_timeout_s=1.0).start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
+    assert "waiting up to 1 s for room in the Ray cluster for 1 processes with 1 CHIP, 1 CPU each" in caplog.text
     assert "each needs 1 CHIP, 1 CPU on one machine; free in the cluster: 0 CHIP" in caught.value.why
 
     rollout = executor.start(GroupSpec("rollout", "anytron.training_engines", "small", 1, 1))
@@ -91,6 +97,51 @@ def test_more_ranks_than_the_cluster_has_devices_are_refused_before_anything_sta
     assert "needs 3 CHIP for 3 training ranks, but the cluster has 2" in caught.value.why
     assert """ray start --head --resources='{"CHIP": 3}'""" in caught.value.fix
     assert not (tmp_path / "run").exists()
+
+
+def test_what_machines_lack_is_one_error_before_a_process_starts(ray, make_executor, tmp_path, monkeypatch):
+    monkeypatch.setattr(machines, "written", unseen)
+    monkeypatch.setattr(machines, "paths_read", lambda _: {"model.path": str(tmp_path / "model")})
+
+    with pytest.raises(ConfigError, match="cannot start on 1 of its machines") as caught:
+        make_executor(2).start(GroupSpec("trainer", "anytron.training_engines", "small", 2, 1))
+
+    shared, missing = caught.value.why.splitlines()
+    name = f"({ray.util.get_node_ip_address()})"
+    assert f"{name} does not see the file that the driver" in shared
+    assert shared.endswith(f"has just written into trainer.output_dir={tmp_path / 'run'}")
+    assert missing.endswith(f"{name} has no model.path={tmp_path / 'model'}")
+    assert not (tmp_path / "run/logs").exists(), "no process was started"
+    assert free(ray, "CHIP", 2)
+
+
+@contextlib.contextmanager
+def unseen(directories):
+    """Files that no machine sees: this machine's own file system cannot be hidden from its agents."""
+    with written(directories) as notes:
+        yield {key: replace(note, text="another") for key, note in notes.items()}
+
+
+@pytest.mark.slow
+def test_two_machines_connect_to_each_other_and_a_closed_port_is_named(ray, make_executor, monkeypatch, caplog):
+    executor = make_executor()
+    executor._resource = "APART"
+    spec = GroupSpec("trainer", "anytron.training_engines", "small", 2)
+    group = executor.start(spec)
+    assert [facts["env"]["GLOO_SOCKET_IFNAME"] for facts in group.call("describe")] == [
+        place.interface for place in group._agents.places
+    ]
+    assert not caplog.records
+    executor.end()
+
+    def closed(members, answered, driver, unreached=machines._unreached):
+        ray.get(members[1].actor.hush.remote())
+        return unreached(members, answered, driver)
+
+    monkeypatch.setattr(machines, "_unreached", closed)
+    with pytest.raises(ConfigError, match="cannot start on 1 of its machines") as caught:
+        executor.start(spec)
+    assert "where that machine listens: Connection refused; a firewall" in caught.value.why
 
 
 @pytest.mark.slow
@@ -204,6 +255,7 @@ def test_a_rank_that_is_killed_ends_the_group(ray, start):
     with pytest.raises(ProcessLost, match=r"rank 0 failed in kill\(\): it was killed by SIGKILL") as caught:
         group.call("kill", 0)
 
+    assert f"(machine {ray.util.get_node_ip_address()})" in caught.value.what
     assert "memory" in caught.value.fix
     assert caught.value.where.endswith(f"trainer-0.log on {ray.util.get_node_ip_address()}")
     assert wait_until_gone(pids)
@@ -234,9 +286,13 @@ def test_an_agent_that_is_gone_is_reported(ray, make_executor):
     (facts,) = group.call("describe")
     ray.kill(group._agents.actors[0])
 
-    with pytest.raises(ProcessLost, match=r"rank 0 failed in echo\(\): its Ray agent is gone"):
+    with pytest.raises(
+        ProcessLost, match=r"rank 0 failed in echo\(\): its Ray agent is gone \(machine [\d.]+\)"
+    ) as caught:
         group.call("echo")
 
+    assert "actor" not in caught.value.what
+    assert "Ray says: " in caught.value.why
     assert wait_until_gone([facts["pid"]])
     with pytest.raises(ProcessLost, match="could not open the store"):
         group.rebuild(executor._config)
