@@ -229,7 +229,7 @@ def _not_placed(ranks: int, bundle: dict[str, float], timeout_s: float) -> Worke
 def _waited(reservation: Any, bundle: dict[str, float], ranks: int, timeout_s: float) -> bool:
     """Say that the run waits for room, and wait; return whether there was room in time."""
     logger.warning(
-        "waiting up to %g s for room in the Ray cluster for %d processes with %s each (`ray status` shows what is in use)",
+        "waiting up to %g s for room in the Ray cluster for %d processes with %s each: `ray status` shows what is free",
         timeout_s,
         ranks,
         ", ".join(f"1 {name}" for name in bundle),

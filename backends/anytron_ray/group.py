@@ -89,7 +89,7 @@ class RayRank:
         return f"{fate or 'its Ray agent is gone'} (machine {self._address})"
 
     def log_tail(self) -> str:
-        """The last lines that the process wrote, if they can be read; if the agent is gone, what Ray says of it, too."""
+        """The last lines that the process wrote, if they can be read; what Ray says of an agent that is gone."""
         lines: str | None = self._ask(None, "log_tail")
         if lines is None:  # the log may lie on a file system that machines share
             written = tail(self._log) if self._log.exists() else ""

@@ -125,7 +125,7 @@ def introduce(question: Question, doorstep: Doorstep) -> Introduction:
         time.sleep(_LOOK_S)
     return Introduction(
         name=socket.gethostname(),
-        versions={"anytron": __version__, "python": platform.python_version(), "torch": _installed("torch")},
+        versions={"anytron": __version__, "Python": platform.python_version(), "torch": _installed("torch")},
         memory=_available_memory(),
         disks=dict(_free(question.notes)),
         unseen=unseen,

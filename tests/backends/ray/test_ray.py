@@ -1,6 +1,5 @@
 """Ranks in a Ray cluster behave as ranks on this machine do, and Ray accounts for their devices."""
 
-import contextlib
 import os
 import shutil
 import signal
@@ -9,7 +8,6 @@ import sys
 import tempfile
 import textwrap
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -17,9 +15,7 @@ from anytron.base.errors import ConfigError, DataError, ProcessLost, WorkerError
 from anytron.device.loading import open_session
 from anytron.workers.executor.protocol import GroupSpec
 from anytron_cpu import CpuPlatform
-from anytron_ray import machines
 from anytron_ray.executor import RayExecutor, passed_on
-from anytron_ray.introduction import written
 from tests.core.run.trainer.transfers import Started, install, transfer_config, watch_meetings
 from tests.core.workers.executor.processes import is_alive, listeners, offspring, parent, wait_until_gone
 from tests.listening import check, described, word
@@ -97,51 +93,6 @@ def test_more_ranks_than_the_cluster_has_devices_are_refused_before_anything_sta
     assert "needs 3 CHIP for 3 training ranks, but the cluster has 2" in caught.value.why
     assert """ray start --head --resources='{"CHIP": 3}'""" in caught.value.fix
     assert not (tmp_path / "run").exists()
-
-
-def test_what_machines_lack_is_one_error_before_a_process_starts(ray, make_executor, tmp_path, monkeypatch):
-    monkeypatch.setattr(machines, "written", unseen)
-    monkeypatch.setattr(machines, "paths_read", lambda _: {"model.path": str(tmp_path / "model")})
-
-    with pytest.raises(ConfigError, match="cannot start on 1 of its machines") as caught:
-        make_executor(2).start(GroupSpec("trainer", "anytron.training_engines", "small", 2, 1))
-
-    shared, missing = caught.value.why.splitlines()
-    name = f"({ray.util.get_node_ip_address()})"
-    assert f"{name} does not see the file that the driver" in shared
-    assert shared.endswith(f"has just written into trainer.output_dir={tmp_path / 'run'}")
-    assert missing.endswith(f"{name} has no model.path={tmp_path / 'model'}")
-    assert not (tmp_path / "run/logs").exists(), "no process was started"
-    assert free(ray, "CHIP", 2)
-
-
-@contextlib.contextmanager
-def unseen(directories):
-    """Files that no machine sees: this machine's own file system cannot be hidden from its agents."""
-    with written(directories) as notes:
-        yield {key: replace(note, text="another") for key, note in notes.items()}
-
-
-@pytest.mark.slow
-def test_two_machines_connect_to_each_other_and_a_closed_port_is_named(ray, make_executor, monkeypatch, caplog):
-    executor = make_executor()
-    executor._resource = "APART"
-    spec = GroupSpec("trainer", "anytron.training_engines", "small", 2)
-    group = executor.start(spec)
-    assert [facts["env"]["GLOO_SOCKET_IFNAME"] for facts in group.call("describe")] == [
-        place.interface for place in group._agents.places
-    ]
-    assert not caplog.records
-    executor.end()
-
-    def closed(members, answered, driver, unreached=machines._unreached):
-        ray.get(members[1].actor.hush.remote())
-        return unreached(members, answered, driver)
-
-    monkeypatch.setattr(machines, "_unreached", closed)
-    with pytest.raises(ConfigError, match="cannot start on 1 of its machines") as caught:
-        executor.start(spec)
-    assert "where that machine listens: Connection refused; a firewall" in caught.value.why
 
 
 @pytest.mark.slow
