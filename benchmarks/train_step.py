@@ -268,7 +268,7 @@ def main():
     from anytron.device.hooks.types import ProcessInfo
     from anytron.device.loading import open_session
     from anytron.device.stack import open_device_stack
-    from anytron.workers.executor.base import loopback_interface, loopback_variables
+    from anytron.workers.executor.base import interface_variables, loopback_interface
 
     parser = argument_parser(__doc__)
     parser.add_argument("--size", choices=SHAPES, help="default: tiny on a processor, else 0.6b")
@@ -288,7 +288,7 @@ def main():
         config, *_ = session.hooks.configure(configuration(folder, shape, dtype, arguments.recompute))
         process = ProcessInfo("trainer", 0, 0, world_size=1)
         os.environ |= {
-            **loopback_variables(session.platform, loopback_interface()),
+            **interface_variables(session.platform, loopback_interface()),
             **os.environ,
             **session.hooks.runtime_env(process, config),
             "RANK": "0",

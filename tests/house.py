@@ -78,7 +78,13 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "anytron_verifiers": (("messages",), ("client", "source"), ("environment",), ("__init__",)),
-    "anytron_ray": (("__init__", "agent"), ("cluster",), ("group",), ("executor",)),
+    "anytron_ray": (
+        ("__init__", "introduction"),
+        ("agent", "findings"),
+        ("cluster",),
+        ("group", "machines"),
+        ("executor",),
+    ),
     "anytron_cpu": (("runtime",), ("platform",), ("__init__",)),
     "anytron_cuda": (
         ("nvml", "options"),

@@ -6,6 +6,7 @@ Importing this module imports no ray: the agent's process has it already.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,15 @@ from anytron.workers.executor.address import Stores
 from anytron.workers.executor.base import interface_of, loopback_interface
 from anytron.workers.executor.process import WorkerProcess, answered, end_all
 from anytron.workers.executor.protocol import Host
+from anytron_ray.introduction import Doorstep, introduce, obstacles
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from anytron.workers.executor.channel import Bootstrap, Message
     from anytron.workers.executor.heartbeat import Standing
+    from anytron_ray.introduction import Introduction, Question
 
 POLL_S = 1.0
 """How often a silent worker is looked for, and an ended one whose channel a child of it keeps open."""
@@ -57,6 +60,7 @@ class Agent:
     def __init__(self) -> None:
         self._process: WorkerProcess | None = None
         self._stores = Stores()
+        self._doorstep = Doorstep()
 
     def place(self, resource: str | None) -> Place:
         """Return the place of this agent, with its devices of Ray's resource ``resource``; None = no devices."""
@@ -73,6 +77,22 @@ class Agent:
             loopback=loopback_interface(),
             interface=interface_of(address),
         )
+
+    def clock(self) -> float:
+        """Return what the machine's clock shows, in seconds."""
+        return time.time()
+
+    def introduce(self, question: Question) -> Introduction:
+        """Answer a question about the machine (:func:`~anytron_ray.introduction.introduce`)."""
+        return introduce(question, self._doorstep)
+
+    def obstacles(self, places: Sequence[tuple[str, int]]) -> list[str]:
+        """Connect to other machines; return for each why that failed, empty if it did not."""
+        return obstacles(places)
+
+    def hush(self) -> None:
+        """Stop to listen for the connections of other machines."""
+        self._doorstep.close()
 
     def new_store(self, address: str | None) -> str:
         """Make an empty store for the rendezvous of torch.distributed; return its ``init_method``.

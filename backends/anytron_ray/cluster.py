@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 THREADS = 4
 """Of an agent: one awaits the worker's answer; the others write stacks, read the log and end the worker."""
+PATIENCE_S = 5.0
+"""How long a run waits for room before it says that it does."""
 END_S = 10.0
 """How long agents may take to end their workers before they are killed, and their workers with them."""
 LOOPBACK = "127.0.0.1"
@@ -146,7 +148,7 @@ def place_ranks(ranks: int, resource: str | None, timeout_s: float) -> Agents:
     reservation = placement_group([bundle] * ranks, strategy="PACK")
     actors: list[Any] = []
     try:
-        if not reservation.wait(timeout_s):
+        if not reservation.wait(min(timeout_s, PATIENCE_S)) and not _waited(reservation, bundle, ranks, timeout_s):
             raise _not_placed(ranks, bundle, timeout_s)  # noqa: TRY301 - what follows is for every error
         for index in range(ranks):
             strategy = PlacementGroupSchedulingStrategy(reservation, placement_group_bundle_index=index)
@@ -189,6 +191,26 @@ def place_beside(trainers: Agents, wanted: Sequence[tuple[int, tuple[str, ...]]]
         raise
 
 
+def place_on_each(resource: str | None, timeout_s: float) -> Agents:
+    """Place an agent that holds no resources on each machine that can have a training rank.
+
+    Raises:
+        WorkerError: The agents could not be started.
+    """
+    bundle = _bundle(resource)
+    able = [
+        node["NodeID"]
+        for node in ray.nodes()
+        if node["Alive"] and all(node["Resources"].get(name, 0) >= count for name, count in bundle.items())
+    ]
+    actors = [_actor(NodeAffinitySchedulingStrategy(node, soft=False), {}) for node in able]
+    try:
+        return _arranged(actors, None, None, timeout_s)
+    except BaseException:
+        _release(actors, None)
+        raise
+
+
 def _bundle(resource: str | None) -> dict[str, float]:
     return {"CPU": 1} if resource is None else {resource: 1, "CPU": 1}
 
@@ -202,6 +224,18 @@ def _not_placed(ranks: int, bundle: dict[str, float], timeout_s: float) -> Worke
         f"free in the cluster: {', '.join(f'{free.get(name, 0):g} {name}' for name in bundle)}",
         fix="stop other jobs in the cluster (`ray status` shows what is in use), or raise executor.start_timeout_s",
     )
+
+
+def _waited(reservation: Any, bundle: dict[str, float], ranks: int, timeout_s: float) -> bool:
+    """Say that the run waits for room, and wait; return whether there was room in time."""
+    logger.warning(
+        "waiting up to %g s for room in the Ray cluster for %d processes with %s each: `ray status` shows what is free",
+        timeout_s,
+        ranks,
+        ", ".join(f"1 {name}" for name in bundle),
+    )
+    found: bool = reservation.wait(max(0.0, timeout_s - PATIENCE_S))
+    return found
 
 
 def _actor(strategy: Any, bundle: dict[str, float]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from importlib.metadata import version
@@ -10,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from anytron.base.components import find_component
-from anytron.base.errors import ConfigError, WorkerError
-from anytron.base.results import Result, of_error
+from anytron.base.errors import AnytronError, ConfigError, WorkerError
+from anytron.base.results import Result, of_error, worst
 from anytron.workers.executor.base import (
     BaseExecutor,
-    loopback_variables,
+    interface_variables,
     ranks_beside,
     with_devices,
     worker_environment,
 )
+from anytron_ray.findings import described, require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from anytron_ray.agent import Place
     from anytron_ray.cluster import Agents
     from anytron_ray.group import RayRank, RayWorkerGroup
+
+logger = logging.getLogger(__name__)
 
 NAME = "ray"
 PASSED_ON = (
@@ -54,6 +58,8 @@ RUNNING = Path("ray", "ray_current_cluster")
 """Where ``ray start`` notes a cluster, below Ray's temporary directory (``ray/_private/utils.py``)."""
 REACHED_S = 5.0
 """Seconds in which the head's machine must answer."""
+PLACED_S = 60.0
+"""Seconds in which the agents of an examination must have started."""
 KEPT = "RAY_EXPERIMENTAL_NOSET_"
 """Variables of this beginning tell Ray to leave the devices of its workers alone."""
 
@@ -93,7 +99,7 @@ class RayExecutor(BaseExecutor):
 
     @classmethod
     def examine(cls, config: RunConfig | None, platform: Platform) -> Iterator[Result]:
-        """Report the installed Ray, whether a cluster runs, and its resources for the run."""
+        """Report the installed Ray, whether a cluster runs, its resources for the run, and each machine's report."""
         used = config is not None and config.executor.kind == NAME
         if find_spec("ray") is None:
             fix = "pip install 'anytron[ray]', on every machine"
@@ -126,8 +132,8 @@ class RayExecutor(BaseExecutor):
         """Start one process per rank. Waits until Ray has placed them.
 
         Raises:
-            ConfigError: No such engine is installed, or the platform restricts the processes to other devices
-                than Ray has assigned.
+            ConfigError: No such engine is installed, the platform restricts the processes to other devices than Ray has
+                assigned, something is missing on machines, or they do not reach each other.
             ProcessLost: The machine of a training rank, on which a rollout process or a reward model must run, is gone.
             WorkerError: Ray did not place the ranks in time, or a process could not be started.
         """
@@ -151,6 +157,7 @@ class RayExecutor(BaseExecutor):
             wanted = [(first, tuple(trainers.devices_at(first)))] * spec.world_size
             agents = cluster.place_beside(trainers, wanted, timeout_s)
         try:
+            self._introduce(agents)
             ranks = self._start_processes(agents, spec)
         except BaseException:  # Ctrl-C too: nothing else knows these agents yet
             agents.release()
@@ -158,6 +165,30 @@ class RayExecutor(BaseExecutor):
         group = RayWorkerGroup(spec.engine_name, ranks, agents, self._config.executor)
         self._groups.append(group)
         return group
+
+    def _introduce(self, agents: Agents) -> None:
+        """Let machines introduce themselves: those of training ranks, and those that have other processes alone.
+
+        Raises:
+            ConfigError: Something is missing on machines, or they do not reach each other.
+            ProcessLost: A machine is gone.
+            ResourceError: The driver's disk is full.
+        """
+        from anytron_ray import machines
+
+        trainers = self._trainers
+        assert trainers is not None, "training ranks are started first"
+        members = machines.one_of_each(agents.actors, agents.places)
+        if agents is not trainers:
+            known = {place.host.id for place in trainers.places}
+            if {place.host.id for place in agents.places} <= known:
+                return
+            first = machines.Member(trainers.actors[0], trainers.places[0])
+            members = [first, *(one for one in members if one.place.host.id not in known)]
+        _, found = machines.examine(members, self._config)
+        require(found)
+        for finding in found:
+            logger.warning("%s %s: %s", finding.machine, finding.what, finding.fix)
 
     def _start_processes(self, agents: Agents, spec: GroupSpec) -> list[RayRank]:
         import ray
@@ -201,10 +232,7 @@ class RayExecutor(BaseExecutor):
         given = {variable: ",".join(devices)} if variable is not None and devices else {}
         machine = {name: value for name, value in place.environment.items() if name != variable}
         alone = bootstrap.local_world_size == bootstrap.world_size
-        if alone:
-            inherited = loopback_variables(platform, place.loopback)
-        else:  # gloo would take the interface of the address to which the machine's name resolves
-            inherited = {} if place.interface is None else {"GLOO_SOCKET_IFNAME": place.interface}
+        inherited = interface_variables(platform, place.loopback if alone else place.interface)
         inherited |= passed_on(os.environ, platform, self._config.executor.pass_variables) | machine | given
         environment = worker_environment(inherited, bootstrap, self._session.hooks)
         for name, ids in given.items():
@@ -237,7 +265,7 @@ class RayExecutor(BaseExecutor):
 
 
 def _examined(config: RunConfig | None, platform: Platform) -> Iterator[Result]:
-    """Look for a cluster. Starts nothing.
+    """Look for a cluster. Starts none; for a run, agents on the machines of one that runs, which end afterwards.
 
     Args:
         config: A run on Ray; None = none in particular.
@@ -284,7 +312,28 @@ def _joined(address: str, config: RunConfig | None, platform: Platform) -> Itera
             apart = config.rollout.replicas if config.rollout.placement == "separate" else 0
             cluster.require(config.parallel.world_size, apart, platform.ray_resource)
             yield Result("executors.ray.room", "passed", f"enough for {config.parallel.world_size + apart} processes")
+            yield from _introduced(config, platform)
     except ConfigError as error:
         yield of_error("executors.ray.room", error)
     finally:
         ray.shutdown()
+
+
+def _introduced(config: RunConfig, platform: Platform) -> Iterator[Result]:
+    """Let the machines that can have ranks introduce themselves, as before a start; yield an entry for each."""
+    from anytron_ray import cluster, machines
+
+    try:
+        agents = cluster.place_on_each(platform.ray_resource, PLACED_S)
+        try:
+            said, found = machines.examine(machines.one_of_each(agents.actors, agents.places), config)
+        finally:
+            agents.release()
+    except AnytronError as error:
+        yield of_error("executors.ray.machines", error)
+        return
+    for machine in said:
+        wrong = [finding for finding in found if finding.machine == machine.name]
+        status = worst(["passed", *("failed" if finding.fatal else "warning" for finding in wrong)])
+        detail = "; ".join([described(machine), *(finding.what for finding in wrong)])
+        yield Result(f"executors.ray.{machine.address}", status, detail, "; ".join(finding.fix for finding in wrong))

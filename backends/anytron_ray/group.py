@@ -84,15 +84,16 @@ class RayRank:
         return standing
 
     def fate(self) -> str:
-        """Return how the process, or its agent, ended."""
+        """Return how the process, or its agent, ended, and on which machine."""
         fate: str | None = self._ask(None, "fate")
-        return fate or f"its Ray agent is gone: {self._lost}"
+        return f"{fate or 'its Ray agent is gone'} (machine {self._address})"
 
     def log_tail(self) -> str:
-        """The last lines that the process wrote; empty if there are none or they cannot be read."""
+        """The last lines that the process wrote, if they can be read; what Ray says of an agent that is gone."""
         lines: str | None = self._ask(None, "log_tail")
         if lines is None:  # the log may lie on a file system that machines share
-            return tail(self._log) if self._log.exists() else ""
+            written = tail(self._log) if self._log.exists() else ""
+            return f"{written}\nRay says: {self._lost}".lstrip()
         return lines
 
     def new_store(self, *, shared: bool) -> str:

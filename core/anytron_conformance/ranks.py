@@ -14,7 +14,7 @@ from anytron.proof.checks import Inapplicable
 from anytron.task.isolation.process import Gone, IsolatedProcess, ProcessSettings
 from anytron.task.isolation.worker import calls, enter
 from anytron.workers.executor.address import Stores
-from anytron.workers.executor.base import loopback_interface, loopback_variables
+from anytron.workers.executor.base import interface_variables, loopback_interface
 from anytron_conformance.rules import Broken
 from anytron_conformance.worker import open_subject
 
@@ -101,7 +101,7 @@ class Ranks:
         platform = subject.platform
         self._stores = Stores()
         method = self._stores.new()
-        inherited = loopback_variables(platform, loopback_interface())
+        inherited = interface_variables(platform, loopback_interface())
         # What the plugins wanted for this process they may not want for a rank.
         inherited |= {name: value for name, value in os.environ.items() if name not in subject.session.environment}
         self._processes = [

@@ -130,7 +130,8 @@ class Platform(abc.ABC):
         visible_devices_variable: Environment variable that restricts which devices a process sees, by
             comma-separated ids; None = the device has no such variable.
         socket_interface_variables: Environment variables that name the network interface on which the device's
-            collectives listen. Where all ranks are on one machine, they name the loopback interface.
+            collectives listen. Where all ranks are on one machine, they name the loopback interface; with Ray on
+            several machines, the one that has the machine's address in the cluster.
         environment_prefixes: Prefixes of the environment variables that the device's libraries read. Workers on other
             machines receive these variables.
         ray_resource: Resource by which Ray counts the devices (executor ``ray``); None = Ray counts CPUs.

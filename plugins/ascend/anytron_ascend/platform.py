@@ -68,6 +68,7 @@ class AscendPlatform(Platform):
     options_model = AscendOptions
     device_packages = ("torch_npu",)
     visible_devices_variable = VISIBLE_DEVICES
+    socket_interface_variables = ("HCCL_SOCKET_IFNAME",)
     environment_prefixes = ("ASCEND_", "ATB_", "CPU_AFFINITY_CONF", "HCCL_", "TASK_QUEUE_ENABLE")
     ray_resource = "NPU"
 

@@ -1,9 +1,11 @@
 """Doctor's look at Ray: from a process of its own, at a real cluster, at none, and at one that is gone."""
 
+import platform
 from dataclasses import replace
 
 import pytest
 
+from anytron.base.version import __version__
 from anytron.device.loading import open_session
 from anytron.proof.doctor import devices, live
 from anytron.proof.doctor.subject import Subject
@@ -24,7 +26,7 @@ def examined(testchip, tmp_path):
     return examine
 
 
-def test_a_cluster_is_joined_and_compared_with_the_run(cluster, examined, monkeypatch):
+def test_a_cluster_is_joined_and_compared_with_the_run(cluster, examined, monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     enough = examined(2)
     assert enough["executors.ray.cluster"].status == "passed"
@@ -32,6 +34,16 @@ def test_a_cluster_is_joined_and_compared_with_the_run(cluster, examined, monkey
     assert "2 CHIP" in enough["executors.ray.cluster"].detail
     assert "the resource CHIP" in enough["executors.ray.devices"].detail
     assert enough["executors.ray.room"].status == "passed"
+    (machine,) = {name for name in enough if name.startswith("executors.ray.") and name[14].isdigit()}
+    assert enough[machine].status == "passed"
+    for part in (
+        f"anytron {__version__}",
+        f"Python {platform.python_version()}",
+        "the driver's time",
+        "of memory free",
+    ):
+        assert part in enough[machine].detail
+    assert not list(tmp_path.iterdir()), "nothing is left, and nothing made"
     few = examined(3)["executors.ray.room"]
     assert few.status == "failed"
     assert "too few CHIP" in few.detail

@@ -34,7 +34,7 @@ def free(ray, resource, count):
     return ray.available_resources().get(resource, 0) == count
 
 
-def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, tmp_path, monkeypatch):
+def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, tmp_path, monkeypatch, caplog):
     executor = make_executor(2, engine_options={"closed": str(tmp_path / "closed")})
     group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 2, 1))
     first, second = group.call("describe")
@@ -54,8 +54,10 @@ def test_ranks_are_told_who_they_are_and_take_their_devices(ray, make_executor, 
     check("a Ray cluster that runs already", found)
     assert free(ray, "CHIP", 0)
 
+    monkeypatch.setattr("anytron_ray.cluster.PATIENCE_S", 0.5)
     with pytest.raises(WorkerError, match=r"did not place 1 processes within 1 s") as caught:
         make_executor(start_timeout_s=1.0).start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
+    assert "waiting up to 1 s for room in the Ray cluster for 1 processes with 1 CHIP, 1 CPU each" in caplog.text
     assert "each needs 1 CHIP, 1 CPU on one machine; free in the cluster: 0 CHIP" in caught.value.why
 
     rollout = executor.start(GroupSpec("rollout", "anytron.training_engines", "small", 1, 1))
@@ -204,6 +206,7 @@ def test_a_rank_that_is_killed_ends_the_group(ray, start):
     with pytest.raises(ProcessLost, match=r"rank 0 failed in kill\(\): it was killed by SIGKILL") as caught:
         group.call("kill", 0)
 
+    assert f"(machine {ray.util.get_node_ip_address()})" in caught.value.what
     assert "memory" in caught.value.fix
     assert caught.value.where.endswith(f"trainer-0.log on {ray.util.get_node_ip_address()}")
     assert wait_until_gone(pids)
@@ -234,9 +237,13 @@ def test_an_agent_that_is_gone_is_reported(ray, make_executor):
     (facts,) = group.call("describe")
     ray.kill(group._agents.actors[0])
 
-    with pytest.raises(ProcessLost, match=r"rank 0 failed in echo\(\): its Ray agent is gone"):
+    with pytest.raises(
+        ProcessLost, match=r"rank 0 failed in echo\(\): its Ray agent is gone \(machine [\d.]+\)"
+    ) as caught:
         group.call("echo")
 
+    assert "actor" not in caught.value.what
+    assert "Ray says: " in caught.value.why
     assert wait_until_gone([facts["pid"]])
     with pytest.raises(ProcessLost, match="could not open the store"):
         group.rebuild(executor._config)

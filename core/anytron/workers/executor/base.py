@@ -159,14 +159,16 @@ def _interfaces(question: int, form: str) -> Iterator[tuple[str, tuple[Any, ...]
                 yield name, struct.unpack_from(form, fcntl.ioctl(probe, question, request), 16)
 
 
-def loopback_variables(platform: Platform, interface: str | None) -> dict[str, str]:
-    """Make collectives listen on the loopback interface alone, for ranks that are all on one machine.
+def interface_variables(platform: Platform, interface: str | None) -> dict[str, str]:
+    """Make collectives listen on one interface alone.
 
-    gloo would take the interface of the address to which the machine's name resolves, which others may reach.
+    gloo would take the interface of the address to which the machine's name resolves: one that others may reach, where
+    all ranks are on one machine; the loopback interface, where they are not and the name resolves to 127.0.1.1.
 
     Args:
         platform: The platform, which names the variables for the device's own collectives.
-        interface: The :func:`loopback_interface` of the ranks' machine; None = set no variables.
+        interface: The ranks' machine's :func:`loopback_interface` if all ranks are on it, or else the one that has its
+            address (:func:`interface_of`); None = set no variables.
     """
     names = ("GLOO_SOCKET_IFNAME", *platform.socket_interface_variables)
     return {} if interface is None else dict.fromkeys(names, interface)

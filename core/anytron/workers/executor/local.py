@@ -10,8 +10,8 @@ from anytron.base.components import find_component
 from anytron.workers.executor.address import Stores
 from anytron.workers.executor.base import (
     BaseExecutor,
+    interface_variables,
     loopback_interface,
-    loopback_variables,
     ranks_beside,
     with_devices,
     worker_environment,
@@ -79,7 +79,7 @@ class LocalExecutor(BaseExecutor):
         logs = Path(self._config.trainer.output_dir).resolve() / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         settings = self._config.executor
-        inherited = {**loopback_variables(self._session.platform, loopback_interface()), **os.environ}
+        inherited = {**interface_variables(self._session.platform, loopback_interface()), **os.environ}
         stores = Stores()
         processes: list[WorkerProcess] = []
         try:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+CONNECTED_S = 20.0
+"""How long a connection may take to be made, to one that listens already: a firewall is no slow call."""
 MOMENT_S = 0.05
 """How long the driver waits for rank 0 at one time."""
 PROOF_S = 10.0
@@ -363,7 +365,7 @@ def _connected(called: tuple[str, int], timeout_s: float, secret: bytes, purpose
     """
     where = f"{called[0]} port {called[1]}"
     try:
-        connection = socket.create_connection(called, timeout_s)
+        connection = socket.create_connection(called, min(timeout_s, CONNECTED_S))
     except OSError as error:
         raise exhausted(error, where) or TransferError(
             "Could not open a connection for the weight transfer.",

@@ -261,6 +261,21 @@ def test_a_sender_without_any_reader_still_takes_all_weights_from_the_ranks(new_
     assert taken == [0, 1, 2, 3, 4]
 
 
+def test_a_connection_has_a_limit_of_its_own_below_that_of_a_call(monkeypatch):
+    tried = []
+
+    def create_connection(called, timeout_s):
+        tried.append(timeout_s)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(network.socket, "create_connection", create_connection)
+    reader = network.NetworkReader(("127.0.0.1", 1), b"secret")
+    for timeout_s in (3600.0, 2.0):
+        with pytest.raises(TransferError, match="Could not open a connection"), reader.connect(timeout_s, 1 << 20):
+            pass
+    assert tried == [network.CONNECTED_S, 2.0]
+
+
 def test_neither_end_waits_for_ever(new_transfer):
     two = new_transfer(readers=2, timeout_s=0.1)
     with ThreadPoolExecutor() as pool:

@@ -1,0 +1,55 @@
+"""Machines of a real cluster that lack something, as far as nodes on one machine can."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from anytron.base.errors import ConfigError
+from anytron.workers.executor.protocol import GroupSpec
+from anytron_ray import machines
+from anytron_ray.introduction import written
+
+
+def test_what_machines_lack_is_one_error_before_a_process_starts(ray, make_executor, tmp_path, monkeypatch):
+    monkeypatch.setattr(machines, "written", unseen)
+    monkeypatch.setattr(machines, "paths_read", lambda _: {"model.path": str(tmp_path / "model")})
+
+    with pytest.raises(ConfigError, match="cannot start on 1 of its machines") as caught:
+        make_executor(2).start(GroupSpec("trainer", "anytron.training_engines", "small", 2, 1))
+
+    shared, missing = caught.value.why.splitlines()
+    name = f"({ray.util.get_node_ip_address()})"
+    assert f"{name} does not see the file that the driver" in shared
+    assert shared.endswith(f"has just written into trainer.output_dir={tmp_path / 'run'}")
+    assert missing.endswith(f"{name} has no model.path={tmp_path / 'model'}")
+    assert not (tmp_path / "run/logs").exists(), "no process was started"
+
+
+@contextlib.contextmanager
+def unseen(directories):
+    """Files that no machine sees: this machine's own file system cannot be hidden from its agents."""
+    with written(directories) as notes:
+        yield {key: replace(note, text="another") for key, note in notes.items()}
+
+
+@pytest.mark.slow
+def test_two_machines_connect_to_each_other_and_a_closed_port_is_named(ray, make_executor, monkeypatch, caplog):
+    executor = make_executor()
+    executor._resource = "APART"
+    spec = GroupSpec("trainer", "anytron.training_engines", "small", 2)
+    group = executor.start(spec)
+    assert [facts["env"]["GLOO_SOCKET_IFNAME"] for facts in group.call("describe")] == [
+        place.interface for place in group._agents.places
+    ]
+    assert not caplog.records
+    executor.end()
+
+    def closed(members, answered, driver, unreached=machines._unreached):
+        ray.get(members[1].actor.hush.remote())
+        return unreached(members, answered, driver)
+
+    monkeypatch.setattr(machines, "_unreached", closed)
+    with pytest.raises(ConfigError, match="cannot start on 1 of its machines") as caught:
+        executor.start(spec)
+    assert "where that machine listens: Connection refused; a firewall" in caught.value.why
