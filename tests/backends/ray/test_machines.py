@@ -31,25 +31,3 @@ def unseen(directories):
     """Files that no machine sees: this machine's own file system cannot be hidden from its agents."""
     with written(directories) as notes:
         yield {key: replace(note, text="another") for key, note in notes.items()}
-
-
-@pytest.mark.slow
-def test_two_machines_connect_to_each_other_and_a_closed_port_is_named(ray, make_executor, monkeypatch, caplog):
-    executor = make_executor()
-    executor._resource = "APART"
-    spec = GroupSpec("trainer", "anytron.training_engines", "small", 2)
-    group = executor.start(spec)
-    assert [facts["env"]["GLOO_SOCKET_IFNAME"] for facts in group.call("describe")] == [
-        place.interface for place in group._agents.places
-    ]
-    assert not caplog.records
-    executor.end()
-
-    def closed(members, answered, driver, unreached=machines._unreached):
-        ray.get(members[1].actor.hush.remote())
-        return unreached(members, answered, driver)
-
-    monkeypatch.setattr(machines, "_unreached", closed)
-    with pytest.raises(ConfigError, match="cannot start on 1 of its machines") as caught:
-        executor.start(spec)
-    assert "where that machine listens: Connection refused; a firewall" in caught.value.why
