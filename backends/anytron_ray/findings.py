@@ -71,7 +71,7 @@ class Finding:
     """Something that is wrong with a machine.
 
     Attributes:
-        machine: Its name.
+        machine: Name of the machine.
         what: What is wrong, as the rest of a sentence that begins with the machine.
         fix: What solves it, for all machines of which the same is wrong.
         fatal: Whether a run cannot work; otherwise it is probably a mistake.

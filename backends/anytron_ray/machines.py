@@ -35,7 +35,7 @@ class Member:
 
     Attributes:
         actor: Ray's handle.
-        place: Its machine.
+        place: Machine of the rank.
     """
 
     actor: Any
