@@ -10,6 +10,7 @@ import os
 import platform
 import secrets
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -98,15 +99,25 @@ class Doorstep:
         """
         self.close()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family)
-        port: int = self._listener.getsockname()[1]
+        listener = self._listener = socket.create_server((address, 0), family=family)
+        threading.Thread(target=_welcome, args=(listener,), name="anytron-doorstep", daemon=True).start()
+        port: int = listener.getsockname()[1]
         return port
 
     def close(self) -> None:
         """Listen no more."""
         if self._listener is not None:
+            with contextlib.suppress(OSError):  # wakes the thread
+                self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             self._listener = None
+
+
+def _welcome(listener: socket.socket) -> None:
+    """Accept connections until the listener is closed: the kernel keeps only some hundred that are not accepted."""
+    with contextlib.suppress(OSError):
+        while True:
+            listener.accept()[0].close()
 
 
 def introduce(question: Question, doorstep: Doorstep) -> Introduction:

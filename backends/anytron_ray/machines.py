@@ -14,6 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from anytron.base.errors import ProcessLost
 from anytron.run.preflight.capabilities import generates_in_training
+from anytron.run.preflight.files import goes_through_a_file
 from anytron_ray import cluster
 from anytron_ray.findings import Machine, Obstacle, ahead, compared, partners
 from anytron_ray.introduction import REACHED_S, SEEN_S, Doorstep, Question, introduce, written
@@ -55,7 +56,7 @@ def shared_directories(config: RunConfig) -> dict[str, str]:
     directories = {"trainer.output_dir": config.trainer.output_dir}
     if config.checkpoint.path is not None:
         directories["checkpoint.path"] = config.checkpoint.path
-    if config.rollout.weights == "file" and not config.supervised:
+    if not config.supervised and goes_through_a_file(config):
         directories["TMPDIR"] = tempfile.gettempdir()
     return directories
 
@@ -169,7 +170,7 @@ def _asked(members: Sequence[Member], ask: Callable[[Member, int], Any], further
 
 def _sends_weights(config: RunConfig) -> bool:
     """Whether rank 0 connects to the driver, when rollout processes take weights over the network."""
-    return not config.supervised and config.rollout.weights != "file" and not generates_in_training(config)
+    return not (config.supervised or generates_in_training(config) or goes_through_a_file(config))
 
 
 def _file_of(reference: str | None) -> str | None:

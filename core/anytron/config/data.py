@@ -146,10 +146,10 @@ class DataSection(Section):
     counts them."""
 
     cache_dir: str | None = Field("auto", min_length=1)
-    """Folder in which the tokenised prompts of large files are kept, so that later starts need not tokenise them again,
-    and memory need not hold them: from 20,000 text prompts of a source. ``auto`` = ``anytron/prompts`` in
+    """Folder in which the tokenised prompts of large files are kept (in ``anytron-prompts``), so that later starts need
+    not tokenise them again, and memory need not hold them: from 20,000 text prompts of a source. ``auto`` =
     ``$XDG_CACHE_HOME``, which is ``~/.cache`` by default. A file, tokenizer, template or option that has changed is
-    noticed. What no run has used for 30 days is deleted. null = they are tokenised at each start."""
+    noticed. Prompts that no run has started with for 30 days are deleted. null = they are tokenised at each start."""
 
     @field_validator("chat_template_kwargs")
     @classmethod

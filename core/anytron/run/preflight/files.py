@@ -128,7 +128,7 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
     if config.model.path is None:
         return
     weights = sum(part.stat().st_size for part in Path(config.model.path).glob("*.safetensors") if part.is_file())
-    places = {"TMPDIR": Path(tempfile.gettempdir())} if _through_a_file(config) else {}
+    places = {"TMPDIR": Path(tempfile.gettempdir())} if goes_through_a_file(config) else {}
     if config.trainer.save_hf:
         places["trainer.output_dir"] = path
     for key, place in places.items():
@@ -154,7 +154,7 @@ def _room(config: RunConfig, path: Path) -> Iterator[Diagnostic]:
             )
 
 
-def _through_a_file(config: RunConfig) -> bool:
+def goes_through_a_file(config: RunConfig) -> bool:
     """Whether weights go to the rollout through a file."""
     way = config.rollout.weights
     if generates_in_training(config):

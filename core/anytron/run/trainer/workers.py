@@ -12,6 +12,7 @@ from typing_extensions import TypeVarTuple
 
 from anytron.algorithms.importance import with_moments_resolved
 from anytron.base.components import TRAINING_ENGINES
+from anytron.base.errors import EngineError
 from anytron.base.metric import joined
 from anytron.run.preflight.capabilities import generates_in_training
 from anytron.run.rollout.conversations import AttendedGroup
@@ -276,6 +277,12 @@ def _joined(batch: RaggedBatch, per_rank: list[list[MicroBatch]], results: list[
         for micro_batch, values in zip(micro_batches, found, strict=True):
             if not micro_batch.is_filler:
                 begin, rows = 0, values.numpy()
+                if len(rows) != (tokens := sum(lengths[sequence] for sequence in micro_batch.sequences)):
+                    raise EngineError(
+                        "An engine returned results of the wrong length.",
+                        why=f"it gave {len(rows)} rows for a micro-batch of {tokens} tokens",
+                        fix="return one row for each token of the micro-batch, in its order, without padding",
+                    )
                 for sequence in micro_batch.sequences:
                     end = begin + lengths[sequence]
                     places[starts[sequence] : starts[sequence + 1]] = rows[begin:end]

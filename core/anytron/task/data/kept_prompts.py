@@ -9,21 +9,23 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import os
+import re
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anytron.base.errors import ConfigError, DataError
-from anytron.base.files import exhausted, remove
-from anytron.base.version import __version__
+from anytron.base.errors import ConfigError, DataError, ResourceError
+from anytron.base.files import PrivateDirectory, exhausted, remove
 from anytron.task.data.columns import COLUMNS, checked, encoded
-from anytron.task.data.rows import files_of
+from anytron.task.data.rows import files_of, files_of_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,25 +33,35 @@ if TYPE_CHECKING:
     from anytron.config.data import DataSection, MixedSource
     from anytron.task.data.columns import Numbers, PromptColumns
 
+logger = logging.getLogger(__name__)
+
 KEPT_FROM = 20_000
 """Prompts from which a source is written to disk; fewer are tokenised in seconds, and stay in memory."""
 KEPT_FROM_BYTES = 64 << 20
 """Bytes from which it is written, too."""
 UNUSED_DAYS = 30
 """Age at which folders that no run has used since are deleted."""
-FORMAT = 1
-"""Number of the folders' format."""
+OWN_FOLDER = "anytron-prompts"
+"""Folder inside the given one: nothing else is ever deleted."""
 HEADER = "prompts.json"
 """File that is written last, with the number of bytes of each column."""
-_PART = ".part-"
+_PART, _TEMPORARY = ".part-", "anytron-prompts-"
+_FLAGS = ("add_bos_token", "add_eos_token", "split_special_tokens", "clean_up_tokenization_spaces")
+"""Attributes that transformers' tokenizers read at each call."""
+_OURS = re.compile(r"[0-9a-f]{40}|\.part-.+")
+"""Names of the folders that are made here."""
 
 
 def cache_folder(given: str | None) -> Path | None:
     """Return the folder of ``data.cache_dir``; None = prompts are not kept."""
     if given != "auto":
-        return None if given is None else Path(given).expanduser().absolute()
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home, "anytron", "prompts")
+        return None if given is None else Path(given).expanduser().absolute() / OWN_FOLDER
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named) / OWN_FOLDER
+    try:
+        return Path.home() / ".cache" / OWN_FOLDER
+    except RuntimeError:  # an account without a home directory
+        return None
 
 
 def files_of_source(source: DataSection | MixedSource) -> list[tuple[str, int, int, int]]:
@@ -61,18 +73,18 @@ def files_of_source(source: DataSection | MixedSource) -> list[tuple[str, int, i
     path = Path(str(source.options.get("path")))
     try:
         whole = source.source == "dataset" and path.is_dir()
-        files = sorted(file for file in path.rglob("*") if file.is_file()) if whole else files_of(str(path))
+        files = files_of_dataset(path) if whole else files_of(str(path))
         states = [(str(file), file.stat()) for file in files]
-    except OSError as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:  # a dataset's state.json may be anything
         fix = "check the source's option `path`"
         raise exhausted(error) or DataError(
-            "The prompts cannot be read.", where=str(path), why=str(error), fix=fix
+            "The prompts cannot be read.", where=str(path), why=f"{type(error).__name__}: {error}", fix=fix
         ) from error
     return [(name, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for name, state in states]
 
 
 def key_of(source: DataSection | MixedSource, files: object, tokenizer: Any, arguments: Mapping[str, Any]) -> str:
-    """Digest everything that tokenised prompts depend on; empty if the tokenizer is not one of transformers' own.
+    """Digest everything that tokenised prompts depend on; empty if the tokenizer cannot be written down.
 
     Args:
         source: The source.
@@ -83,14 +95,28 @@ def key_of(source: DataSection | MixedSource, files: object, tokenizer: Any, arg
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not type(tokenizer).__module__.startswith("transformers."):
         return ""
+    try:
+        rules = backend.to_str()
+    except Exception:  # noqa: BLE001 - a part of it is written in Python: the library raises nothing narrower
+        return ""
     parts = [
-        [FORMAT, __version__, *(version(name) for name in ("transformers", "tokenizers", "jinja2"))],
+        [_own_code(), *(version(name) for name in ("transformers", "tokenizers", "jinja2"))],
         [source.source, source.options, files],
-        [type(tokenizer).__name__, backend.to_str(), tokenizer.special_tokens_map, tokenizer.chat_template],
+        [type(tokenizer).__name__, rules, tokenizer.special_tokens_map, tokenizer.chat_template],
+        {name: getattr(tokenizer, name, None) for name in _FLAGS},
         arguments,
     ]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+
+
+@cache
+def _own_code() -> str:
+    """Digest the modules that make tokens of files: a checkout is edited without a new version."""
+    whole = hashlib.blake2b(digest_size=16)
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        whole.update(file.read_bytes())
+    return whole.hexdigest()
 
 
 def find(folder: Path | None, key: str) -> PromptColumns | None:
@@ -101,9 +127,10 @@ def find(folder: Path | None, key: str) -> PromptColumns | None:
     try:
         sizes = json.loads((place / HEADER).read_text(encoding="utf-8"))
         found = _mapped(place, sizes)
-        os.utime(place / HEADER)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    with suppress(OSError):  # another user's
+        os.utime(place / HEADER)
     return encoded(found, place)
 
 
@@ -134,14 +161,16 @@ def gather(frames: Iterator[dict[str, Numbers]], folder: Path | None, key: str) 
 def _on_disk(
     before: list[dict[str, Numbers]], rest: Iterator[dict[str, Numbers]], folder: Path | None, key: str
 ) -> PromptColumns:
-    with _writable(folder):
-        if folder is not None:
+    with ExitStack() as leaving, _writable(folder):
+        if folder is None:
+            part = leaving.enter_context(PrivateDirectory(_TEMPORARY)).path
+        else:
             folder.mkdir(parents=True, exist_ok=True)
             _delete_unused(folder)
-        part = Path(tempfile.mkdtemp(prefix=_PART if folder else "anytron-prompts-", dir=folder))
-    try:
+            part = Path(tempfile.mkdtemp(prefix=_PART, dir=folder))
+            leaving.callback(remove, part)
         sizes = dict.fromkeys(COLUMNS, 0)
-        with ExitStack() as opened, _writable(folder):
+        with ExitStack() as opened:
             files = {name: opened.enter_context((part / name).open("wb")) for name in COLUMNS}
             for frame in itertools.chain(before, rest):
                 for name, file in files.items():
@@ -149,13 +178,19 @@ def _on_disk(
         found = _mapped(part, sizes)
         if folder is None:
             return encoded(found)
-        with _writable(folder):
-            (part / HEADER).write_text(json.dumps(sizes), encoding="utf-8")
-            remove(folder / key)  # damaged, or another start was faster
-            part.rename(folder / key)
-        return encoded(found, folder / key)
-    finally:
-        remove(part)
+        (part / HEADER).write_text(json.dumps(sizes), encoding="utf-8")
+        return find(folder, key) or encoded(found, _published(part, folder / key))
+
+
+def _published(part: Path, place: Path) -> Path | None:
+    """Give a complete folder its name, and return the new path; None if that is not possible."""
+    try:
+        remove(place)  # it is damaged
+        part.rename(place)
+    except OSError as error:  # another user's, or another start was faster
+        logger.warning("tokenized prompts are not kept in %s: %s", place, error)
+        return None
+    return place
 
 
 def _mapped(place: Path, sizes: Mapping[str, int]) -> dict[str, Numbers]:
@@ -176,18 +211,18 @@ def _writable(folder: Path | None) -> Iterator[None]:
         yield
     except OSError as error:
         place = Path(tempfile.gettempdir()) if folder is None else folder
-        elsewhere = "set TMPDIR to a folder" if folder is None else "set data.cache_dir to a folder"
-        raise exhausted(error, str(place)) or ConfigError(
-            "Tokenized prompts cannot be kept.",
-            where=str(place),
-            why=str(error),
-            fix=f"{elsewhere} that you can write" + ("" if folder is None else ", or data.cache_dir=null"),
-        ) from error
+        fix = "set TMPDIR to a folder" if folder is None else "set data.cache_dir to a folder"
+        fix += " that you can write and that has room" + ("" if folder is None else ", or data.cache_dir=null")
+        known = exhausted(error, str(place))
+        kind, why = (ConfigError, str(error)) if known is None else (ResourceError, f"{known.what} {known.why}")
+        raise kind("Tokenized prompts cannot be kept.", where=str(place), why=why, fix=fix) from error
 
 
 def _delete_unused(folder: Path) -> None:
     """Delete prompts that no run has used for :data:`UNUSED_DAYS`, and what killed processes have left."""
     for place in folder.iterdir():
+        if not _OURS.fullmatch(place.name) or place.is_symlink() or not place.is_dir():
+            continue
         header = place / HEADER
         with suppress(OSError):  # another process deletes it
             used = (header if header.is_file() else place).stat().st_mtime

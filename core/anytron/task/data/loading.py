@@ -65,11 +65,12 @@ def load_columns(
     if source.source not in SOURCE_OPTIONS:
         prompts = read_prompts(source, key, tokenize, tokenizer, vision)
         return in_memory(_counted(prompts, lambda _: 1, source.title, tell))
-    if vision is not None:
+    if vision is not None or source.source == "images":
         pictured = read_files(source, key, tokenize, tokenizer, vision)
         return gather(_counted(pictured, _prompts_of, source.title, tell), None, "")
     files = files_of_source(source)
-    name = key_of(source, files, tokenizer, {"function": tokenize.func.__name__, **tokenize.keywords})
+    arguments = {"function": tokenize.func.__name__, **tokenize.keywords}
+    name = "" if folder is None else key_of(source, files, tokenizer, arguments)
     if (found := find(folder, name)) is not None:
         return found
     useful = 1 + sum(size for _, size, *_ in files) // BYTES_OF_A_PROCESS

@@ -10,7 +10,7 @@ import torch
 
 from anytron.base.errors import ConfigError
 from anytron.base.seeds import derive_seed
-from anytron.task.data.beginning import Beginning
+from anytron.task.data.beginning import CLOCK, Beginning
 from anytron.task.data.examples import tokenize_examples
 from anytron.task.data.kept_prompts import cache_folder
 from anytron.task.data.loading import load_columns, silent
@@ -176,7 +176,8 @@ def load_mixture(
             read = partial(tokenize, continue_final_message=data.continue_final_message)
         template = (beginning or Beginning.of(tokenizer)).arguments(data.chat_template_kwargs)
         read = partial(read, vocab_size=vocab_size, chat_template_kwargs=template)
-        columns = load_columns(source, place, read, tokenizer, vision, cache_folder(data.cache_dir), tell)
+        folder = None if CLOCK in str(template) else cache_folder(data.cache_dir)  # other prompts at each start
+        columns = load_columns(source, place, read, tokenizer, vision, folder, tell)
         prefix = f"{source.title}/" if len(sources) > 1 else ""
         tables.append(PromptTable(source.title, columns, wanted, prefix))
     weights = [source.weight for source in sources.values() if source.weight is not None]

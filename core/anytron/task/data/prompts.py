@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 TEMPLATE_SECONDS = 4.0
 """Processor time of a chat template for one prompt; it takes milliseconds unless it loops. Less than
 :data:`anytron.task.isolation.reader.COMPUTE_S`, or the error would not name the prompt."""
+RENDERED_AT_ONCE = 64
+"""Conversations that are rendered in one call, within :data:`TEMPLATE_SECONDS`."""
 AT_ONCE = 1024
 """Prompts that are tokenised in one call, or fewer."""
 LETTERS_AT_ONCE = 2**24
@@ -172,17 +173,18 @@ def _texts(some: Sequence[Prompt], tokenizer: Any, template: Mapping[str, Any], 
     texts: list[Any] = [one.text for one in some]
     asked = [index for index, one in enumerate(some) if one.messages is not None]
     plain = [index for index in asked if not some[index].tools and _role(some[index]) != "assistant"]
-    if plain and tokenizer.chat_template:
-        with suppress(Exception), processor_time(TEMPLATE_SECONDS):
-            rendered = tokenizer.apply_chat_template(
-                [some[index].messages for index in plain],
-                tools=None,
-                add_generation_prompt=True,
-                tokenize=False,
-                **template,
-            )
-            for index, text in zip(plain, rendered, strict=True):
-                texts[index] = text
+    for begin in range(0, len(plain) if tokenizer.chat_template else 0, RENDERED_AT_ONCE):
+        places = plain[begin : begin + RENDERED_AT_ONCE]
+        conversations = [some[index].messages for index in places]
+        try:
+            with processor_time(TEMPLATE_SECONDS):
+                rendered = tokenizer.apply_chat_template(
+                    conversations, tools=None, add_generation_prompt=True, tokenize=False, **template
+                )
+        except Exception:  # noqa: BLE001 - the template is a program of the model directory
+            break
+        for index, text in zip(places, rendered, strict=True):
+            texts[index] = text
     for index in asked:
         if texts[index] is None:
             texts[index] = _asked(some[index], tokenizer, template, continued)

@@ -65,8 +65,9 @@ def read_files(
             or ends the process.
     """
 
-    def service(share: Share, note: Note) -> Iterator[Any]:
-        prompts = _noted(load_prompts(source, key, share), note)
+    def service(number: int, note: Note) -> Iterator[Any]:
+        share = Share(number, processes, note=note)
+        prompts = load_prompts(source, key, share)
         watched = None if vision is None else _WatchedVision(vision, note)
         while (first := next(prompts, None)) is not None:
             run = itertools.chain([first], itertools.islice(prompts, share.run - 1))
@@ -76,7 +77,7 @@ def read_files(
     errand = _errand(source, key)
     readers = [ConfinedReader(service, MEMORY) for _ in range(processes)]
     try:
-        answers = [reader.ask(Share(number, processes), errand) for number, reader in enumerate(readers)]
+        answers = [reader.ask(number, errand) for number, reader in enumerate(readers)]
         for turn in itertools.count():
             for frame in answers[turn % processes]:
                 if frame == END_OF_RUN:

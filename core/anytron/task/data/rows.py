@@ -275,7 +275,7 @@ def _dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
     if path.is_file():
         loaded: Any = datasets.Dataset.from_file(str(path))
     elif path.is_dir():  # any other path might be an address of another machine
-        files = _files_of_dataset(path)
+        files = files_of_dataset(path)
         loaded = datasets.load_from_disk(str(path))
     else:
         raise FileNotFoundError("no such folder")
@@ -290,8 +290,13 @@ def _dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
         yield Row(f"{path}, row {number}", f"row {number}", partial(dict, record), folder, padded=True)
 
 
-def _files_of_dataset(folder: Path) -> list[Path]:
-    """Find all files of a saved dataset, and refuse pipes, devices, and names that lead out of their folder."""
+def files_of_dataset(folder: Path) -> list[Path]:
+    """Find all files of a saved dataset, and refuse pipes, devices, and names that lead out of their folder.
+
+    Raises:
+        OSError: A file cannot be read, or is neither a file nor a folder.
+        ValueError: A ``state.json`` is malformed, or names a file outside of its folder.
+    """
     files = sorted([*folder.iterdir(), *folder.glob("*/*")])
     for file in files:
         if not (file.is_file() or file.is_dir()):  # whoever opens a pipe waits for ever

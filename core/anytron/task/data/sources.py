@@ -45,15 +45,18 @@ class Share:
         number: Number of the process, from 0.
         processes: How many there are.
         run: Prompts of a run.
+        note: Called for each item, also of other shares: reading goes on.
     """
 
     number: int = 0
     processes: int = 1
     run: int = 1024
+    note: Callable[[], None] = lambda: None
 
     def of(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yield the items of this share."""
         for index, item in enumerate(items):
+            self.note()
             if index // self.run % self.processes == self.number:
                 yield item
 

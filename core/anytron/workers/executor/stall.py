@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 LOOKS = 6
 """How often ranks are checked while ``executor.stall_timeout_s`` passes."""
+LOOK_S = 5.0
+"""Longest time between two checks: a note that was asked for at the last one is discarded when it is twice as old."""
 SHOWN = 8
 """Ranks, and kinds of waiting, that a message names at most."""
 
@@ -100,7 +102,7 @@ class StallWatch(Generic[AnyRank]):
         self._ranks = ranks
         self._timeout_s = timeout_s
         self._answer = answer
-        self._next = time.monotonic() + timeout_s / LOOKS
+        self._next = time.monotonic() + min(timeout_s / LOOKS, LOOK_S)
         self._seen: list[Standing | None] = [None] * len(ranks)
         self._since = [0.0] * len(ranks)
 
@@ -116,7 +118,7 @@ class StallWatch(Generic[AnyRank]):
         now = time.monotonic()
         if len(self._ranks) == 1 or now < self._next:
             return {}
-        self._next = now + self._timeout_s / LOOKS
+        self._next = now + min(self._timeout_s / LOOKS, LOOK_S)
         for number, rank in enumerate(self._ranks):
             standing = rank.standing()
             if standing is not None and standing != self._seen[number]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from anytron.base.errors import ConfigError, DataError
+from anytron.base.errors import ConfigError, DataError, ResourceError
 from anytron.config.data import DataSection, MixedSource
 from anytron.config.scoring import RewardSection
 from anytron.task.data import columns, kept_prompts, loading, reading
@@ -52,6 +53,11 @@ def rows(tmp_path):
     lines = [{"prompt": f"{row} {row + 1}", "answer": str(row), "more": [row, None, {"a": 0.5}]} for row in range(40)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return tmp_path / "kept" / kept_prompts.OWN_FOLDER
 
 
 @pytest.fixture(autouse=True)
@@ -129,20 +135,20 @@ def test_an_edit_is_noticed_that_keeps_size_and_time(load, rows):
 
 
 @pytest.mark.parametrize("name", ["tokens", "records", "lengths", kept_prompts.HEADER])
-def test_what_is_damaged_is_made_again(load, tmp_path, name):
+def test_what_is_damaged_is_made_again(load, tmp_path, name, kept):
     first = list(load())
-    (place,) = (tmp_path / "kept").iterdir()
+    (place,) = kept.iterdir()
     with (place / name).open("r+b") as file:
         file.truncate(max(0, (place / name).stat().st_size - 3))
 
     assert list(load()) == first
-    assert len(list((tmp_path / "kept").iterdir())) == 1
-    assert len(kept_prompts.find(tmp_path / "kept", place.name)) == 40
+    assert len(list(kept.iterdir())) == 1
+    assert len(kept_prompts.find(kept, place.name)) == 40
 
 
-def test_a_record_that_is_damaged_inside_is_named_and_the_remedy_helps(load, tmp_path):
+def test_a_record_that_is_damaged_inside_is_named_and_the_remedy_helps(load, tmp_path, kept):
     first = list(load())
-    (place,) = (tmp_path / "kept").iterdir()
+    (place,) = kept.iterdir()
     with (place / "records").open("r+b") as file:
         file.write(b"\xff" * 8)
 
@@ -153,7 +159,7 @@ def test_a_record_that_is_damaged_inside_is_named_and_the_remedy_helps(load, tmp
 
 
 @pytest.mark.parametrize("folder", [None, "kept"])
-def test_few_prompts_and_those_of_no_folder_leave_no_files(load, tmp_path, monkeypatch, folder):
+def test_few_prompts_and_those_of_no_folder_leave_no_files(load, tmp_path, monkeypatch, folder, kept):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(kept_prompts.tempfile, "tempdir", str(temporary))
@@ -163,11 +169,11 @@ def test_few_prompts_and_those_of_no_folder_leave_no_files(load, tmp_path, monke
     table = load(folder=tmp_path / folder if folder else None)
 
     assert [one.data["answer"] for one in table] == [str(row) for row in range(40)]
-    assert not (tmp_path / "kept").exists()
+    assert not kept.exists()
     assert list(temporary.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_refused_with_two_remedies(load, tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused_with_two_remedies(load, tmp_path, kept):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"(?s)cannot be kept.*where: .*file/kept.*data\.cache_dir=null"):
         load(folder=tmp_path / "file" / "kept")
@@ -176,31 +182,102 @@ def test_a_folder_that_cannot_be_written_is_refused_with_two_remedies(load, tmp_
 
 def test_the_default_is_in_the_user_s_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert kept_prompts.cache_folder("auto") == tmp_path / "anytron" / "prompts"
+    assert kept_prompts.cache_folder("auto") == tmp_path / "anytron-prompts"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert kept_prompts.cache_folder("auto") == Path.home() / ".cache" / "anytron" / "prompts"
+    assert kept_prompts.cache_folder("auto") == Path.home() / ".cache" / "anytron-prompts"
     assert kept_prompts.cache_folder(None) is None
 
 
-def test_what_no_run_has_used_is_deleted(load, tmp_path):
+def test_a_start_that_was_slower_takes_what_another_has_written(load, kept, monkeypatch):
+    """And deletes nothing of it: the other maps it."""
+    real, faster = loading.read_files, []
+
+    def read(*given):
+        frames = list(real(*given))
+        if not faster:
+            faster.append(None)
+            faster[:] = load(), next(kept.iterdir()).stat().st_ino
+        yield from frames
+
+    monkeypatch.setattr(loading, "read_files", read)
+    slower = load()
+
+    (place,) = kept.iterdir()
+    assert slower.columns.folder == faster[0].columns.folder == place
+    assert place.stat().st_ino == faster[1], "it was replaced"
+    assert list(slower) == list(faster[0])
+
+
+def test_what_cannot_be_published_is_used_and_not_kept(load, kept, monkeypatch, caplog):
+    def refuse(*_):
+        raise PermissionError("it is another user's")
+
+    first = list(load())
+    (place,) = kept.iterdir()
+    (place / kept_prompts.HEADER).unlink()
+    monkeypatch.setattr(Path, "rename", refuse)
+    table = load()
+
+    assert list(table) == first
+    assert table.columns.folder is None
+    assert "not kept" in caplog.text
+    assert [path.name for path in kept.iterdir() if path.name.startswith(".part")] == []
+
+
+def test_a_full_disk_names_the_option(load, monkeypatch):
+    def full(**_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(kept_prompts.tempfile, "mkdtemp", full)
+    with pytest.raises(ResourceError, match=r"(?s)cannot be kept.*data\.cache_dir"):
+        load()
+
+
+def test_a_template_that_shows_the_time_keeps_nothing(load, kept):
+    table = load(tokenizer=make_tokenizer(TEMPLATE + "{{ strftime_now('%d') }}"))
+    assert len(table) == 40
+    assert not kept.exists()
+
+
+def test_a_tokenizer_with_a_part_in_python_keeps_nothing(load, kept):
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(object())
+    assert kept_prompts.key_of(MixedSource(source="jsonl"), [], tokenizer, {}) == ""
+
+
+def test_rows_of_other_shares_are_signs_of_life():
+    seen = []
+    assert list(Share(1, 4, 2, note=lambda: seen.append(None)).of(range(16))) == [2, 3, 10, 11]
+    assert len(seen) == 16
+
+
+def test_what_no_run_has_used_is_deleted(load, tmp_path, kept):
     load()
-    (old,) = (tmp_path / "kept").iterdir()
-    part = tmp_path / "kept" / ".part-of-a-killed-process"
+    (old,) = kept.iterdir()
+    part = kept / ".part-of-a-killed-process"
     part.mkdir()
     for path in (old / kept_prompts.HEADER, part):
         os.utime(path, (time.time() - 31 * 86_400,) * 2)
+    own = [tmp_path / "kept" / "letters", kept / "letters", kept / ("a" * 40)]
+    for path in own[:2]:
+        path.mkdir()
+        os.utime(path, (0, 0))
+    own[2].symlink_to(own[0])
     load(options={"system": "1"})
     assert not old.exists()
     assert not part.exists()
+    assert all(path.exists() for path in own), "what is not of this kind stays"
+    own[2].unlink()
+    own[1].rmdir()
 
-    (recent,) = (tmp_path / "kept").iterdir()
+    (recent,) = kept.iterdir()
     os.utime(recent / kept_prompts.HEADER, (time.time() - 31 * 86_400,) * 2)
     load(options={"system": "1"})  # it is used
     load(options={"system": "2"})
     assert recent.exists()
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(load, rows, monkeypatch, tmp_path):
+def test_a_file_that_changes_while_it_is_read_is_refused(load, rows, monkeypatch, tmp_path, kept):
     real = loading.read_files
 
     def read(*given):
@@ -211,7 +288,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(load, rows, monkeypatch
     monkeypatch.setattr(loading, "read_files", read)
     with pytest.raises(DataError, match=r"(?s)changed while it was read.*rows\.jsonl"):
         load()
-    assert list((tmp_path / "kept").iterdir()) == []
+    assert list(kept.iterdir()) == []
 
 
 def test_several_processes_give_the_prompts_of_one_and_its_errors(tokenizer, tmp_path, monkeypatch):
