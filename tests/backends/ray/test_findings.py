@@ -153,6 +153,7 @@ def test_a_directory_that_cannot_be_written_into_is_an_error(tmp_path, monkeypat
 def test_a_door_is_reached_until_it_is_closed_and_silence_is_named():
     doorstep = Doorstep()
     said = introduce(Question({}, {}, "127.0.0.1"), doorstep)
+    assert set(obstacles([("127.0.0.1", said.port)] * 300, within_s=60.0)) == {""}, "more than a queue holds"
     # Where nothing accepts, the kernel drops what comes when the queue is full.
     full = socket.create_server(("127.0.0.1", 0), backlog=0)
     waiting = [socket.socket() for _ in range(2)]

@@ -9,6 +9,7 @@ import torch
 
 from anytron.algorithms.losses import ValueLoss
 from anytron.algorithms.policy_loss import PolicyLoss
+from anytron.base.errors import EngineError
 from anytron.config.algorithm import AlgorithmSection
 from anytron.record.checkpoint.manifest import FileRecord
 from anytron.run.trainer.updates import UpdatePlan
@@ -101,6 +102,20 @@ def plan(max_tokens=9, **changes):
 def test_every_token_gets_its_own_score(workers, batch, max_tokens):
     scores = workers.score(batch, plan(max_tokens), "policy")
     assert torch.equal(scores, -batch.tokens.float())
+
+
+@pytest.mark.parametrize("rows", [-1, 1])
+def test_results_of_the_wrong_length_are_refused(workers, batch, monkeypatch, rows):
+    """Padding, for example: it would shift the results of all that follows, or be left out."""
+    whole = Rank.values
+
+    def wrong(self, micro_batches):
+        values = whole(self, micro_batches)
+        return values and [torch.nn.functional.pad(one, (0, rows)) for one in values]
+
+    monkeypatch.setattr(Rank, "values", wrong)
+    with pytest.raises(EngineError, match=r"wrong length.*\n.*rows for a micro-batch of \d+ tokens"):
+        workers.with_values(batch, plan(9))
 
 
 def test_a_batch_may_be_smaller_than_the_number_of_replicas(workers, batch):
