@@ -24,6 +24,7 @@ import numpy as np
 
 from anytron.base.errors import ConfigError, DataError, ResourceError
 from anytron.base.files import PrivateDirectory, exhausted, remove
+from anytron.config.json_files import read_object
 from anytron.task.data.columns import COLUMNS, checked, encoded
 from anytron.task.data.rows import files_of, files_of_dataset
 
@@ -125,7 +126,7 @@ def find(folder: Path | None, key: str) -> PromptColumns | None:
         return None
     place = folder / key
     try:
-        sizes = json.loads((place / HEADER).read_text(encoding="utf-8"))
+        sizes = read_object(place / HEADER)
         found = _mapped(place, sizes)
     except (OSError, ValueError, KeyError, TypeError):
         return None

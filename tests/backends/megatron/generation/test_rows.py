@@ -32,7 +32,7 @@ def feed(rows, *drawn):
     for tokens in drawn:
         fed.append(rows.next_tokens().tolist())
         rows.column += 1
-        rows.take(tokens, [-token / 10 for token in tokens])
+        rows.take(tokens, [-token / 8 for token in tokens])
     return fed
 
 
@@ -49,7 +49,8 @@ def test_each_row_is_fed_from_its_prompt_and_then_what_was_drawn():
     assert rows.ended
     responses = rows.responses(version=7)
     assert [response.tokens for response in responses] == [(41, 42), (21, 22), (31, 32)]
-    assert [response.log_probs for response in responses] == [(-4.1, -4.2), (-2.1, -2.2), (-3.1, -3.2)]
+    expected = [(-41 / 8, -42 / 8), (-21 / 8, -22 / 8), (-31 / 8, -32 / 8)]
+    assert [response.log_probs for response in responses] == expected
     assert {(response.stop_reason, response.versions) for response in responses} == {("length", (7, 7))}
 
 
