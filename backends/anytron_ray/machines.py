@@ -118,7 +118,11 @@ def examine(members: Sequence[Member], config: RunConfig) -> tuple[list[Machine]
 
 
 def _unreached(members: Sequence[Member], machines: Sequence[Machine], driver: Machine | None) -> list[Obstacle]:
-    """Let each machine connect to its partners, and rank 0's to the driver."""
+    """Let each machine connect to its partners, and rank 0's to the driver.
+
+    Raises:
+        ProcessLost: A machine does not say whom it reaches.
+    """
     targets = [[machines[one] for one in partners(index, len(machines))] for index in range(len(machines))]
     if driver is not None:
         targets[0].append(driver)
@@ -130,10 +134,17 @@ def _unreached(members: Sequence[Member], machines: Sequence[Machine], driver: M
     asked = [[(machine.address, port) for machine, port in row] for row in open_doors]
     answers = _asked(members, lambda one, index: one.actor.obstacles.remote(asked[index]), REACHED_S)
     _asked(members, lambda one, _: one.actor.hush.remote(), 0.0)
+    if silent := [machine.name for machine, whys in zip(machines, answers, strict=True) if whys is None]:
+        raise ProcessLost(
+            f"{', '.join(silent)} did not say in time which other machines it can reach.",
+            where="executor.kind=ray",
+            why=f"its Ray agent gave no answer within {REACHED_S + ANSWER_S:g} s",
+            fix="look at this machine's load and its connection to the Ray cluster",
+        )
     return [
         Obstacle(source.name, target.name, port, why)
         for source, row, whys in zip(machines, open_doors, answers, strict=True)
-        for (target, port), why in zip(row, whys or [""] * len(row), strict=True)
+        for (target, port), why in zip(row, whys, strict=True)
         if why
     ]
 

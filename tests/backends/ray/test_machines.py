@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from anytron.base.errors import ConfigError
+from anytron.base.errors import ConfigError, ProcessLost
 from anytron.workers.executor.protocol import GroupSpec
 from anytron_ray import machines
-from anytron_ray.introduction import written
+from anytron_ray.findings import Machine
+from anytron_ray.introduction import Introduction, written
 
 
 def test_what_machines_lack_is_one_error_before_a_process_starts(ray, make_executor, tmp_path, monkeypatch):
@@ -24,6 +25,16 @@ def test_what_machines_lack_is_one_error_before_a_process_starts(ray, make_execu
     assert shared.endswith(f"has just written into trainer.output_dir={tmp_path / 'run'}")
     assert missing.endswith(f"{name} has no model.path={tmp_path / 'model'}")
     assert not (tmp_path / "run/logs").exists(), "no process was started"
+
+
+def test_a_machine_that_does_not_say_whom_it_reaches_is_not_taken_for_one_that_reaches_all(ray, monkeypatch):
+    said = Introduction("there", {}, 0, {}, (), (), port=1234)
+    both = [Machine(address, None, said) for address in ("192.0.2.1", "192.0.2.2")]
+    answers = iter([[[""], None], [None, None]])
+    monkeypatch.setattr(machines, "_asked", lambda *_: next(answers))
+
+    with pytest.raises(ProcessLost, match=r"^there \(192\.0\.2\.2\) did not say in time"):
+        machines._unreached([], both, None)
 
 
 @contextlib.contextmanager

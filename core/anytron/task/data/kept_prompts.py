@@ -1,7 +1,8 @@
 """Keep tokenised prompts of large files on disk, so that a later start maps them into memory.
 
 A folder is found by a digest of everything that its prompts depend on: the files (path, size, time of the last change),
-the options of the source, the tokenizer, the chat template and its arguments, and the versions of the libraries.
+the options of the source, the tokenizer, the chat template and its arguments, the code of this package, and the
+versions of the libraries.
 """
 
 from __future__ import annotations
@@ -121,14 +122,17 @@ def _own_code() -> str:
 
 
 def find(folder: Path | None, key: str) -> PromptColumns | None:
-    """Map the prompts that an earlier start has kept; None if there are none, or they are damaged."""
+    """Map the prompts that an earlier start has kept; None if there are none, or, with a warning, they are damaged."""
     if folder is None or not key:
         return None
     place = folder / key
     try:
         sizes = read_object(place / HEADER)
         found = _mapped(place, sizes)
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("the tokenized prompts in %s are damaged, and are made again: %s", place, error)
         return None
     with suppress(OSError):  # another user's
         os.utime(place / HEADER)

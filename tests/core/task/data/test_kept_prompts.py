@@ -135,13 +135,15 @@ def test_an_edit_is_noticed_that_keeps_size_and_time(load, rows):
 
 
 @pytest.mark.parametrize("name", ["tokens", "records", "lengths", kept_prompts.HEADER])
-def test_what_is_damaged_is_made_again(load, tmp_path, name, kept):
+def test_what_is_damaged_is_made_again(load, name, kept, caplog):
     first = list(load())
     (place,) = kept.iterdir()
     with (place / name).open("r+b") as file:
         file.truncate(max(0, (place / name).stat().st_size - 3))
 
+    assert caplog.text == ""
     assert list(load()) == first
+    assert "are damaged, and are made again" in caplog.text
     assert len(list(kept.iterdir())) == 1
     assert len(kept_prompts.find(kept, place.name)) == 40
 
