@@ -14,13 +14,13 @@ from anytron.base.files import exhausted
 from anytron.config.json_files import parse_json
 from anytron.run.rollout.pool import Generation, RolloutPool, response_seed
 from anytron.run.rollout.replica import WeightAnswers
+from anytron.task.data.decoding import decode_responses
 from anytron.task.data.examination import examined
 from anytron.task.data.model_files import CONFIG_FILE
 from anytron.task.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
 from anytron.task.data.prompts import Prompt, tokenize
 from anytron.task.data.reading import PromptReader
 from anytron.task.data.records import conversation, user_message
-from anytron.task.data.thoughts import decode_responses
 from anytron.workers.engines.rollout_engine import PromptInputs, RolloutEngine, SamplingParams
 from anytron.workers.executor.protocol import submit
 from anytron.workers.weights.transfer import Piece, ReceivedWeights

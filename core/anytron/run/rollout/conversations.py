@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.base.errors import DataError
 from anytron.run.rollout.conversation import Conversation, observation_tokens
 from anytron.run.rollout.pool import response_seed
-from anytron.task.data.thoughts import decode_responses
+from anytron.task.data.decoding import decode_responses
 from anytron.task.isolation.failure import Failure
 from anytron.workers.engines.rollout_engine import PromptInputs
 

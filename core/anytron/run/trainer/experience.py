@@ -24,7 +24,8 @@ from anytron.algorithms.advantages import by_group, differ, have_signal, overlon
 from anytron.base.errors import DataError
 from anytron.base.packed import as_numpy
 from anytron.sequences.batch import RaggedBatch
-from anytron.task.data.thoughts import decode_responses, opened
+from anytron.task.data.decoding import decode_responses
+from anytron.task.data.thoughts import opened
 from anytron.task.rewards.sample import Sample
 from anytron.task.rewards.scoring import RewardScores, joined
 
@@ -229,7 +230,7 @@ def _without_signal(rewards: Tensor, groups: Tensor, config: RunConfig) -> int:
 def make_samples(
     prompts: Sequence[TokenizedPrompt], responses: Sequence[Sequence[Response]], tokenizer: Any
 ) -> list[Sample]:
-    """Join each prompt with its responses, decoded (:func:`anytron.task.data.thoughts.decode_responses`).
+    """Join each prompt with its responses, decoded (:func:`anytron.task.data.decoding.decode_responses`).
 
     Args:
         prompts: P prompts.

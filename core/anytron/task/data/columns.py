@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, overload
 
@@ -97,7 +98,7 @@ def in_memory(prompts: Iterable[TokenizedPrompt]) -> PromptColumns:
 def numbers_of(prompts: Sequence[TokenizedPrompt]) -> Frame:
     """Return the columns of prompts that hold numbers, by their names."""
     lengths = [len(one.tokens) for one in prompts]
-    tokens = np.fromiter((token for one in prompts for token in one.tokens), "<i4", sum(lengths)).tobytes()
+    tokens = np.fromiter(chain.from_iterable(one.tokens for one in prompts), "<i4", sum(lengths)).tobytes()
     ends = [0, *(4 * end for end in np.cumsum(lengths).tolist())]
     masks = [b"" if one.response_mask is None else bytes(one.response_mask) for one in prompts]
     digests = [

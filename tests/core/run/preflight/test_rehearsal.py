@@ -20,8 +20,9 @@ from anytron.run.preflight.prepare import prepare
 from anytron.run.preflight.rehearsal import Evenly
 from anytron.run.trainer.experience import make_samples
 from anytron.task.data import pretrained
+from anytron.task.data.decoding import decode_responses
 from anytron.task.data.prompts import TokenizedPrompt
-from anytron.task.data.thoughts import decode_responses, opened
+from anytron.task.data.thoughts import opened
 from anytron.task.rewards import Sample
 from anytron.task.rewards.matching import Format, Regex
 from anytron.task.rewards.math import Math
