@@ -2,11 +2,12 @@
 
 All parts of a GRPO step with two mini-batches are those of a run: responses are received and checked, decoded to texts,
 rewarded by a process of the reward ``exact_match`` and recorded; samples become a batch, the batch is scored,
-advantages are estimated, each mini-batch is an update, and the step's metrics are computed. A pass plans micro-batches,
-selects and encodes each replica's share, sends it, and joins the answers. Lengths of responses are log-normal (median
-1,100 tokens, at most 8,192), prompts have 256 tokens, micro-batches 16,384, and a replica has 16 ranks. The text of a
-token has four letters. Each line is measured in a process of its own. Time that simulated ranks and the process of the
-reward take is not counted. A message for several ranks is copied once, as a store that machines share would.
+advantages are estimated, each mini-batch is an update, and the step's metrics are computed. The part "start" makes the
+first message and the environment of each rank, once before the step. A pass plans micro-batches, selects and encodes
+each replica's share, sends it, and joins the answers. Lengths of responses are log-normal (median 1,100 tokens, at most
+8,192), prompts have 256 tokens, micro-batches 16,384, and a replica has 16 ranks. The text of a token has four letters.
+Each line is measured in a process of its own. Time that simulated ranks and the process of the reward take is not
+counted. A message for several ranks is copied once, as a store that machines share would.
 
 A part has seconds of the processor, the bytes that are encoded for each token, all bytes that are sent, and the peak of
 the process's memory up to its end. A slope is the power of tokens, or of ranks, with which the seconds grow: 1 =
@@ -17,6 +18,7 @@ linear, 0 = flat.
 
 import json
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -35,6 +37,7 @@ from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import with_advantages
 from anytron.config.running import ExecutorSection
 from anytron.config.schema import RunConfig
+from anytron.device.loading import open_session
 from anytron.record.tracking.claim import ClaimedDirectory
 from anytron.record.tracking.progress import Clock
 from anytron.record.tracking.run_directory import RunDirectory
@@ -48,10 +51,13 @@ from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.rewards.scoring import RewardSum
 from anytron.workers.engines.rollout_engine import GenerationRequest, PromptInputs, Response, SamplingParams
 from anytron.workers.engines.training_engine import Topology
+from anytron.workers.executor.base import BaseExecutor, worker_environment
 from anytron.workers.executor.channel import Result, decode, encode
 from anytron.workers.executor.group import RankGroup
+from anytron.workers.executor.protocol import GroupSpec
 from harness import argument_parser, progress, report
 
+ON_A_MACHINE = 8
 PROMPT, LONGEST, LIMIT, OF_A_REPLICA, VOCABULARY = 256, 8192, 16384, 16, 150_000
 AT_ONCE = 64
 """Responses in a message of a rollout process."""
@@ -141,6 +147,18 @@ class SimulatedGroup(RankGroup[SimulatedRank]):
 
     def _end_all(self):
         pass
+
+
+class SimulatedExecutor(BaseExecutor):
+    """Makes the first message and the environment of each rank; no process is started."""
+
+    def start(self, spec):
+        ranks = range(spec.world_size)
+        for rank in ranks:
+            here = range(rank - rank % ON_A_MACHINE, rank - rank % ON_A_MACHINE + ON_A_MACHINE)
+            bootstrap = self._bootstrap(spec, rank, here=here, init_method="simulated", processors=ON_A_MACHINE)
+            worker_environment(os.environ, bootstrap, self._session.hooks)
+            encode(bootstrap)
 
 
 def received(tokens):
@@ -255,8 +273,12 @@ def measure(ranks, tokens):
             RunDirectory.begin(claimed, config) as run,
             RewardSum.from_config(config.rewards).start(Path(folder) / "logs", 600.0) as rewards,
         ):
+            with part("start"):
+                session = open_session(platform="cpu")
+                spec = GroupSpec("trainer", "anytron.training_engines", "megatron", ranks, num_threads=1)
+                SimulatedExecutor(config, session).start(spec)
             step(TrainingWorkers.of(group), config, run, rewards, part, received(tokens))
-    whole = {"cpu_s": sum(one["cpu_s"] for one in part.figures.values())}
+    whole = {"cpu_s": sum(one["cpu_s"] for name, one in part.figures.items() if name != "start")}
     return part.figures | {"all": whole | {"peak_bytes": part.figures["metrics"]["peak_bytes"]}}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -124,8 +125,14 @@ class Agents:
 
     def ranks_at(self, rank: int) -> list[int]:
         """The ranks on the same machine as ``rank``, in order."""
-        host = self.places[rank].host
-        return [other for other, place in enumerate(self.places) if place.host == host]
+        return self._ranks_of[self.places[rank].host]
+
+    @cached_property
+    def _ranks_of(self) -> dict[Host, list[int]]:
+        ranks: dict[Host, list[int]] = {}
+        for rank, place in enumerate(self.places):
+            ranks.setdefault(place.host, []).append(rank)
+        return ranks
 
     def devices_at(self, rank: int) -> list[str]:
         """Ids of the devices that Ray has assigned to the ranks on the machine of a rank, in rank order."""
