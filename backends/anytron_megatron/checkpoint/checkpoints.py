@@ -183,8 +183,8 @@ def _require_directory(directory: Path) -> None:
         raise EngineError(
             "The directory of the checkpoint is gone: this rank writes nothing.",
             where=str(directory),
-            why="the run has started again without this rank, which was stopped or cut off, or somebody has deleted "
-            "the directory",
+            why="the run has started again without this rank, which was stopped or cut off, or the directory "
+            "was deleted",
             fix="if the run has ended, continue it with resume=auto from the last complete checkpoint",
         )
 

@@ -16,7 +16,7 @@ from anytron_ray import lease
 from anytron_ray.lease import Lease
 from tests.core.workers.executor.processes import is_alive, parent, wait_until_gone
 
-LIMIT_S = 3.0
+LIMIT_S = 5.0
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ def test_an_agent_that_no_longer_hears_the_driver_ends_its_worker_and_itself(mak
 
     log = (tmp_path / f"run/logs/trainer-{away}.log").read_text()
     assert f"The agent of trainer rank {away} no longer hears the driver, and has ended" in log
-    assert f"no sign of life came from the driver's machine {executor.host.address} for 3 s" in log
+    assert f"no sign of life came from the driver's machine {executor.host.address} for 5 s" in log
     assert "raise executor.heartbeat_timeout_s" in log
     with pytest.raises(ProcessLost, match=rf"rank {away} failed in echo\(\): its Ray agent is gone"):
         group.call("echo")
@@ -88,10 +88,9 @@ def test_renewals_keep_a_lease_and_time_in_which_the_machine_stood_still_does_no
     over, stood_still = threading.Event(), threading.Event()
     monkeypatch.setattr(lease, "BEAT_S", 0.1)
     held = Lease(1.0, over.set)
-    waits, wait = [], held._renewed.wait
+    wait = held._renewed.wait
 
     def frozen(timeout_s):
-        waits.append(timeout_s)
         if stood_still.is_set():
             stood_still.clear()
             time.sleep(2.0)
@@ -102,7 +101,7 @@ def test_renewals_keep_a_lease_and_time_in_which_the_machine_stood_still_does_no
         held.renew()
         assert not over.wait(0.1)
     stood_still.set()
-    assert not over.wait(2.2)
+    assert not over.wait(2.5), "0.9 s are left when it goes on"
     held.renew()
     assert not over.wait(0.5)
     assert over.wait(5.0)

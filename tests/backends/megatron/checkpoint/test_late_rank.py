@@ -81,6 +81,8 @@ def test_a_rank_of_an_earlier_start_writes_nothing(starts, tmp_path, moment, at_
     assert late["what"] == "The directory of the checkpoint is gone: this rank writes nothing."
     assert late["where"] == str(begun)
     assert "the run has started again without this rank" in late["why"]
+    # Before any collective, which would fail for lack of peers, and say less.
+    assert late["in"] == ("save_checkpoint" if moment == MOMENTS[0] else "written_files")
     checkpoint.verify()
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint.path.name]
     new.begin("load", str(checkpoint.training))

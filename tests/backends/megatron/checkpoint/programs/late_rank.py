@@ -34,6 +34,7 @@ if __name__ == "__main__":
         EngineContext(engine_config(model, output), layer, ProcessInfo("trainer", 0, 0, world_size=1))
     )
     write_file = writer.write_file
+    calls: list[str] = []
 
     def stop() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -49,9 +50,11 @@ if __name__ == "__main__":
             stop()
         if moment == "between two files":
             writer.write_file = write_and_stop
+        calls.append("save_checkpoint")
         engine.save_checkpoint(path, asynchronous=False)
         if moment == "before the table of contents":
             stop()
+        calls.append("written_files")
         files = engine.written_files(wait=True)
         return {"files": {name: asdict(record) for name, record in files.items()}}
 
@@ -66,5 +69,5 @@ if __name__ == "__main__":
         try:
             answer = {"save": save, "load": load}[action](*arguments)
         except AnytronError as error:
-            answer = {"what": error.what, "where": error.where, "why": error.why}
+            answer = {"what": error.what, "where": error.where, "why": error.why, "in": calls[-1]}
         print(json.dumps(answer), flush=True)
