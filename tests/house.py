@@ -79,7 +79,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "anytron_verifiers": (("messages",), ("client", "source"), ("environment",), ("__init__",)),
     "anytron_ray": (
-        ("__init__", "introduction"),
+        ("__init__", "introduction", "lease"),
         ("agent", "findings"),
         ("cluster",),
         ("group", "machines"),

@@ -6,15 +6,20 @@ Importing this module imports no ray: the agent's process has it already.
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from anytron.base.errors import WorkerError
 from anytron.workers.executor.address import Stores
 from anytron.workers.executor.base import interface_of, loopback_interface
 from anytron.workers.executor.process import WorkerProcess, answered, end_all
 from anytron.workers.executor.protocol import Host
 from anytron_ray.introduction import Doorstep, introduce, obstacles
+from anytron_ray.lease import Lease
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0
 """How often a silent worker is looked for, and an ended one whose channel a child of it keeps open."""
+LAST_WORDS_S = 5.0
+"""Seconds for the last words to a log: its file system may be on a machine that is no longer reached."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ class Agent:
 
     def __init__(self) -> None:
         self._process: WorkerProcess | None = None
+        self._lease: Lease | None = None
         self._stores = Stores()
         self._doorstep = Doorstep()
 
@@ -107,9 +115,23 @@ class Agent:
         return self._stores.new(address)
 
     def start(
-        self, bootstrap: Bootstrap, environment: Mapping[str, str], log: Path, heartbeat_timeout_s: float
+        self,
+        bootstrap: Bootstrap,
+        environment: Mapping[str, str],
+        log: Path,
+        heartbeat_timeout_s: float,
+        way: tuple[str, str] | None,
     ) -> None:
         """Start the worker process.
+
+        Args:
+            bootstrap: Bootstrap message of the worker.
+            environment: Environment of the process.
+            log: File to which the output of the process is appended.
+            heartbeat_timeout_s: Seconds without a sign of life after which the worker counts as lost. The agent counts
+                the driver as lost after as many.
+            way: Addresses of this machine and of the driver's, between which signs of life of the driver travel
+                (:meth:`renew`); None = both are one machine.
 
         Raises:
             OSError: The directory of the log cannot be made.
@@ -117,6 +139,13 @@ class Agent:
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         self._process = WorkerProcess(bootstrap, environment, log, heartbeat_timeout_s)
+        if way is not None:
+            self._lease = Lease(heartbeat_timeout_s, lambda: self._leave(*way, heartbeat_timeout_s))
+
+    def renew(self) -> None:
+        """Receive a sign of life of the driver."""
+        if self._lease is not None:  # it begins with the worker
+            self._lease.renew()
 
     def exchange(self, message: Message | None) -> Message | None:
         """Send a message, if any, and wait for the answer; None if the worker ended without an answer, or is silent."""
@@ -153,6 +182,25 @@ class Agent:
         """End the worker. The store stays, because other ranks may still need it while they end."""
         if self._process is not None:
             end_all([self._process])
+
+    def _leave(self, here: str, driver: str, limit_s: float) -> NoReturn:
+        """End the worker and this process, because the driver is no longer heard. The worker's log says so."""
+        worker = self._worker
+        worker.signal(signal.SIGKILL)
+        error = WorkerError(
+            f"The agent of {worker.name} no longer hears the driver, and has ended {worker.name} and itself.",
+            where=f"machine {here}, process {worker.pid}",
+            why=f"no sign of life came from the driver's machine {driver} for {limit_s:g} s: this machine was cut off, "
+            "or the driver was stopped",
+            fix="check the network between the two machines; if the driver was stopped, or stood in a library that "
+            "holds Python's lock, raise executor.heartbeat_timeout_s",
+        )
+        # Ray keeps a log of its own for this process, which is never on a shared file system.
+        sys.stderr.write(f"{error}\n")
+        writing = threading.Thread(target=worker.note, args=(str(error),), daemon=True)
+        writing.start()
+        writing.join(LAST_WORDS_S)
+        os._exit(1)
 
     @property
     def _worker(self) -> WorkerProcess:

@@ -139,6 +139,7 @@ class RayExecutor(BaseExecutor):
         """
         from anytron_ray import cluster
         from anytron_ray.group import RayWorkerGroup
+        from anytron_ray.lease import Renewal
 
         find_component(spec.engine_group, spec.engine_name, "engine")
         timeout_s = self._config.executor.start_timeout_s
@@ -156,13 +157,16 @@ class RayExecutor(BaseExecutor):
             first = ranks_beside(spec.replica, spec.replicas, len(trainers.places))[0]
             wanted = [(first, tuple(trainers.devices_at(first)))] * spec.world_size
             agents = cluster.place_beside(trainers, wanted, timeout_s)
+        placed = zip(agents.actors, agents.places, strict=True)
+        renewal = Renewal([actor for actor, place in placed if place.host.id != self.host.id])
         try:
             self._introduce(agents)
             ranks = self._start_processes(agents, spec)
         except BaseException:  # Ctrl-C too: nothing else knows these agents yet
+            renewal.stop()
             agents.release()
             raise
-        group = RayWorkerGroup(spec.engine_name, ranks, agents, self._config.executor)
+        group = RayWorkerGroup(spec.engine_name, ranks, agents, renewal, self._config.executor)
         self._groups.append(group)
         return group
 
@@ -211,7 +215,8 @@ class RayExecutor(BaseExecutor):
                 if spec.role == "rollout" and not self._apart:
                     environment = self._beside(environment, spec)
                 log = logs / bootstrap.log
-                starting.append(actor.start.remote(bootstrap, environment, log, settings.heartbeat_timeout_s))
+                way = None if place.host.id == self.host.id else (place.host.address, self.host.address)
+                starting.append(actor.start.remote(bootstrap, environment, log, settings.heartbeat_timeout_s, way))
                 bootstraps.append(bootstrap)
             ray.get(starting, timeout=settings.start_timeout_s)
             for bootstrap, actor, place in zip(bootstraps, agents.actors, agents.places, strict=True):

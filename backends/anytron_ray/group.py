@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anytron.workers.executor.heartbeat import Standing
     from anytron.workers.executor.protocol import Host
     from anytron_ray.cluster import Agents
+    from anytron_ray.lease import Renewal
 
 INLINE_BYTES = 100_000
 """Ray sends smaller arguments with the call itself (``max_direct_call_object_size``)."""
@@ -130,12 +131,16 @@ class RayWorkerGroup(RankGroup[RayRank]):
         engine: Name of the engine, for messages.
         ranks: Ranks in order, just started.
         agents: Agents of the ranks, which end with the group.
+        renewal: Renews the leases of those that are on other machines; ends with the group.
         settings: Section ``executor`` of the configuration, for its time limits.
     """
 
-    def __init__(self, engine: str, ranks: list[RayRank], agents: Agents, settings: ExecutorSection) -> None:
+    def __init__(
+        self, engine: str, ranks: list[RayRank], agents: Agents, renewal: Renewal, settings: ExecutorSection
+    ) -> None:
         super().__init__(engine, ranks, settings)
         self._agents = agents
+        self._renewal = renewal
 
     @property
     def hosts(self) -> Sequence[Host]:
@@ -157,4 +162,5 @@ class RayWorkerGroup(RankGroup[RayRank]):
         return self._ranks[0].new_store(shared=self._agents.machines > 1)
 
     def _end_all(self) -> None:
+        self._renewal.stop()
         self._agents.release()

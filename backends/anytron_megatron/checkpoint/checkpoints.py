@@ -81,6 +81,7 @@ class Checkpoints:
     def save(self, directory: Path, *, asynchronous: bool) -> None:
         """Begin to save the training state; implements ``CheckpointEngine.save_checkpoint``."""
         self.close()
+        _require_directory(directory)
         rank = dist.get_rank()
         plan = plan_writing(shard for one in self._tensors() for shard in one.shards)
         files = {_random_file(rank): save(_random_states(self._runtime))}
@@ -103,6 +104,7 @@ class Checkpoints:
         directory, writer, table = self._writing
         if wait:
             writer.wait()
+        _require_directory(directory)
         if not all(_gathered(writer.done())):
             return None
         self._writing = None
@@ -173,6 +175,18 @@ class Checkpoints:
             _set_random_states(load_file(file), self._runtime)
         except (OSError, SafetensorError, KeyError, RuntimeError, TypeError) as error:
             raise exhausted(error, str(file)) or refusal(file, f"{type(error).__name__}: {error}") from error
+
+
+def _require_directory(directory: Path) -> None:
+    """Raise on this rank alone if the run goes on without it. No collective: its peers may have ended."""
+    if not directory.is_dir():
+        raise EngineError(
+            "The directory of the checkpoint is gone: this rank writes nothing.",
+            where=str(directory),
+            why="the run has started again without this rank, which was stopped or cut off, or the directory "
+            "was deleted",
+            fix="if the run has ended, continue it with resume=auto from the last complete checkpoint",
+        )
 
 
 def _require_written(directory: Path, error: BaseException | None) -> None:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import socket
 import tempfile
@@ -73,7 +74,9 @@ def open_to_append(path: Path) -> int:
 
 
 def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a directory under another name and rename it when it is complete and on disk.
+    """Write a directory under a name that no other has had, and rename it when it is complete and on disk.
+
+    So a process that began to write an earlier version, and goes on late, does not write into this one.
 
     Args:
         path: Final path of the directory; an existing directory is replaced.
@@ -81,18 +84,20 @@ def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
     """
     part, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("part", "old"))
     remove(part)
-    part.mkdir(parents=True)
-    write(part)
-    for file in part.rglob("*"):
+    begun = part / secrets.token_hex(8)
+    begun.mkdir(parents=True)
+    write(begun)
+    for file in begun.rglob("*"):
         # safetensors makes its files private; they get the rights that the umask allows, as all others have.
         file.chmod((0o777 if file.is_dir() else 0o666) & ~_umask())
         sync(file)
-    sync(part)
+    sync(begun)
     remove(old)
     if os.path.lexists(path):
         path.rename(old)
-    part.rename(path)
+    begun.rename(path)
     sync(path.parent)
+    remove(part)
     remove(old)
 
 

@@ -64,6 +64,25 @@ def test_a_directory_appears_when_it_is_complete(tmp_path):
     assert stat.S_IMODE((tmp_path / "hf" / "model.safetensors").stat().st_mode) == 0o640
 
 
+def test_who_began_an_earlier_version_of_a_directory_does_not_write_into_a_new_one(tmp_path):
+    begun = []
+
+    def stop(directory):
+        begun.append(directory)
+        raise KeyboardInterrupt
+
+    def write(directory):
+        (directory / "new").touch()
+        with pytest.raises(FileNotFoundError):
+            (begun[0] / "late").touch()
+        begun[0].mkdir(parents=True)  # some writers make it again
+
+    with pytest.raises(KeyboardInterrupt):
+        publish_directory(tmp_path / "hf", stop)
+    publish_directory(tmp_path / "hf", write)
+    assert [str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*")] == ["hf", "hf/new"]
+
+
 def test_a_lock_says_who_has_it_and_can_be_taken_when_it_is_released(tmp_path):
     lock = Lock(tmp_path / "lock")
     with pytest.raises(LockedError, match=rf"process {os.getpid()} on "):

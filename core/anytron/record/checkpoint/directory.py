@@ -6,6 +6,7 @@ The file ``best`` beside these directories names the best checkpoint.
 from __future__ import annotations
 
 import re
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -122,6 +123,7 @@ class CheckpointDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._begun: Path | None = None
 
     @classmethod
     def of(cls, config: RunConfig) -> CheckpointDirectory:
@@ -145,7 +147,7 @@ class CheckpointDirectory:
         """
         for path in self.interrupted():
             tell(f"deleting {path}: its checkpoint was interrupted")
-            remove(path)
+            _discard(path)
         if self.best() is None:
             remove(self.path / BEST)
 
@@ -184,16 +186,20 @@ class CheckpointDirectory:
         )
 
     def begin(self, step: int) -> Path:
-        """Make the directory of a new checkpoint; return the subdirectory for the training engine's files."""
+        """Make the directory of a new checkpoint; return the subdirectory for the training engine's files.
+
+        The subdirectory has a name that no save had before, until :meth:`commit`. So a rank of an earlier start, which
+        was stopped or cut off, and goes on to write when the run has started again, finds no directory to write into.
+        """
         path = self.path / f"step-{step:06d}"
-        remove(path)
-        training = path / TRAINING
-        training.mkdir(parents=True)
+        _discard(path)
+        self._begun = path / _fresh()
+        self._begun.mkdir(parents=True)
         sync(self.path)
-        return training
+        return self._begun
 
     def commit(self, state: DriverState, files: Mapping[str, FileRecord]) -> Checkpoint:
-        """Complete the checkpoint of a step by writing the driver's state and the manifest.
+        """Complete the checkpoint that :meth:`begin` began: name its files, write the driver's state and the manifest.
 
         Args:
             state: The driver's state.
@@ -203,7 +209,11 @@ class CheckpointDirectory:
         Raises:
             CheckpointError: A file does not exist.
         """
-        path = self.path / f"step-{state.step:06d}"
+        path, begun = self.path / f"step-{state.step:06d}", self._begun
+        assert begun is not None
+        assert begun.parent == path, "it was begun for another step"
+        begun.rename(path / TRAINING)
+        sync(path)
         state.write(path)
         records = {f"{TRAINING}/{name}": record for name, record in files.items()}
         Manifest({**records, DRIVER: FileRecord.of(path / DRIVER)}).write(path)
@@ -234,6 +244,18 @@ class CheckpointDirectory:
             return {}
         names = ((path, _STEP.fullmatch(path.name)) for path in self.path.iterdir())
         return {int(match[1]): path for path, match in names if match and path.is_dir() and not path.is_symlink()}
+
+
+def _fresh() -> str:
+    """Make a name for the directory of the training engine's files that no other save has, or has had."""
+    return f"{TRAINING}-{secrets.token_hex(8)}"
+
+
+def _discard(path: Path) -> None:
+    """Delete an incomplete checkpoint, if there is one, though a rank of an earlier start may write there just now."""
+    for begun in path.glob(f"{TRAINING}-*"):
+        begun.rename(path / _fresh())  # a file that came between would keep the directory from being deleted
+    remove(path)
 
 
 def locate(path: Path) -> Checkpoint:

@@ -175,6 +175,9 @@ class CheckpointEngine(TrainingEngine, Protocol):
             path: An existing, empty directory that every rank can write to.
             asynchronous: Whether to return as soon as the state is copied, and write files while training goes on. In
                 both cases the files hold the state at the time of this call.
+
+        Raises:
+            EngineError: The directory does not exist, because the run has started again without this rank.
         """
 
     def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
@@ -188,7 +191,7 @@ class CheckpointEngine(TrainingEngine, Protocol):
             and hashed; None while they are still being written.
 
         Raises:
-            EngineError: Writing failed on a rank, for example because its disk is full.
+            EngineError: Writing failed on a rank, for example because its disk is full, or the directory is gone.
         """
 
     def load_checkpoint(self, path: str) -> None:

@@ -195,6 +195,15 @@ class WorkerProcess:
             return f"it has given no sign of life for {silence_s:.0f} s{_standing(self.pid)}"
         return f"it {ending(status)}"
 
+    def note(self, text: str) -> None:
+        """Append a paragraph to the log.
+
+        Raises:
+            OSError: The log cannot be written.
+        """
+        with os.fdopen(open_to_append(self.log), "w", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+
     def log_tail(self) -> str:
         """The last lines that the process wrote; empty if there are none."""
         return tail(self.log, self._log_start)

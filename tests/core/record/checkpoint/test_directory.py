@@ -5,6 +5,7 @@ import stat
 import pytest
 
 from anytron.base.errors import CheckpointError
+from anytron.base.files import remove
 from anytron.record.checkpoint.directory import locate
 from anytron.record.checkpoint.manifest import DriverState, SourceState
 
@@ -101,3 +102,20 @@ def test_a_damaged_driver_state_is_an_error_that_names_the_file(tmp_path, text):
     (tmp_path / "driver.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"driver\.json"):
         DriverState.read(tmp_path)
+
+
+def test_two_saves_of_a_step_have_nothing_in_common_and_a_late_file_keeps_nothing_from_being_deleted(
+    directory, monkeypatch
+):
+    def late(path):
+        with pytest.raises(FileNotFoundError):
+            (first / "late").touch()
+        remove(path)
+
+    first = directory.begin(7)
+    (first / "part").touch()
+    monkeypatch.setattr("anytron.record.checkpoint.directory.remove", late)
+    second = directory.begin(7)
+    assert second.parent == first.parent
+    assert list(second.iterdir()) == []
+    assert not first.exists()

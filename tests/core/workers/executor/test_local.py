@@ -236,7 +236,7 @@ def test_an_unknown_engine_is_found_before_any_process_starts(start):
         start(engine="smal")
 
 
-def test_workers_end_when_the_driver_is_killed_and_leave_nothing(testchip, tmp_path):
+def test_workers_outlast_a_driver_that_is_stopped_and_end_with_one_that_is_killed(testchip, tmp_path):
     script = tmp_path / "driver.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -246,11 +246,13 @@ def test_workers_end_when_the_driver_is_killed_and_leave_nothing(testchip, tmp_p
         from anytron.device.loading import open_session
         config = RunConfig.model_validate(dict(
             model=dict(config=dict(model_type="none"), tokenizer="none"), data=dict(source="none"),
-            rewards=[dict(function="none")], trainer=dict(output_dir={str(tmp_path / "run")!r})))
+            rewards=[dict(function="none")], trainer=dict(output_dir={str(tmp_path / "run")!r}),
+            executor=dict(heartbeat_timeout_s=2.0)))
         executor = LocalExecutor(config, open_session(platform="testchip"))
         group = executor.start(GroupSpec("trainer", "anytron.training_engines", "small", 1, 1))
         group.call("meet")
         print(*[facts["pid"] for facts in group.call("describe")], flush=True)
+        print(group.call("work", 1.0), flush=True)
         group.call("hang_in_this_function", 0)
         """)
     )
@@ -261,7 +263,11 @@ def test_workers_end_when_the_driver_is_killed_and_leave_nothing(testchip, tmp_p
     with driver:
         pids = [int(word) for word in driver.stdout.readline().split()]
         assert len(pids) == 1
+        driver.send_signal(signal.SIGSTOP)
+        time.sleep(2 * 2.0)
         assert all(map(is_alive, pids))
+        driver.send_signal(signal.SIGCONT)
+        assert driver.stdout.readline() == "[0]\n"
         driver.kill()
 
     assert wait_until_gone(pids)
