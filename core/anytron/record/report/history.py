@@ -45,28 +45,30 @@ class Tail:
         self._path = path
         self._identity: tuple[int, int] | None = None
         self._offset = 0
+        self._last = b""
         self.broken = 0
         self.cut_short = False
 
     def read(self) -> Iterator[Record | None]:
-        """Yield the records that are new since the last call; None = the file was replaced, old records are invalid.
+        """Yield the records that are new since the last call; None = the file is another one, old records are invalid.
 
-        A resumed run truncates its files, by replacing them with new ones.
+        A resumed run cuts its files back and goes on in them: then the last line that was read is no longer there.
         """
         if not self._path.is_file():  # a pipe would be waited for
             return
         with self._path.open("rb") as file:
             found = os.fstat(file.fileno())
-            if self._identity != (found.st_dev, found.st_ino) or found.st_size < self._offset:
-                self._identity, self._offset, self.broken = (found.st_dev, found.st_ino), 0, 0
+            file.seek(self._offset - len(self._last))
+            if self._identity != (found.st_dev, found.st_ino) or file.read(len(self._last)) != self._last:
+                self._identity, self._offset, self._last, self.broken = (found.st_dev, found.st_ino), 0, b"", 0
                 yield None
-            file.seek(self._offset)
+                file.seek(0)
             self.cut_short = False
             for line in file:
                 if not line.endswith(b"\n"):
                     self.cut_short = True
                     return
-                offset, self._offset = self._offset, self._offset + len(line)
+                offset, self._offset, self._last = self._offset, self._offset + len(line), line
                 value = parsed(line)
                 if value is None:
                     self.broken += bool(line.strip())
@@ -170,8 +172,11 @@ class History:
         self.steps.append(step)
         self.recent = {name: number for name in record if (number := number_of(record[name])) is not None}
         for name, value in self.recent.items():
-            if name != "step":
-                self.series.setdefault(name, Series()).add(step, value)
+            if (series := self.series.get(name)) is not None:
+                series.add(step, value)
+            elif name != "step":
+                self.series[name] = Series()
+                self.series[name].add(step, value)
         return True
 
     @property
@@ -195,6 +200,8 @@ class History:
 
 def number_of(value: Any) -> float | None:
     """Return a value as a float; None if it is not a number."""
+    if type(value) is float:  # nearly all of them
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

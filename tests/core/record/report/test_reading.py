@@ -49,6 +49,20 @@ def test_a_file_that_was_replaced_or_cut_back_is_read_from_its_beginning(tmp_pat
     assert values(tail) == [None, {"step": 4}]
 
 
+@pytest.mark.parametrize("last", ["22", "2222"])
+def test_a_file_that_was_cut_back_in_place_and_has_grown_since_is_read_from_its_beginning(tmp_path, last):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+    tail = Tail(path)
+    values(tail)
+    with path.open("r+") as file:
+        file.truncate(12)
+        file.seek(12)
+        file.write(f'{{"step": {last}}}\n{{"step": 23}}\n')
+    assert values(tail) == [None, {"step": 1}, {"step": int(last)}, {"step": 23}]
+    assert values(tail) == []
+
+
 def test_lines_that_are_no_records_are_counted(tmp_path):
     deep = "[" * 100_000
     text = f'{{"step": 1}}\nno json\n[1]\n{deep}\n\n{{"step": {"9" * 5000}}}\n\xff\n{{"step": 2}}\n'
