@@ -6,7 +6,6 @@ import math
 import os
 from array import array
 from bisect import bisect_left
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +14,6 @@ from anytron.config.json_files import parse_object
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-
-@dataclass(frozen=True)
-class Record:
-    """A line that was read.
-
-    Attributes:
-        offset: Offset of the line in the file, in bytes.
-        value: The JSON object.
-    """
-
-    offset: int
-    value: dict[str, Any]
 
 
 class Tail:
@@ -49,7 +35,7 @@ class Tail:
         self.broken = 0
         self.cut_short = False
 
-    def read(self) -> Iterator[Record | None]:
+    def read(self) -> Iterator[dict[str, Any] | None]:
         """Yield the records that are new since the last call; None = the file is another one, old records are invalid.
 
         A resumed run cuts its files back and goes on in them: then the last line that was read is no longer there.
@@ -68,12 +54,12 @@ class Tail:
                 if not line.endswith(b"\n"):
                     self.cut_short = True
                     return
-                offset, self._offset, self._last = self._offset, self._offset + len(line), line
+                self._offset, self._last = self._offset + len(line), line
                 value = parsed(line)
                 if value is None:
                     self.broken += bool(line.strip())
                 else:
-                    yield Record(offset, value)
+                    yield value
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
@@ -114,19 +100,29 @@ class Series:
         kept = bisect_left(self.steps, step)
         del self.steps[kept:], self.values[kept:]
 
+    def _sections(self, points: int) -> list[tuple[int, int]]:
+        """For each section of a series that is too long, the place of its first value, and of the first one behind."""
+        parts = max((points - 2) // 3, 1) if len(self.steps) > points else 0
+        return list(pairwise(number * len(self.steps) // parts for number in range(parts + 1))) if parts else []
+
+    def section(self, points: int) -> int:
+        """Return the largest number of steps of a section of :meth:`thinned`; 1 = the series is returned as it is."""
+        return max((self.steps[end - 1] - self.steps[begin] + 1 for begin, end in self._sections(points)), default=1)
+
     def thinned(self, points: int) -> Series:
         """Return a series of about ``points`` points: the lowest, the highest and the first non-finite of each section.
+
+        The first and the last value are kept, too.
 
         Args:
             points: Number of points, at least 4; a series with no more points is returned as it is.
         """
-        if len(self.steps) <= points:
+        sections = self._sections(points)
+        if not sections:
             return self
         kept = Series()
-        parts = max((points - 2) // 3, 1)
-        edges = [number * len(self.steps) // parts for number in range(parts + 1)]
         chosen = {0, len(self.steps) - 1}
-        for begin, end in pairwise(edges):
+        for begin, end in sections:
             chosen.update(_extremes(self.values, begin, end))
         for place in sorted(chosen):
             kept.add(self.steps[place], self.values[place])

@@ -40,25 +40,29 @@ def last_record(path: Path) -> dict[str, Any] | None:
         return next((parse_object(line) for _, line in backwards(file)), None)
 
 
-def backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def backwards(file: BinaryIO, end: int | None = None) -> Iterator[tuple[int, bytes]]:
     r"""Yield the lines of a file from the last to the first, each with its offset.
 
     A line ends with ``\n``, but the first that is yielded may be cut short.
+
+    Args:
+        file: The file, whose position is moved.
+        end: Where the last line ends; None = at the end of the file.
     """
-    begin = file.seek(0, os.SEEK_END)
+    begin = file.seek(0, os.SEEK_END) if end is None else end
     later: list[bytes] = []  # parts of a line whose beginning is not read yet, the last part first
     while begin:
         size = min(BLOCK, begin)
         begin = file.seek(begin - size)
         block = file.read(size)
-        end = stop = len(block)
+        line_end = stop = len(block)
         while (found := block.rfind(b"\n", 0, stop)) >= 0:
-            later.append(block[found + 1 : end])
+            later.append(block[found + 1 : line_end])
             if line := b"".join(reversed(later)):
                 yield begin + found + 1, line
             later.clear()
-            stop, end = found, found + 1
-        later.append(block[:end])
+            stop, line_end = found, found + 1
+        later.append(block[:line_end])
     if line := b"".join(reversed(later)):
         yield 0, line
 
