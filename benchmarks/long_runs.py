@@ -1,10 +1,11 @@
 """The records of a long run: making its report, watching it, continuing it, and the place in its data.
 
-A run's directory has metrics of so many steps (30 numbers each) and four samples of each step, as a run writes them. Each
-line is measured in a process of its own, files in the page cache. "report" and "watch" are the commands `anytron report`
-and `anytron watch --once`, with the start of Python; "resume" opens the directory to continue it, which removes the last
-hundredth of its steps; "last" reads the metrics of the last step, "plot" draws `plots/reward.png`. Peak memory is of the
-whole process, libraries included: subtract that of the first row.
+A run's directory has metrics of so many steps (30 numbers each) and four samples of each step, as a run writes them.
+Each line is measured in a process of its own, files in the page cache. "report" and "watch" are the commands `anytron
+report` and `anytron watch --once`, with the start of Python; "resume" opens the directory to continue it, which removes
+the last hundredth of its steps; "last" reads the metrics of the last step, "plot" draws `plots/reward.png`. Seconds
+are those of a clock, and of the processor. Peak memory is of the whole process, libraries included: subtract that of the
+first row.
 
 A place in data is measured with prompts of ten tokens, from two sources with weights 1 and 3. "boundary" describes the
 place, as each step does; "seek" goes there, as a resume does; "draw" takes 1024 prompts, "epoch" does so across the end
@@ -33,13 +34,7 @@ from anytron.task.data.table import PromptTable
 from harness import argument_parser, progress, report, timed
 
 HERE = Path(__file__).parent
-NAMES = (
-    "reward/mean reward/std reward/groups_without_signal response/length_mean response/length_max "
-    "response/truncated_fraction policy/entropy policy/kl policy/clip_fraction policy/ratio_max loss/policy loss/kl "
-    "rollout/log_prob_abs_diff rollout/kl rollout/weights_version grad_norm lr update/skipped time/rollout_s "
-    "time/rewards_s time/update_s time/weights_s time/checkpoint_s time/step_s throughput/tokens_per_s throughput/mfu "
-    "memory/training_peak_bytes memory/rollout_peak_bytes sampling/epochs sampling/prompts"
-).split()
+METRICS = 30
 COMMAND = "from anytron.cli.main import run; run()"
 CALL = """
 import sys, time
@@ -50,22 +45,21 @@ from anytron.record.tracking.run_directory import RunDirectory
 folder, step, call = sys.argv[1:]
 config = configuration(folder)
 with ClaimedDirectory(config, print) as claimed:
-    began = time.perf_counter()
+    began = time.perf_counter(), time.process_time()
     with RunDirectory.resume(claimed, config, int(step), []) as run:
         if call:
-            began = time.perf_counter()
+            began = time.perf_counter(), time.process_time()
             getattr(run, call)()
-        print(time.perf_counter() - began)
+        print(time.perf_counter() - began[0], time.process_time() - began[1])
 """
 PEAK = """
-import atexit
+import atexit, sys, time
 from pathlib import Path
 
 def peak():
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    print(int(line.split()[1]) << 10, file=sys.stderr)
+    print(int(line.split()[1]) << 10, time.process_time(), file=sys.stderr)
 
-import sys
 atexit.register(peak)
 """
 
@@ -87,45 +81,48 @@ def write_run(folder, steps, sample_bytes):
     config = configuration(folder)
     text = "".join(numbers.choices("abcdefghij   ", k=sample_bytes // 2))
     tokens = numbers.choices(range(100_000), k=sample_bytes // 14)
+    names = [
+        "reward/mean",
+        "reward/std",
+        "time/rollout_s",
+        "time/step_s",
+        *(f"mine/{one}" for one in range(METRICS - 4)),
+    ]
+
+    def measured():
+        return {name: numbers.random() for name in names}
+
     with ClaimedDirectory(config, progress) as claimed, RunDirectory.begin(claimed, config):
         pass
     with (folder / "metrics.jsonl").open("w") as metrics, (folder / "samples.jsonl").open("w") as samples:
         rest = json.dumps({"prompt": "What is it?", "response": text, "response_tokens": tokens, "finished": True})
         for step in range(1, steps + 1):
-            metrics.write(json.dumps({"step": step} | {name: numbers.random() for name in NAMES}) + "\n")
+            metrics.write(json.dumps({"step": step, **measured()}) + "\n")
             for number in range(4):
                 samples.write(f'{{"step": {step}, "prompt_id": "{number}", "reward": 0.5, {rest[1:]}\n')
 
 
-def child(program, *arguments):
-    """Run a program in a process of its own; return the seconds that it took, its last line, and its peak memory."""
+def child(name, program, *arguments):
+    """Run a program in a process of its own; return its seconds, or those that it prints, and its peak memory."""
     command = [sys.executable, "-W", "ignore", "-c", PEAK + program, *map(str, arguments)]
     seconds, done = timed(lambda: subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE))
-    return seconds, done.stdout.split("\n")[-2], int(done.stderr.split("\n")[-2])
+    peak, cpu_s = done.stderr.split("\n")[-2].split()
+    found = done.stdout.split("\n")[-2].split() if program == CALL else [seconds, cpu_s]
+    wall_s, cpu_s = map(float, found)
+    return {f"{name}_s": wall_s, f"{name}_cpu_s": cpu_s, f"{name}_peak_bytes": int(peak)}
 
 
 def records(folder, steps, sample_bytes):
     """Return the figures of a run with so many steps."""
     write_run(folder, steps, sample_bytes)
-    sizes = {f"{name}_bytes": (folder / f"{name}.jsonl").stat().st_size for name in ("metrics", "samples")}
+    figures = {f"{name}_bytes": (folder / f"{name}.jsonl").stat().st_size for name in ("metrics", "samples")}
     page = folder / "report.html"
-    report_s, _, report_peak = child(COMMAND, "report", folder, "--output", page)
-    watch_s, _, watch_peak = child(COMMAND, "watch", folder, "--once")
-    _, last_s, _ = child(CALL, folder, steps, "last_metrics")
-    _, plot_s, plot_peak = child(CALL, folder, steps, "plot")
-    _, resume_s, resume_peak = child(CALL, folder, steps - steps // 100, "")
-    return sizes | {
-        "report_s": report_s,
-        "page_bytes": page.stat().st_size,
-        "report_peak_bytes": report_peak,
-        "watch_s": watch_s,
-        "watch_peak_bytes": watch_peak,
-        "last_s": float(last_s),
-        "plot_s": float(plot_s),
-        "plot_peak_bytes": plot_peak,
-        "resume_s": float(resume_s),
-        "resume_peak_bytes": resume_peak,
-    }
+    figures |= child("report", COMMAND, "report", folder, "--output", page)
+    figures["page_bytes"] = page.stat().st_size
+    figures |= child("watch", COMMAND, "watch", folder, "--once")
+    figures |= child("last", CALL, folder, steps, "last_metrics")
+    figures |= child("plot", CALL, folder, steps, "plot")
+    return figures | child("resume", CALL, folder, steps - steps // 100, "")
 
 
 def table_of(count, first):

@@ -168,8 +168,8 @@ class History:
         self.steps.append(step)
         self.recent = {name: number for name in record if (number := number_of(record[name])) is not None}
         for name, value in self.recent.items():
-            if (series := self.series.get(name)) is not None:
-                series.add(step, value)
+            if name in self.series:
+                self.series[name].add(step, value)
             elif name != "step":
                 self.series[name] = Series()
                 self.series[name].add(step, value)

@@ -98,9 +98,7 @@ def _columns(metrics: Path, *names: str) -> list[array[float]]:
     return columns
 
 
-def _plot(
-    steps: Sequence[float], mean: Sequence[float], title: str, image: Path, spread: Sequence[float] = ()
-) -> None:
+def _plot(steps: Sequence[float], mean: Sequence[float], title: str, image: Path, spread: Sequence[float] = ()) -> None:
     # The object interface, not pyplot: no global state, and no display is looked for.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -119,7 +119,12 @@ def test_a_thinned_line_is_short_and_keeps_extremes_ends_and_the_first_that_is_n
         assert 3 * odd[0] in thin.steps
 
 
-@given(st.lists(st.floats() | st.integers(0, 3).map(float), max_size=200), st.integers(4, 40), st.integers(1, 5))
+NUMBERS = st.floats() | st.integers(-99, 99).map(float)
+
+
+@given(
+    st.lists(NUMBERS, max_size=12) | st.lists(NUMBERS, min_size=30, max_size=200), st.integers(4, 20), st.integers(1, 5)
+)
 def test_of_each_section_a_thinned_line_keeps_the_lowest_and_the_highest_in_their_order(numbers, points, every):
     """The law of a thinned line: no peak is lost, however it is drawn."""
     series = Series()
