@@ -4,7 +4,7 @@ A run's directory has metrics of so many steps (30 numbers each) and four sample
 Each line is measured in a process of its own, files in the page cache. "report" and "watch" are the commands `anytron
 report` and `anytron watch --once`, with the start of Python; "resume" opens the directory to continue it, which removes
 the last hundredth of its steps; "last" reads the metrics of the last step, "plot" draws `plots/reward.png`. Seconds
-are those of a clock, and of the processor. Peak memory is of the whole process, libraries included: subtract that of the
+are of a clock, and of the processor. Peak memory is of the whole process, libraries included: subtract that of the
 first row.
 
 A place in data is measured with prompts of ten tokens, from two sources with weights 1 and 3. "boundary" describes the
