@@ -20,6 +20,7 @@ SMALL = {
     "confined_reading.py": ["--words", "100", "--prompts", "20", "--turns", "1"],
     "code_reward.py": ["--turns", "1", "--programs", "1"],
     "driver.py": ["--ranks", "2", "32", "--tokens", "0.01", "0.02"],
+    "long_runs.py": ["--steps", "20", "--prompts", "20"],
     "planning.py": ["--counts", "4", "200", "--repeats", "1"],
     "prompts.py": ["--prompts", "20"],
     "sequences.py": ["--counts", "4", "8", "--repeats", "1"],

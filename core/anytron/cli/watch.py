@@ -190,7 +190,7 @@ class _Picture:
         said = [
             f"lost after step {one.get('after_step')}: {one.get('lost')} {one.get('then')}" for one in lost[-WARNINGS:]
         ]
-        said += [*run.log()[-WARNINGS:], *run.problems]
+        said += [*run.log(WARNINGS), *run.problems]
         if run.failure is not None:
             said.append(f"error: {run.failure}")
         if said:

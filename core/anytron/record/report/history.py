@@ -6,7 +6,6 @@ import math
 import os
 from array import array
 from bisect import bisect_left
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +14,6 @@ from anytron.config.json_files import parse_object
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-
-@dataclass(frozen=True)
-class Record:
-    """A line that was read.
-
-    Attributes:
-        offset: Offset of the line in the file, in bytes.
-        value: The JSON object.
-    """
-
-    offset: int
-    value: dict[str, Any]
 
 
 class Tail:
@@ -45,33 +31,35 @@ class Tail:
         self._path = path
         self._identity: tuple[int, int] | None = None
         self._offset = 0
+        self._last = b""
         self.broken = 0
         self.cut_short = False
 
-    def read(self) -> Iterator[Record | None]:
-        """Yield the records that are new since the last call; None = the file was replaced, old records are invalid.
+    def read(self) -> Iterator[dict[str, Any] | None]:
+        """Yield the records that are new since the last call; None = the file is another one, old records are invalid.
 
-        A resumed run truncates its files, by replacing them with new ones.
+        A resumed run cuts its files back and goes on in them: then the last line that was read is no longer there.
         """
         if not self._path.is_file():  # a pipe would be waited for
             return
         with self._path.open("rb") as file:
             found = os.fstat(file.fileno())
-            if self._identity != (found.st_dev, found.st_ino) or found.st_size < self._offset:
-                self._identity, self._offset, self.broken = (found.st_dev, found.st_ino), 0, 0
+            file.seek(self._offset - len(self._last))
+            if self._identity != (found.st_dev, found.st_ino) or file.read(len(self._last)) != self._last:
+                self._identity, self._offset, self._last, self.broken = (found.st_dev, found.st_ino), 0, b"", 0
                 yield None
-            file.seek(self._offset)
+                file.seek(0)
             self.cut_short = False
             for line in file:
                 if not line.endswith(b"\n"):
                     self.cut_short = True
                     return
-                offset, self._offset = self._offset, self._offset + len(line)
+                self._offset, self._last = self._offset + len(line), line
                 value = parsed(line)
                 if value is None:
                     self.broken += bool(line.strip())
                 else:
-                    yield Record(offset, value)
+                    yield value
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
@@ -112,19 +100,29 @@ class Series:
         kept = bisect_left(self.steps, step)
         del self.steps[kept:], self.values[kept:]
 
+    def _sections(self, points: int) -> list[tuple[int, int]]:
+        """For each section of a series that is too long, the place of its first value, and of the first one behind."""
+        parts = max((points - 2) // 3, 1) if len(self.steps) > points else 0
+        return list(pairwise(number * len(self.steps) // parts for number in range(parts + 1))) if parts else []
+
+    def section(self, points: int) -> int:
+        """Return the largest number of steps of a section of :meth:`thinned`; 1 = the series is returned as it is."""
+        return max((self.steps[end - 1] - self.steps[begin] + 1 for begin, end in self._sections(points)), default=1)
+
     def thinned(self, points: int) -> Series:
         """Return a series of about ``points`` points: the lowest, the highest and the first non-finite of each section.
+
+        The first and the last value are kept, too.
 
         Args:
             points: Number of points, at least 4; a series with no more points is returned as it is.
         """
-        if len(self.steps) <= points:
+        sections = self._sections(points)
+        if not sections:
             return self
         kept = Series()
-        parts = max((points - 2) // 3, 1)
-        edges = [number * len(self.steps) // parts for number in range(parts + 1)]
         chosen = {0, len(self.steps) - 1}
-        for begin, end in pairwise(edges):
+        for begin, end in sections:
             chosen.update(_extremes(self.values, begin, end))
         for place in sorted(chosen):
             kept.add(self.steps[place], self.values[place])
@@ -170,8 +168,11 @@ class History:
         self.steps.append(step)
         self.recent = {name: number for name in record if (number := number_of(record[name])) is not None}
         for name, value in self.recent.items():
-            if name != "step":
-                self.series.setdefault(name, Series()).add(step, value)
+            if name in self.series:
+                self.series[name].add(step, value)
+            elif name != "step":
+                self.series[name] = Series()
+                self.series[name].add(step, value)
         return True
 
     @property
@@ -195,6 +196,8 @@ class History:
 
 def number_of(value: Any) -> float | None:
     """Return a value as a float; None if it is not a number."""
+    if type(value) is float:  # nearly all of them
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

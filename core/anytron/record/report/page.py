@@ -164,6 +164,7 @@ def _run(run: Run, points: int, share: float, runs: int) -> dict[str, Any]:
         "failure": run.failure,
         "facts": _facts(run, devices(workers)),
         "series": {name: _line(series.thinned(points)) for name, series in run.series.items()},
+        "section": max((series.section(points) for series in run.series.values()), default=1),
         "parts": run.seconds_by_part(),
         "steps": len(run.history.series[REST].steps) if REST in run.history.series else 0,
         **chosen,
@@ -173,7 +174,7 @@ def _run(run: Run, points: int, share: float, runs: int) -> dict[str, Any]:
             for one in ([] if record is None else record.resumes)
         ],
         "losses": [{key: shortened(str(value)) for key, value in loss.items()} for loss in run.losses()[-LINES:]],
-        "log": [shortened(line) for line in run.log()[-max(int(LINES * share), 1) :]],
+        "log": [shortened(line) for line in run.log(max(int(LINES * share), 1))],
         "versions": {} if record is None else record.versions,
         "workers": describe_workers(workers),
         "problems": [shortened(problem) for problem in run.problems],

@@ -8,14 +8,16 @@ import re
 import socket
 import weakref
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from anytron.base.errors import ConfigError, LostDirectoryError
 from anytron.base.files import lock_owner, why_lost
 from anytron.config.json_files import read_object
-from anytron.record.report.history import History, Record, Series, Tail, step_of
+from anytron.record.report.history import History, Series, Tail
 from anytron.record.tracking.claim import LOCK, LOSSES, PROFILE
+from anytron.record.tracking.lines import backwards
 from anytron.record.tracking.record import RECORD, RunRecord
 
 METRICS, VALIDATION = "metrics.jsonl", "validation.jsonl"
@@ -122,8 +124,8 @@ class Run:
                 if record is None:
                     history.clear()
                 else:
-                    stepless += not history.add(record.value)
-            self._count(name, tail.broken + stepless, cut_short=tail.cut_short)
+                    stepless += not history.add(record)
+            self.count_unreadable(name, tail.broken + stepless, cut_short=tail.cut_short)
 
     @property
     def state(self) -> State:
@@ -200,30 +202,11 @@ class Run:
         other = math.fsum(whole[-last:] if last else whole) - math.fsum(parts.values())
         return {**parts, "other": other} if other > 0 else parts
 
-    def samples(self) -> list[tuple[int, Record]]:
-        """Return (step, place in the file) of every logged sample, in order; of a repeated step only the last samples.
-
-        The records hold offsets and not the samples themselves, because the file may be large.
-        """
-        found: list[tuple[int, Record]] = []
-        tail, stepless = Tail(self.path / SAMPLES), 0
-        for record in tail.read():
-            step = None if record is None else step_of(record.value)
-            if record is None or step is None:
-                stepless += record is not None
-                continue
-            if found and step < found[-1][0]:
-                while found and found[-1][0] >= step:
-                    found.pop()
-            found.append((step, Record(record.offset, {})))
-        self._count(SAMPLES, tail.broken + stepless, cut_short=tail.cut_short)
-        return found
-
     def losses(self) -> list[dict[str, Any]]:
         """Return the records of processes that died during the run, the oldest first."""
         tail = Tail(self.path / LOSSES)
-        found = [record.value for record in tail.read() if record is not None]
-        self._count(LOSSES, tail.broken, cut_short=tail.cut_short)
+        found = [record for record in tail.read() if record is not None]
+        self.count_unreadable(LOSSES, tail.broken, cut_short=tail.cut_short)
         return found
 
     def workers(self) -> dict[str, list[dict[str, Any]]]:
@@ -235,12 +218,14 @@ class Run:
             self.problems.append(f"{WORKERS} cannot be read: {error}")
             return {}
 
-    def log(self) -> list[str]:
-        """Return the lines of the driver's log, which are warnings."""
+    def log(self, most: int | None = None) -> list[str]:
+        """Return the lines of the driver's log, which are warnings; with ``most`` only so many, the last ones."""
         path = self.path / DRIVER_LOG
         if not path.is_file():
             return []
-        return path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        with path.open("rb") as file:
+            whole = (line[:-1] for _, line in backwards(file) if line.endswith(b"\n"))
+            return [line.decode(errors="replace") for line in islice(whole, most)][::-1]
 
     def traces(self) -> list[str]:
         """Return the trace files that ``trainer.profile`` has written, relative to the run's directory."""
@@ -254,7 +239,14 @@ class Run:
             self.problems.append(f"{name} cannot be read: {why}")
             return None
 
-    def _count(self, name: str, broken: int, *, cut_short: bool) -> None:
+    def count_unreadable(self, name: str, broken: int, *, cut_short: bool) -> None:
+        """Add the lines of a file that cannot be read to :attr:`problems`.
+
+        Args:
+            name: The file, relative to the run's directory.
+            broken: Number of lines that are not records.
+            cut_short: Whether the file ends in the middle of a line.
+        """
         if broken:
             self.problems.append(f"{name}: {broken} line{'s are' if broken > 1 else ' is'} not readable and left out")
         if cut_short and self.owner is None:

@@ -6,28 +6,33 @@ import json
 import math
 import os
 import re
+from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from anytron.record.report.history import number_of, parsed, step_of
 from anytron.record.report.run import SAMPLES
 from anytron.record.report.settings import shortened
+from anytron.record.tracking.lines import backwards
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
+    from typing import BinaryIO, TypeAlias
 
     from anytron.record.report.run import Run
+
+    Placed: TypeAlias = tuple[int, dict[str, Any]]
+    """Offset of a sample in the file, and the sample."""
 
 ENDS = 5
 """Steps at each end of a run that come before all others."""
 LONGEST = 12_000
 """Characters of a prompt or response that are shown."""
-NEAR_THE_END = 1 << 20
-"""Bytes of the file that are read for the last samples."""
 _PICTURE = re.compile(r"images/\d+-([A-Za-z0-9_.-]+-)?\d+\.png")
 
 
 def choose_samples(run: Run, room: int) -> dict[str, Any]:
-    """Read samples of a run, chosen by the importance of their steps, as many as fit.
+    """Read samples of a run, chosen by the importance of their steps, as many as fit. Others are not read.
 
     Args:
         run: The run.
@@ -35,42 +40,101 @@ def choose_samples(run: Run, room: int) -> dict[str, Any]:
 
     Returns:
         ``samples``: dictionaries with step, id, prompt, response, tokens, finished and reward, and, if there are any,
-        errors, images and turns, in the order of the file; ``logged``: number of samples in the file.
+        errors, images and turns, in the order of the file; ``logged_bytes``: size of the file; ``left_out``: whether it
+        has more samples.
     """
-    places: dict[int, list[int]] = {}
-    for step, record in run.samples():
-        places.setdefault(step, []).append(record.offset)
     chosen: list[tuple[int, dict[str, Any]]] = []
-    if places:
-        with (run.path / SAMPLES).open("rb") as file:
-            for offset in (offset for step in by_importance(sorted(places)) for offset in places[step]):
-                file.seek(offset)
-                found = parsed(file.readline())
-                if found is None or step_of(found) is None:  # the run was resumed since, and its files were cut back
-                    break
-                sample = _shown(found)
+    path, size, left_out = run.path / SAMPLES, 0, False
+    if path.is_file():
+        with path.open("rb") as file:
+            found = SampleFile(file)
+            size = found.size
+            for offset, record in chain.from_iterable(found.by_importance()):
+                sample = _shown(record)
                 room -= len(json.dumps(sample))
-                if room < 0 and chosen:
+                if left_out := room < 0 and bool(chosen):
                     break
                 chosen.append((offset, sample))
-    return {
-        "samples": [sample for _, sample in sorted(chosen, key=lambda one: one[0])],
-        "logged": sum(map(len, places.values())),
-    }
+        run.count_unreadable(SAMPLES, len(found.broken), cut_short=found.cut_short)
+    samples = [sample for _, sample in sorted(chosen, key=lambda one: one[0])]
+    return {"samples": samples, "logged_bytes": size, "left_out": left_out}
 
 
-def by_importance(steps: Sequence[int]) -> Iterator[int]:
-    """Order steps by importance: first and last ones alternately, then the others, evenly spread at every point."""
-    count = len(steps)
-    ends = [place for number in range(min(ENDS, count)) for place in (number, count - 1 - number)]
-    ends = list(dict.fromkeys(ends))
-    yield from (steps[place] for place in ends)
-    middle = steps[ENDS : count - ENDS] if count > 2 * ENDS else []
-    bits = max(len(middle) - 1, 0).bit_length()
-    for number in range(1 << bits if middle else 0):
-        place = int(f"{number:0{bits}b}"[::-1], 2) if bits else 0  # van der Corput's sequence
-        if place < len(middle):
-            yield middle[place]
+class SampleFile:
+    """The samples of a run, read step by step from any place of the file. Samples of a step are side by side.
+
+    Args:
+        file: The file.
+
+    Attributes:
+        size: Bytes of the file.
+        broken: Offsets of lines that were read and are not samples.
+        cut_short: Whether the file ends in the middle of a line, as far as it was read.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.size = file, file.seek(0, os.SEEK_END)
+        self.broken: set[int] = set()
+        self.cut_short = False
+
+    def by_importance(self) -> Iterator[list[Placed]]:
+        """Yield the samples of each step: of first and last steps alternately, then always of the middle of a gap.
+
+        Gaps are halved in turn, so that the chosen steps are evenly spread over the file, wherever one stops.
+        """
+        begin, end = 0, self.size
+        for _ in range(ENDS):
+            if begin < end:
+                found, begin = self._first_step(begin, end)
+                yield found
+            if begin < end:
+                found, end = self._last_step(begin, end)
+                yield found
+        gaps = deque([(begin, end)])
+        while gaps:
+            begin, end = gaps.popleft()
+            if begin < end:
+                middle = self._next_step((begin + end) // 2, end)
+                place = middle if middle < end else begin
+                found, after = self._first_step(place, end)
+                yield found
+                gaps.extend([(begin, place), (after, end)])
+
+    def _first_step(self, begin: int, end: int) -> tuple[list[Placed], int]:
+        """Read the samples of the first step of a part of the file, and find where the next step begins."""
+        found: list[Placed] = []
+        self._file.seek(begin)
+        while begin < end and (line := self._file.readline()):
+            record = self._sample(begin, line)
+            if record is not None and found and step_of(record) != step_of(found[0][1]):
+                break
+            found += [] if record is None else [(begin, record)]
+            begin += len(line)
+        return found, begin if begin < end and found else end
+
+    def _last_step(self, begin: int, end: int) -> tuple[list[Placed], int]:
+        """Read the samples of the last step of a part of the file, and find where the part before it ends."""
+        found: list[Placed] = []
+        for offset, line in backwards(self._file, end):
+            record = self._sample(offset, line) if offset >= begin else None
+            if offset < begin or (record is not None and found and step_of(record) != step_of(found[0][1])):
+                break
+            found += [] if record is None else [(offset, record)]
+        return found[::-1], found[-1][0] if found else begin
+
+    def _next_step(self, place: int, end: int) -> int:
+        """Find a place where a step begins, behind a place in the middle of a line."""
+        self._file.seek(place)
+        return self._first_step(place + len(self._file.readline()), end)[1]
+
+    def _sample(self, offset: int, line: bytes) -> dict[str, Any] | None:
+        record = parsed(line) if line.endswith(b"\n") else None
+        if record is not None and step_of(record) is not None:
+            return record
+        self.cut_short |= not line.endswith(b"\n")
+        if line.strip() and line.endswith(b"\n"):
+            self.broken.add(offset)
+        return None
 
 
 def _shown(record: dict[str, Any]) -> dict[str, Any]:
@@ -109,10 +173,12 @@ def last_samples(run: Run, count: int) -> list[dict[str, Any]]:
     path = run.path / SAMPLES
     if not path.is_file():
         return []
+    found: list[dict[str, Any]] = []
     with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(end - NEAR_THE_END, 0))
-        lines = file.read(NEAR_THE_END).split(b"\n")
-    whole = lines[:-1] if end <= NEAR_THE_END else lines[1:-1]
-    records = [record for line in whole if (record := parsed(line)) is not None and step_of(record) is not None]
-    return [_shown(record) for record in records[-count:]]
+        for _, line in backwards(file):
+            record = parsed(line) if line.endswith(b"\n") else None
+            if record is not None and step_of(record) is not None:
+                found.append(record)
+                if len(found) == count:
+                    break
+    return [_shown(record) for record in reversed(found)]

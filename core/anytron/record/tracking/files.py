@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.files import replacing, why_lost
-from anytron.config.json_files import parse_object
+from anytron.base.files import why_lost
+from anytron.record.tracking.lines import cut_back, read_jsonl
 from anytron.task.data.vision import read_picture
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class JsonlSink:
 
     def __init__(self, path: Path, *, after: int | None = None) -> None:
         if after is not None:
-            _cut_back(path, after)
+            cut_back(path, after)
         # Text from prompts can hold halves of surrogate pairs, which UTF-8 cannot: they are escaped, as JSON allows.
         self.path = path
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if after is None else 0)
@@ -64,33 +65,6 @@ class JsonlSink:
         self._file.close()
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Read what a :class:`JsonlSink` wrote."""
-    # Not splitlines(): JSON strings may hold other characters that it takes for ends of lines (U+2028, U+0085).
-    return [parse_object(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-
-
-def _cut_back(path: Path, step: int) -> None:
-    """Keep the records of the steps up to ``step``."""
-    with replacing(path) as kept:
-        if not path.is_file() or path.is_symlink():
-            return
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-            for line in lines:
-                record = _parsed(line)
-                if record is not None and record["step"] <= step:
-                    kept.write(line)
-
-
-def _parsed(line: str) -> Any:
-    """A record with a step; None for a line that was cut short."""
-    try:
-        record = parse_object(line)
-    except ValueError:
-        return None
-    return record if line.endswith("\n") and "step" in record else None
-
-
 INK, ACCENT, GRID = "#1f2933", "#0b6e99", "#d9dee4"
 
 
@@ -101,9 +75,8 @@ def plot_reward(metrics: Path, image: Path) -> None:
         metrics: A ``metrics.jsonl`` with ``step``, ``reward/mean``, ``reward/std``.
         image: The PNG to write; its directory is made.
     """
-    records = read_jsonl(metrics)
-    spread = smoothed([record["reward/std"] for record in records])
-    _plot(records, "reward/mean", "Reward", image, spread)
+    steps, mean, spread = _columns(metrics, "step", "reward/mean", "reward/std")
+    _plot(steps, mean, "Reward", image, smoothed(spread))
 
 
 def plot_loss(metrics: Path, image: Path) -> None:
@@ -113,18 +86,23 @@ def plot_loss(metrics: Path, image: Path) -> None:
         metrics: A ``metrics.jsonl`` with ``step`` and ``loss/nll``.
         image: The PNG to write; its directory is made.
     """
-    _plot(read_jsonl(metrics), "loss/nll", "Loss (nats per token)", image)
+    steps, loss = _columns(metrics, "step", "loss/nll")
+    _plot(steps, loss, "Loss (nats per token)", image)
 
 
-def _plot(
-    records: Sequence[Mapping[str, float]], metric: str, title: str, image: Path, spread: Sequence[float] = ()
-) -> None:
+def _columns(metrics: Path, *names: str) -> list[array[float]]:
+    columns = [array("d") for _ in names]
+    for record in read_jsonl(metrics):
+        for name, column in zip(names, columns, strict=True):
+            column.append(record[name])
+    return columns
+
+
+def _plot(steps: Sequence[float], mean: Sequence[float], title: str, image: Path, spread: Sequence[float] = ()) -> None:
     # The object interface, not pyplot: no global state, and no display is looked for.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    steps = [record["step"] for record in records]
-    mean = [record[metric] for record in records]
     smooth = smoothed(mean)
 
     figure = Figure(figsize=(7.2, 4.0), layout="constrained")

@@ -14,7 +14,8 @@ from typing_extensions import Self
 from anytron.base.errors import AnytronError, LostDirectoryError
 from anytron.base.files import PRIVATE, open_to_append, write_durably
 from anytron.config.dump import to_yaml
-from anytron.record.tracking.files import Album, JsonlSink, read_jsonl, remove_pictures
+from anytron.record.tracking.files import Album, JsonlSink, remove_pictures
+from anytron.record.tracking.lines import last_record, read_jsonl
 from anytron.record.tracking.record import Resume, RunRecord, installed_versions
 
 if TYPE_CHECKING:
@@ -188,12 +189,11 @@ class RunDirectory:
 
     def last_metrics(self) -> dict[str, float]:
         """The metrics of the last step that was recorded; empty if none was."""
-        records = read_jsonl(self.path / "metrics.jsonl")
-        return records[-1] if records else {}
+        return last_record(self.path / "metrics.jsonl") or {}
 
     def validations(self) -> list[dict[str, float]]:
         """The metrics of all validations so far, the oldest first."""
-        return [] if self._validation is None else read_jsonl(self.path / VALIDATION)
+        return [] if self._validation is None else list(read_jsonl(self.path / VALIDATION))
 
     def finished(self, step: int, early_stop: str | None = None) -> None:
         """Record that the trained model of ``step`` has been saved.

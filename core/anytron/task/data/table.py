@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -157,7 +158,7 @@ class PromptTable(Sequence[TokenizedPrompt]):
         lengths: list[int] = self.columns.lengths[self._kept].tolist()
         return lengths
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Hexadecimal digest of the kept prompts' tokens and response masks; equal for tables of the same prompts."""
         return hashlib.blake2b(self.columns.digests[self._kept].tobytes(), digest_size=DIGEST_BYTES).hexdigest()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
-from itertools import pairwise
+import tempfile
+from itertools import chain, pairwise
+from operator import itemgetter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,32 +19,70 @@ from anytron.cli.watch import BLOCKS, PLAIN, plot
 from anytron.record.report.chapters import chapters, descriptions
 from anytron.record.report.page import embed_pictures, short_names
 from anytron.record.report.run import Run
-from anytron.record.report.samples import by_importance, choose_samples, last_samples
+from anytron.record.report.samples import SampleFile, choose_samples, last_samples
 from anytron.record.report.settings import HIDDEN, compared, describe_workers, devices, settings, shortened
 from tests.core.record.report.runs import HOSTILE, make_run, sample
 
 
-@given(st.integers(0, 300))
-def test_every_step_has_its_turn_once_and_the_ends_come_first(count):
-    order = list(by_importance(range(count)))
-    assert sorted(order) == list(range(count))
-    assert set(order[:10]) == {*range(min(5, count)), *range(max(count - 5, 0), count)}
+def steps_in_order(path):
+    """The steps of a run's samples by importance, one for each group of samples."""
+    with (path / "samples.jsonl").open("rb") as file:
+        return [found[0][1]["step"] for found in SampleFile(file).by_importance() if found]
 
 
-def test_those_in_between_are_spread():
-    chosen = sorted(list(by_importance(range(1000)))[10:26])
-    gaps = [after - before for before, after in pairwise(chosen)]
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 200)), max_size=40), st.booleans())
+def test_every_step_has_its_turn_once_with_all_its_samples_and_the_ends_come_first(groups, cut_short):
+    """Of each step a number of samples, and their length; between them lines that cannot be read."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, wanted = Path(folder, "samples.jsonl"), []
+        with path.open("w") as file:
+            for step, (count, length) in enumerate(groups):
+                for number in range(count):
+                    wanted.append((file.tell(), sample(step, number, response="x" * length)))
+                    file.write(json.dumps(wanted[-1][1]) + "\n" + "no sample\n" * (length % 7 == 0))
+            file.write('{"step": 9, "pro' * cut_short)
+        with path.open("rb") as file:
+            found = SampleFile(file)
+            in_turn = [one for one in found.by_importance() if one]
+    assert sorted(chain.from_iterable(in_turn), key=itemgetter(0)) == wanted
+    order = [one[0][1]["step"] for one in in_turn]
+    assert len(order) == len(groups)
+    assert set(order[:10]) == {*range(min(5, len(order))), *range(max(len(order) - 5, 0), len(order))}
+    assert len(found.broken) == sum(count for count, length in groups if length % 7 == 0)
+    assert found.cut_short == cut_short
+
+
+def test_those_in_between_are_spread(tmp_path):
+    path = make_run(tmp_path / "run", 1000)
+    chosen = sorted(steps_in_order(path)[10:25])
+    gaps = [after - before for before, after in pairwise([5, *chosen, 996])]
     assert max(gaps) <= 2 * min(gaps)
 
 
+def test_of_many_samples_few_are_read(tmp_path):
+    path = make_run(tmp_path / "run", 1000)
+    read = []
+
+    class Counted(io.BytesIO):
+        def readline(self):
+            read.append(super().readline())
+            return read[-1]
+
+    found = SampleFile(Counted((path / "samples.jsonl").read_bytes())).by_importance()
+    steps = [next(found)[0][1]["step"] for _ in range(14)]
+    assert (steps[:4], len(set(steps))) == ([1, 1000, 2, 999], 14)
+    assert len(read) < 100, "of 4000"
+
+
 def test_samples_of_both_ends_fit_into_little_room(tmp_path):
-    run = Run(make_run(tmp_path / "run"))
+    path = make_run(tmp_path / "run")
+    run, size = Run(path), (path / "samples.jsonl").stat().st_size
     everything = choose_samples(run, 1 << 20)
-    assert (len(everything["samples"]), everything["logged"]) == (120, 120)
+    assert (len(everything["samples"]), everything["logged_bytes"], everything["left_out"]) == (120, size, False)
     little = choose_samples(run, 2500)
     assert len(json.dumps(little["samples"])) < 2600
     assert {one["step"] for one in little["samples"]} >= {1, 30}
-    assert little["logged"] == 120
+    assert (little["logged_bytes"], little["left_out"]) == (size, True)
     assert [one["step"] for one in little["samples"]] == sorted(one["step"] for one in little["samples"])
 
 

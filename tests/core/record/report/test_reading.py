@@ -15,13 +15,14 @@ from anytron.base.errors import ConfigError, LostDirectoryError
 from anytron.base.files import Lock
 from anytron.record.report.history import History, Series, Tail
 from anytron.record.report.run import Run, State, runs_in
+from anytron.record.report.samples import choose_samples
 from tests.core.record.report.runs import make_run, metrics, record, sample, write_lines
 
 # ---- lines ----------------------------------------------------------------------------------------------
 
 
 def values(tail):
-    return [None if one is None else one.value for one in tail.read()]
+    return list(tail.read())
 
 
 def test_a_line_is_read_when_it_is_whole(tmp_path):
@@ -47,6 +48,20 @@ def test_a_file_that_was_replaced_or_cut_back_is_read_from_its_beginning(tmp_pat
     assert values(tail) == [None, {"step": 1}, {"step": 22}, {"step": 3}]
     path.write_text('{"step": 4}\n')
     assert values(tail) == [None, {"step": 4}]
+
+
+@pytest.mark.parametrize("last", ["22", "2222"])
+def test_a_file_that_was_cut_back_in_place_and_has_grown_since_is_read_from_its_beginning(tmp_path, last):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+    tail = Tail(path)
+    values(tail)
+    with path.open("r+") as file:
+        file.truncate(12)
+        file.seek(12)
+        file.write(f'{{"step": {last}}}\n{{"step": 23}}\n')
+    assert values(tail) == [None, {"step": 1}, {"step": int(last)}, {"step": 23}]
+    assert values(tail) == []
 
 
 def test_lines_that_are_no_records_are_counted(tmp_path):
@@ -102,6 +117,37 @@ def test_a_thinned_line_is_short_and_keeps_extremes_ends_and_the_first_that_is_n
     odd = [step for step, number in enumerate(numbers) if not math.isfinite(number)]
     if odd:
         assert 3 * odd[0] in thin.steps
+
+
+NUMBERS = st.floats() | st.integers(-99, 99).map(float)
+
+
+@given(
+    st.lists(NUMBERS, max_size=12) | st.lists(NUMBERS, min_size=30, max_size=200), st.integers(4, 20), st.integers(1, 5)
+)
+def test_of_each_section_a_thinned_line_keeps_the_lowest_and_the_highest_in_their_order(numbers, points, every):
+    """The law of a thinned line: no peak is lost, however it is drawn."""
+    series = Series()
+    for place, number in enumerate(numbers):
+        series.add(every * place, number)
+    thin = series.thinned(points)
+    kept = dict(zip(thin.steps, thin.values, strict=True))
+    assert list(kept) == sorted(kept), "in their order, each once"
+    assert all(repr(value) == repr(numbers[step // every]) for step, value in kept.items())
+    if len(numbers) <= points:
+        assert (len(thin.steps), series.section(points)) == (len(numbers), 1), "a short one is as it is"
+        return
+    parts = max((points - 2) // 3, 1)
+    assert series.section(points) == every * (-(-len(numbers) // parts) - 1) + 1
+    assert list(kept)[-1] == every * (len(numbers) - 1)
+    for part in range(parts):
+        section = range(part * len(numbers) // parts, (part + 1) * len(numbers) // parts)
+        finite = [numbers[place] for place in section if math.isfinite(numbers[place])]
+        drawn = [kept[every * place] for place in section if every * place in kept]
+        if finite:
+            assert {min(finite), max(finite)} <= set(drawn)
+        assert sum(map(math.isfinite, drawn)) <= 2 + (part == 0) + (part == parts - 1), "and both ends"
+        assert any(not math.isfinite(value) for value in drawn) == (len(finite) < len(section))
 
 
 # ---- a run ----------------------------------------------------------------------------------------------
@@ -175,18 +221,19 @@ def test_a_damaged_file_is_a_problem_that_is_told(tmp_path, name, content):
     path = make_run(tmp_path / "run")
     (path / name).write_bytes(content)
     run = Run(path)
-    read = (run.samples(), run.losses(), run.workers(), run.log(), run.state, run.remaining_seconds)
+    read = (choose_samples(run, 9999), run.losses(), run.workers(), run.log(), run.state, run.remaining_seconds)
     assert len(read) == 6
     if content:
         told = name in " ".join(run.problems)
         assert told or (name, content[:2]) == ("losses.jsonl", b'{"'), run.problems
 
 
-def test_samples_that_are_repeated_are_there_once(tmp_path):
-    path = make_run(tmp_path / "run", 3)
-    with (path / "samples.jsonl").open("a") as file:
-        file.writelines(json.dumps(one) + "\n" for one in (sample(2, 7), sample(2, 8), sample(3, 9)))
-    assert [step for step, _ in Run(path).samples()] == [1] * 4 + [2, 2, 3]
+def test_the_last_lines_of_the_log(tmp_path):
+    path = make_run(tmp_path / "run")
+    assert Run(path).log() == []
+    (path / "logs" / "driver.log").write_bytes(b"one\n\ntw\xffo\nthree\nfo")
+    assert Run(path).log() == ["one", "", "tw\ufffdo", "three"]
+    assert Run(path).log(2) == ["tw\ufffdo", "three"]
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -12,7 +12,7 @@ from anytron.base.errors import ConfigError, LostDirectoryError
 from anytron.base.files import Lock
 from anytron.config.schema import RunConfig
 from anytron.record.tracking.claim import ClaimedDirectory, overwritten
-from anytron.record.tracking.files import read_jsonl
+from anytron.record.tracking.lines import read_jsonl
 from anytron.record.tracking.record import RunRecord
 from anytron.record.tracking.run_directory import RunDirectory
 

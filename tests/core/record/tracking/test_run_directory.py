@@ -17,7 +17,8 @@ from PIL import Image
 from anytron.base.errors import EngineError
 from anytron.config.schema import RunConfig
 from anytron.record.tracking.claim import ClaimedDirectory
-from anytron.record.tracking.files import JsonlSink, plot_reward, read_jsonl, smoothed
+from anytron.record.tracking.files import JsonlSink, plot_reward, smoothed
+from anytron.record.tracking.lines import read_jsonl
 from anytron.record.tracking.record import RunRecord
 from anytron.record.tracking.run_directory import RunDirectory
 from anytron.task.rewards import Sample
@@ -68,13 +69,13 @@ def test_the_configuration_as_resolved_can_be_run_again(tmp_path):
 def test_metrics_are_on_disk_as_soon_as_they_are_written(tmp_path):
     with begun(config(tmp_path)) as run:
         run.write_metrics({"step": 1, "reward/mean": 0.5})
-        assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 1, "reward/mean": 0.5}]
+        assert list(read_jsonl(run.path / "metrics.jsonl")) == [{"step": 1, "reward/mean": 0.5}]
 
 
 def test_samples_are_spread_over_the_step(tmp_path):
     with begun(config(tmp_path, log_samples=3)) as run:
         run.write_samples(4, [sample(index) for index in range(9)], scores(torch.arange(9.0)))
-    records = read_jsonl(run.path / "samples.jsonl")
+    records = list(read_jsonl(run.path / "samples.jsonl"))
     assert [(record["prompt_id"], record["reward"]) for record in records] == [("p0", 0), ("p3", 3), ("p6", 6)]
     assert records[0]["step"] == 4
     assert records[0]["response"] == "1é"
@@ -97,7 +98,7 @@ def test_samples_that_a_reward_failed_for_are_written_with_the_reason(tmp_path):
 def test_as_many_samples_as_there_are_at_most(tmp_path, count):
     with begun(config(tmp_path, log_samples=count)) as run:
         run.write_samples(1, [sample(0), sample(1)], scores(torch.zeros(2)))
-    assert len(read_jsonl(run.path / "samples.jsonl")) == min(count, 2)
+    assert len(list(read_jsonl(run.path / "samples.jsonl"))) == min(count, 2)
 
 
 def test_patches_are_recorded_by_role_and_rank(tmp_path):
@@ -132,7 +133,7 @@ def test_a_line_that_was_cut_short_below_the_step_goes_too(tmp_path):
         run.write_metrics({"step": 1})
     (run.path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')  # no end of line: not written whole
     with resumed(config(tmp_path), 5) as run:
-        assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 1}]
+        assert list(read_jsonl(run.path / "metrics.jsonl")) == [{"step": 1}]
 
 
 def test_the_record_tells_of_every_resume(tmp_path):
@@ -201,7 +202,7 @@ def test_pictures_of_samples_are_saved_once_and_small(tmp_path):
     seen = [replace(sample(index), images=images) for index, images in enumerate([(large,), (large, file), ()])]
     with begun(config(tmp_path, log_samples=3)) as run:
         run.write_samples(7, seen, scores(torch.zeros(3)))
-    records = read_jsonl(run.path / "samples.jsonl")
+    records = list(read_jsonl(run.path / "samples.jsonl"))
     assert [record.get("images") for record in records] == [
         ["images/00007-0.png"],
         ["images/00007-0.png", "images/00007-1.png"],

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from anytron.base.errors import DataError, EngineError
 from anytron.config.load import load_config
-from anytron.record.tracking.files import read_jsonl
+from anytron.record.tracking.lines import read_jsonl
 from anytron.run.trainer.non_finite import BadUpdate, read_bad_batch, write_bad_batch
 from anytron.sequences.batch import RaggedBatch
 from anytron.task.data.images import ImagePatches

@@ -23,7 +23,9 @@ class Plots {
       ...rest.filter((chapter) => chapter.metrics.length).map((chapter) =>
         element("div", {}, element("h3", {}, chapter.title), element("div", { class: "grid" }, chapter.metrics.map(made)))),
     ];
-    this.node = section("plots", "Plots", this.bar(), this.charts.length ? this.groups : element("p", { class: "soft" }, "No step is recorded yet."));
+    const thinned = runs.flatMap((run) => (run.section > 1 ? ["of every " + run.section.toLocaleString("en") + " steps" + (runs.length > 1 ? " of " + run.name : "")] : []));
+    const note = thinned.length ? element("p", { class: "soft" }, "Lines are thinned: " + thinned.join(", ") + " they have the lowest, the highest and the first that is not finite.") : [];
+    this.node = section("plots", "Plots", this.bar(), note, this.charts.length ? this.groups : element("p", { class: "soft" }, "No step is recorded yet."));
     let pending = 0;
     const redraw = () => { cancelAnimationFrame(pending); pending = requestAnimationFrame(() => this.draw()); };
     window.addEventListener("resize", redraw);

@@ -8,7 +8,7 @@ class Samples {
     this.runs = runs;
     this.all = runs.flatMap((run, number) => run.samples.map((sample) => ({ ...sample, run: number })));
     this.page = 0;
-    const logged = runs.reduce((sum, run) => sum + run.logged, 0);
+    const logged = runs.reduce((sum, run) => sum + run.logged_bytes, 0), more = runs.some((run) => run.left_out);
     if (!this.all.length) {
       this.node = section("samples", "Samples", element("p", { class: "soft" }, "No sample is recorded."));
       return;
@@ -17,7 +17,7 @@ class Samples {
     this.count = element("span", { class: "soft", role: "status" });
     this.back = element("button", { type: "button", onclick: () => this.turn(-1) }, "previous");
     this.on = element("button", { type: "button", onclick: () => this.turn(1) }, "next");
-    const less = logged > this.all.length ? " The report has room for " + this.all.length.toLocaleString("en") + " of the " + logged.toLocaleString("en") + " samples that were logged: those of the first and last steps, and of some in between." : "";
+    const less = more ? " The report has room for " + this.all.length.toLocaleString("en") + " of the samples that were logged (" + written(logged, "bytes") + "): those of the first and last steps, and of some in between." : "";
     this.node = section("samples", "Samples", element("h3", {}, "Before and after"), runs.map((run, number) => this.ends(run, number)),
       element("h3", {}, "All samples"), element("p", { class: "soft" }, "Rewards are all reward functions, weighted and added." + less),
       this.filters(), element("div", { class: "pages" }, this.back, this.on, this.count), this.list);
