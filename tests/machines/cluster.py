@@ -25,13 +25,15 @@ OURS = ("anytron.workers", "anytron train", "ray::Agent")
 """What the command lines of a run's processes hold."""
 START_S = 240.0
 LIFE_S = 400.0
-SOON = {
+SETTINGS = {
+    "RAY_worker_niceness": "0",
     "RAY_health_check_initial_delay_ms": "2000",
     "RAY_health_check_period_ms": "2000",
     "RAY_health_check_timeout_ms": "4000",
     "RAY_health_check_failure_threshold": "4",
 }
-"""Ray notices a machine that is cut off after some 25 s. By default it takes more than a minute."""
+"""Ranks are as urgent as the driver: Ray would make them wait for whatever else runs here. And Ray notices a machine
+that is cut off after some 25 s; by default it takes more than a minute."""
 
 
 class Run:
@@ -109,7 +111,7 @@ class Run:
                 (machine, one)
                 for machine in self._machines.numbers
                 for one in self._machines.processes(machine, "anytron.workers")
-                if one.output == f"{SHARED / self.output.name}/logs/{role}.log" or one.output.endswith(f"/logs/{role}.log")
+                if one.output.endswith(f"/{self.output.name}/logs/{role}.log")
             )
             return bool(found)
 
@@ -183,6 +185,6 @@ class Cluster:
             machine,
             *(RAY, "start", f"--node-ip-address={address(machine)}", "--object-store-memory=80000000"),
             *("--disable-usage-stats", *options),
-            **SOON,
+            **SETTINGS,
             **variables,
         )

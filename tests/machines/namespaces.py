@@ -1,7 +1,7 @@
 """Machines that are namespaces of this one: network, mounts, host name, IPC and processes of their own.
 
-They are joined by a bridge in a network namespace of its own, which has no way out. Nothing is left when the process that
-made them ends, however it ends: each machine is killed with its parent, and what the kernel kept for it goes with it.
+They are joined by a bridge in a network namespace of its own, which has no way out. Nothing is left when the process
+that made them ends, however it ends: each machine is killed with its parent, and the kernel keeps nothing of it.
 
 Needs the right to make namespaces (root), and ``unshare``, ``nsenter``, ``setpriv``, ``ip``, ``iptables``.
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import pytest
+from typing_extensions import Self
 
 from tests.house import ROOT
 
@@ -123,7 +124,7 @@ class Machines:
         self._wires: dict[int, subprocess.Popen[bytes]] = {}
         self._switch = 0
 
-    def __enter__(self) -> Machines:
+    def __enter__(self) -> Self:
         self.shared.mkdir(parents=True)
         try:
             self._switch = self._hold(["unshare", "-n"], ["sleep", "infinity"])
@@ -337,7 +338,7 @@ def _lines(commands: Iterable[str]) -> str:
 
 def _namespace(process: int, kind: str) -> str:
     try:
-        return os.readlink(f"/proc/{process}/ns/{kind}")
+        return str(Path(f"/proc/{process}/ns/{kind}").readlink())
     except OSError:
         return ""
 
@@ -352,6 +353,6 @@ def _children(process: int) -> list[int]:
 def _process(number: int) -> Process | None:
     try:
         command = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        return Process(number, command, os.readlink(f"/proc/{number}/fd/1")) if command else None
+        return Process(number, command, str(Path(f"/proc/{number}/fd/1").readlink())) if command else None
     except OSError:  # it has ended meanwhile
         return None

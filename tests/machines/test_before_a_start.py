@@ -21,7 +21,8 @@ def short(cluster, run, *settings, **further):
 def no_process_was_started(cluster, output):
     assert cluster.left() == {}
     assert not (output / "logs").exists()
-    assert not [path for machine in cluster.machines.numbers for path in cluster.machines.path(machine, OWN).rglob("*.log")]
+    own = [cluster.machines.path(machine, OWN) for machine in cluster.machines.numbers]
+    assert not [path for folder in own for path in folder.rglob("*.log")]
 
 
 def named(text):
@@ -30,9 +31,7 @@ def named(text):
 
 
 def test_one_error_lists_all_machines_and_all_that_they_lack(cluster):
-    said = short(
-        cluster, "unshared", f"trainer.output_dir={OWN}/run", f"checkpoint.path={OWN}/checkpoints"
-    )
+    said = short(cluster, "unshared", f"trainer.output_dir={OWN}/run", f"checkpoint.path={OWN}/checkpoints")
     text = said.fail(SOON_S)
 
     assert "The run cannot start on 2 of its machines." in text
