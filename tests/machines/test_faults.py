@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.machines.cluster import HEAD
+from tests.machines.cluster import HEAD, START_S
 from tests.machines.namespaces import NEEDS_MACHINES, OWN, SHARED, address, name
 
 pytestmark = NEEDS_MACHINES
@@ -47,7 +47,7 @@ def goes_on(cluster, undisturbed):
 
 def test_a_killed_rank(start, goes_on):
     run = start("killed-rank")
-    run.reach(2)
+    run.say("checkpoint of step 2", START_S)
     machine, process = run.worker("trainer-1")
     process.kill()
     goes_on(run, machine)
@@ -55,7 +55,7 @@ def test_a_killed_rank(start, goes_on):
 
 def test_a_killed_agent(start, goes_on, cluster):
     run = start("killed-agent")
-    run.reach(2)
+    run.say("checkpoint of step 2", START_S)
     machine, _ = run.worker("trainer-1")
     for agent in cluster.machines.processes(machine, "ray::Agent"):
         agent.kill()
@@ -64,7 +64,7 @@ def test_a_killed_agent(start, goes_on, cluster):
 
 def test_a_killed_raylet(start, goes_on, cluster, to_repair):
     run = start("killed-raylet")
-    run.reach(2)
+    run.say("checkpoint of step 2", START_S)
     machine, _ = run.worker("trainer-1")
     to_repair.add(machine)
     (raylet,) = cluster.machines.processes(machine, "raylet/raylet")
@@ -74,7 +74,7 @@ def test_a_killed_raylet(start, goes_on, cluster, to_repair):
 
 def test_a_machine_that_is_shut_off(start, goes_on, cluster, to_repair):
     run = start("shut-off")
-    run.reach(2)
+    run.say("checkpoint of step 2", START_S)
     machine, _ = run.worker("trainer-1")
     to_repair.add(machine)
     cluster.machines.off(machine)
@@ -85,7 +85,7 @@ def test_a_machine_that_is_cut_off_and_comes_back(start, goes_on, cluster, to_re
     """The cut-off machine ends the run's processes by itself, before it comes back."""
     machines = cluster.machines
     run = start("cut-off")
-    run.reach(2)
+    run.say("checkpoint of step 2", START_S)
     machine, _ = run.worker("trainer-1")
     to_repair.add(machine)
     machines.unplug(machine)
@@ -104,7 +104,7 @@ def test_a_machine_that_is_cut_off_and_comes_back(start, goes_on, cluster, to_re
 
 def test_a_killed_driver(start, cluster):
     run = start("killed-driver")
-    run.reach(2)
+    run.say("checkpoint of step 2", START_S)
     for process in cluster.machines.processes(HEAD, "anytron train"):
         process.kill()
     cluster.clear()
