@@ -81,19 +81,20 @@ def test_to_what_a_machine_s_own_name_resolves_does_not_matter(cluster, own):
 def test_an_interface_that_leads_nowhere_is_not_taken(cluster):
     """Each machine has a second network, which its name resolves to, and nobody else is there."""
     machines = cluster.machines
-    for machine in machines.numbers:
-        for command in (
-            "link add aaa0 type dummy",  # the first by its name
-            f"addr add 172.31.{machine}.1/24 dev aaa0",
-            "link set aaa0 up",
-        ):
-            machines.on(machine, "ip", *command.split())
-        machines.hosts(machine, own=f"172.31.{machine}.1")
     try:
+        for machine in machines.numbers:
+            for command in (
+                "link add aaa0 type veth peer name aaa1",  # the first by its name
+                f"addr add 172.31.{machine}.1/24 dev aaa0",
+                "link set aaa0 up",
+                "link set aaa1 up",
+            ):
+                machines.on(machine, "ip", *command.split())
+            machines.hosts(machine, own=f"172.31.{machine}.1")
         short(cluster, "two-networks").succeed()
     finally:
         for machine in machines.numbers:
-            machines.on(machine, "ip", "link", "del", "aaa0")
+            machines.on(machine, "sh", "-c", "! ip link show aaa0 || ip link del aaa0")
             machines.hosts(machine)
 
 
