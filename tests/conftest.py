@@ -33,6 +33,7 @@ SKIPPED = {
     "smollm2": 2,
     "sinks": 4,
     "vllm": 40,
+    "machines": 23,
     "mcore": 0,
     "browser": 15,
 }

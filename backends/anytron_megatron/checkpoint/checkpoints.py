@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
@@ -191,8 +192,8 @@ def _require_directory(directory: Path) -> None:
 
 def _require_written(directory: Path, error: BaseException | None) -> None:
     """Raise on every rank if writing failed on any. A collective."""
-    reasons = _gathered(None if error is None else f"{type(error).__name__}: {error}")
-    failed = [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason is not None]
+    reasons = _gathered(None if error is None else f"on {socket.gethostname()}: {type(error).__name__}: {error}")
+    failed = [f"rank {rank} {reason}" for rank, reason in enumerate(reasons) if reason is not None]
     if failed:
         raise EngineError(
             "The checkpoint could not be written.",

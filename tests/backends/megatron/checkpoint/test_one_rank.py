@@ -45,7 +45,7 @@ def test_a_full_disk_says_what_and_how_to_go_on(found, when, output):
     error = found["full"][when]
     assert error["what"] == "The checkpoint could not be written."
     assert error["where"] == str(output / f"full-{when}")
-    assert "rank 0: OSError: [Errno 27] File too large" in error["why"]
+    assert f"rank 0 on {socket.gethostname()}: OSError: [Errno 27] File too large" in error["why"]
     assert "resume=auto" in error["fix"]
 
 
