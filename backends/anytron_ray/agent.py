@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from anytron.base.errors import WorkerError
 from anytron.workers.executor.address import Stores
 from anytron.workers.executor.base import interface_of, loopback_interface
-from anytron.workers.executor.process import WorkerProcess, answered, end_all
+from anytron.workers.executor.process import SECOND_LOOK_S, WorkerProcess, answered, end_all
 from anytron.workers.executor.protocol import Host
 from anytron_ray.introduction import Doorstep, introduce, obstacles
 from anytron_ray.lease import Lease
@@ -140,7 +140,8 @@ class Agent:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._process = WorkerProcess(bootstrap, environment, log, heartbeat_timeout_s)
         if way is not None:
-            self._lease = Lease(heartbeat_timeout_s, lambda: self._leave(*way, heartbeat_timeout_s))
+            limit_s = heartbeat_timeout_s + SECOND_LOOK_S  # as the driver looks for a worker
+            self._lease = Lease(limit_s, lambda: self._leave(*way, limit_s))
 
     def renew(self) -> None:
         """Receive a sign of life of the driver."""

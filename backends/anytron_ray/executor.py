@@ -163,8 +163,8 @@ class RayExecutor(BaseExecutor):
             self._introduce(agents)
             ranks = self._start_processes(agents, spec)
         except BaseException:  # Ctrl-C too: nothing else knows these agents yet
-            renewal.stop()
             agents.release()
+            renewal.stop()
             raise
         group = RayWorkerGroup(spec.engine_name, ranks, agents, renewal, self._config.executor)
         self._groups.append(group)

@@ -151,7 +151,9 @@ class RayWorkerGroup(RankGroup[RayRank]):
     def answered(ranks: Sequence[RayRank], timeout_s: float) -> Sequence[RayRank]:
         """Wait until a rank of one or more groups has an answer, has ended or is silent."""
         awaited = {rank.answer: rank for rank in ranks}
-        ready, _ = ray.wait(list(awaited), timeout=timeout_s)
+        ready, others = ray.wait(list(awaited), timeout=timeout_s)
+        if ready and others:  # one by one, the answers of N ranks would take N squared looks
+            ready += ray.wait(others, num_returns=len(others), timeout=0.0)[0]
         return [awaited[answer] for answer in ready]
 
     def _carried(self, message: Message, receivers: int) -> Any:
@@ -162,5 +164,7 @@ class RayWorkerGroup(RankGroup[RayRank]):
         return self._ranks[0].new_store(shared=self._agents.machines > 1)
 
     def _end_all(self) -> None:
-        self._renewal.stop()
-        self._agents.release()
+        try:
+            self._agents.release()
+        finally:
+            self._renewal.stop()  # not before: an end may take as long as a short lease

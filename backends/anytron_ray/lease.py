@@ -10,6 +10,7 @@ Importing this module imports no ray: an agent imports it, whose process has ray
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from anytron.workers.executor.heartbeat import BEAT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+logger = logging.getLogger(__name__)
 
 
 class Lease:
@@ -74,11 +77,18 @@ class Renewal:
         import ray
         from ray.exceptions import RayError
 
-        answers = [agent.renew.remote() for agent in self._agents]
-        while not self._over.wait(BEAT_S):
-            for number, agent in enumerate(self._agents):
-                if not ray.wait([answers[number]], timeout=0.0)[0]:
-                    continue
-                with contextlib.suppress(RayError):  # what became of the agent is found where its worker is awaited
-                    ray.get(answers[number])
-                answers[number] = agent.renew.remote()
+        due, sent = list(self._agents), dict[Any, Any]()
+        while True:
+            try:
+                while due:
+                    sent[due[-1].renew.remote()] = due[-1]
+                    due.pop()
+                arrived = ray.wait(list(sent), num_returns=len(sent), timeout=0.0)[0]
+                due = [sent.pop(answer) for answer in arrived]
+                for answer in arrived:
+                    with contextlib.suppress(RayError):  # what became of the agent is found where its worker is awaited
+                        ray.get(answer)
+            except RayError as error:
+                logger.warning("a sign of life for agents on other machines could not be sent: %s", error)
+            if self._over.wait(BEAT_S):
+                return

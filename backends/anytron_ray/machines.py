@@ -107,9 +107,7 @@ def examine(members: Sequence[Member], config: RunConfig) -> tuple[list[Machine]
         driver = Machine(here.address, None, own)
         apart = len(members) > 1
         questions = [Question(notes, paths, one.place.host.address if apart else None) for one in members]
-        before = time.time()
-        times = _asked(members, lambda one, _: one.actor.clock.remote(), 0.0)
-        clocks = [0.0 if clock is None else ahead(clock, before, time.time()) for clock in times]
+        clocks = [_clock(one) for one in members]
         said = _asked(members, lambda one, index: one.actor.introduce.remote(questions[index]), SEEN_S)
         machines = [
             Machine(one.place.host.address, one.place.interface, answer, ahead_s)
@@ -149,6 +147,13 @@ def _unreached(members: Sequence[Member], machines: Sequence[Machine], driver: M
         for (target, port), why in zip(row, whys, strict=True)
         if why
     ]
+
+
+def _clock(member: Member) -> float:
+    """Ask for the time on a machine; return by how much it is ahead of the driver's at least, in seconds."""
+    before = time.time()
+    (clock,) = _asked([member], lambda one, _: one.actor.clock.remote(), 0.0)
+    return 0.0 if clock is None else ahead(clock, before, time.time())
 
 
 def _asked(members: Sequence[Member], ask: Callable[[Member, int], Any], further_s: float) -> list[Any]:

@@ -84,6 +84,15 @@ class Run:
         """Wait until it has written some words to the terminal."""
         self._until(lambda: words in self.text, within_s, f"'{words}'")
 
+    def losses(self) -> int:
+        """How many times a process was lost so far."""
+        file = self.output / "losses.jsonl"
+        return file.read_text().count("\n") if file.exists() else 0
+
+    def lose(self, before: int, within_s: float) -> None:
+        """Wait until more processes were lost than ``before``."""
+        self._until(lambda: self.losses() > before, within_s, "a loss")
+
     def end(self, within_s: float = LIFE_S) -> int:
         """Wait for its end; return the exit status."""
         try:

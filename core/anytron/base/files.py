@@ -83,7 +83,7 @@ def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
         write: Function that fills the empty directory that it is passed.
     """
     part, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("part", "old"))
-    remove(part)
+    discard(part)
     begun = part / secrets.token_hex(8)
     begun.mkdir(parents=True)
     write(begun)
@@ -97,8 +97,21 @@ def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
         path.rename(old)
     begun.rename(path)
     sync(path.parent)
-    remove(part)
+    discard(part)
     remove(old)
+
+
+def discard(path: Path) -> None:
+    """Delete a directory, if it exists, in whose subdirectories a process of an earlier start may write just now.
+
+    They get other names first, at which that process writes nothing: a file that came between would keep its directory
+    from being deleted.
+    """
+    if path.is_dir() and not path.is_symlink():
+        for one in path.iterdir():
+            if one.is_dir():
+                one.rename(path / secrets.token_hex(8))
+    remove(path)
 
 
 def remove(path: Path) -> None:

@@ -1,13 +1,24 @@
 """Files that are whole or not there, locks, and errors of a machine that has run out of something."""
 
+import contextlib
 import errno
 import os
+import shutil
 import stat
 
 import pytest
 
 from anytron.base.errors import ResourceError
-from anytron.base.files import Lock, LockedError, exhausted, lock_owner, publish_directory, replacing, write_durably
+from anytron.base.files import (
+    Lock,
+    LockedError,
+    discard,
+    exhausted,
+    lock_owner,
+    publish_directory,
+    replacing,
+    write_durably,
+)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
@@ -81,6 +92,28 @@ def test_who_began_an_earlier_version_of_a_directory_does_not_write_into_a_new_o
         publish_directory(tmp_path / "hf", stop)
     publish_directory(tmp_path / "hf", write)
     assert [str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*")] == ["hf", "hf/new"]
+
+
+def test_a_file_that_comes_late_keeps_no_directory_from_being_deleted(tmp_path, monkeypatch):
+    def late(path):
+        with contextlib.suppress(FileNotFoundError):  # its process knows the name that the directory had
+            (tmp_path / "step" / "begun" / "late").touch()
+        assert [one.name for one in path.rglob("*") if one.is_file()] == ["whole"]
+        rmtree(path)
+
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", late)
+    (tmp_path / "step" / "begun").mkdir(parents=True)
+    (tmp_path / "step" / "begun" / "whole").touch()
+    discard(tmp_path / "step")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_link_leads_to_is_not_discarded(tmp_path):
+    (tmp_path / "theirs" / "inside").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    discard(tmp_path / "link")
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["theirs", "theirs/inside"]
 
 
 def test_a_lock_says_who_has_it_and_can_be_taken_when_it_is_released(tmp_path):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from anytron.base.errors import CheckpointError
-from anytron.base.files import remove, sync, write_durably
+from anytron.base.files import discard, remove, sync, write_durably
 from anytron.config.json_files import read_object
 from anytron.record.checkpoint.manifest import DRIVER, MANIFEST, DriverState, FileRecord, Manifest
 
@@ -147,7 +147,7 @@ class CheckpointDirectory:
         """
         for path in self.interrupted():
             tell(f"deleting {path}: its checkpoint was interrupted")
-            _discard(path)
+            discard(path)
         if self.best() is None:
             remove(self.path / BEST)
 
@@ -192,8 +192,8 @@ class CheckpointDirectory:
         was stopped or cut off, and goes on to write when the run has started again, finds no directory to write into.
         """
         path = self.path / f"step-{step:06d}"
-        _discard(path)
-        self._begun = path / _fresh()
+        discard(path)
+        self._begun = path / f"{TRAINING}-{secrets.token_hex(8)}"
         self._begun.mkdir(parents=True)
         sync(self.path)
         return self._begun
@@ -207,12 +207,21 @@ class CheckpointDirectory:
                 that :meth:`begin` returned.
 
         Raises:
-            CheckpointError: A file does not exist.
+            CheckpointError: A file does not exist, or the file system cannot rename a directory.
         """
         path, begun = self.path / f"step-{state.step:06d}", self._begun
         assert begun is not None
         assert begun.parent == path, "it was begun for another step"
-        begun.rename(path / TRAINING)
+        try:
+            begun.rename(path / TRAINING)
+        except OSError as error:
+            raise CheckpointError(
+                "The checkpoint could not be completed: its directory cannot be renamed.",
+                where=str(begun),
+                why=str(error),
+                fix="set checkpoint.path to a directory of a file system that renames directories (mounted object stores "
+                "may not), and continue with resume=auto from the last complete checkpoint",
+            ) from error
         sync(path)
         state.write(path)
         records = {f"{TRAINING}/{name}": record for name, record in files.items()}
@@ -244,18 +253,6 @@ class CheckpointDirectory:
             return {}
         names = ((path, _STEP.fullmatch(path.name)) for path in self.path.iterdir())
         return {int(match[1]): path for path, match in names if match and path.is_dir() and not path.is_symlink()}
-
-
-def _fresh() -> str:
-    """Make a name for the directory of the training engine's files that no other save has, or has had."""
-    return f"{TRAINING}-{secrets.token_hex(8)}"
-
-
-def _discard(path: Path) -> None:
-    """Delete an incomplete checkpoint, if there is one, though a rank of an earlier start may write there just now."""
-    for begun in path.glob(f"{TRAINING}-*"):
-        begun.rename(path / _fresh())  # a file that came between would keep the directory from being deleted
-    remove(path)
 
 
 def locate(path: Path) -> Checkpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.files import write_durably
@@ -19,14 +20,10 @@ BLOCK = 1 << 16
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file. Only one is in memory at a time.
-
-    Raises:
-        ValueError: A line is not a JSON object.
-    """
+    """Yield the records of a file, and leave out lines that are none. Only one is in memory at a time."""
     with path.open("rb") as lines:  # by bytes: in text, other characters end lines, too (U+2028, U+0085)
         for line in lines:
-            if line.strip():
+            with suppress(ValueError):
                 yield parse_object(line)
 
 

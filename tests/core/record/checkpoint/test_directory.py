@@ -1,6 +1,8 @@
 """Which checkpoints there are, which of them is used, and which are deleted."""
 
+import errno
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -114,8 +116,20 @@ def test_two_saves_of_a_step_have_nothing_in_common_and_a_late_file_keeps_nothin
 
     first = directory.begin(7)
     (first / "part").touch()
-    monkeypatch.setattr("anytron.record.checkpoint.directory.remove", late)
+    monkeypatch.setattr("anytron.base.files.remove", late)
     second = directory.begin(7)
     assert second.parent == first.parent
     assert list(second.iterdir()) == []
     assert not first.exists()
+
+
+def test_a_file_system_that_renames_no_directory_is_named(save, directory, monkeypatch):
+    def refused(path, target):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(CheckpointError, match="its directory cannot be renamed") as caught:
+        save(1)
+    assert "Too many open files" in str(caught.value)
+    assert "set checkpoint.path to" in str(caught.value)
+    assert directory.complete() == []

@@ -52,6 +52,7 @@ def test_only_the_end_is_read(tmp_path, monkeypatch):
     cut_back(path, 2)
     assert last_record(path)["step"] == 2
     assert path.read_bytes().startswith(b"no record\n"), "the lines before are not looked at"
+    assert [record["step"] for record in read_jsonl(path)] == [1, 2]
 
 
 def test_of_an_empty_file_there_is_no_last_record(tmp_path):
