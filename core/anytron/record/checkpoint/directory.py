@@ -219,8 +219,8 @@ class CheckpointDirectory:
                 "The checkpoint could not be completed: its directory cannot be renamed.",
                 where=str(begun),
                 why=str(error),
-                fix="set checkpoint.path to a directory of a file system that renames directories (mounted object stores "
-                "may not), and continue with resume=auto from the last complete checkpoint",
+                fix="set checkpoint.path to a directory of a file system that renames directories (mounted object "
+                "stores may not), and continue with resume=auto from the last complete checkpoint",
             ) from error
         sync(path)
         state.write(path)
