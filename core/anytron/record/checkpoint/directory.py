@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from anytron.base.errors import CheckpointError
-from anytron.base.files import discard, remove, sync, write_durably
+from anytron.base.files import discard, exhausted, remove, sync, write_durably
 from anytron.config.json_files import read_object
 from anytron.record.checkpoint.manifest import DRIVER, MANIFEST, DriverState, FileRecord, Manifest
 
@@ -208,6 +208,7 @@ class CheckpointDirectory:
 
         Raises:
             CheckpointError: A file does not exist, or the file system cannot rename a directory.
+            ResourceError: The disk is full, or fails.
         """
         path, begun = self.path / f"step-{state.step:06d}", self._begun
         assert begun is not None
@@ -215,7 +216,7 @@ class CheckpointDirectory:
         try:
             begun.rename(path / TRAINING)
         except OSError as error:
-            raise CheckpointError(
+            raise exhausted(error, str(begun)) or CheckpointError(
                 "The checkpoint could not be completed: its directory cannot be renamed.",
                 where=str(begun),
                 why=str(error),
