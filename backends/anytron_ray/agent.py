@@ -129,7 +129,7 @@ class Agent:
             environment: Environment of the process.
             log: File to which the output of the process is appended.
             heartbeat_timeout_s: Seconds without a sign of life after which the worker counts as lost. The agent counts
-                the driver as lost after as many.
+                the driver as lost after as many and :data:`SECOND_LOOK_S` more.
             way: Addresses of this machine and of the driver's, between which signs of life of the driver travel
                 (:meth:`renew`); None = both are one machine.
 

@@ -98,8 +98,8 @@ class ExecutorSection(Section):
     heartbeat_timeout_s: float = Field(60.0, ge=2.0)
     """Seconds without a sign of life after which a worker counts as lost: stopped, frozen, or stuck in a library. Each
     sends a heartbeat once a second, except while a library holds Python's lock, for example to load another library
-    from a slow disk. A worker on another machine than the driver's ends after as many seconds without a sign of life of
-    the driver, which sends one once a second too."""
+    from a slow disk. A worker on another machine than the driver's ends after as many seconds, and two more, without a
+    sign of life of the driver, which sends one once a second too."""
     num_threads: int | None = Field(None, ge=1)
     """Processor threads of each training rank; default: ``OMP_NUM_THREADS`` where it is set, else processors divided by
     ranks. Set it for runs that share a machine: waiting threads of two runs slow each other down many times over."""

@@ -65,7 +65,7 @@ def backwards(file: BinaryIO, end: int | None = None) -> Iterator[tuple[int, byt
 
 
 def cut_back(path: Path, step: int) -> None:
-    """Remove the last records of a file, up to one of ``step`` or an earlier step, and lines that are not records.
+    """Remove the last lines of a file, up to the record of ``step`` or an earlier one; lines before it stay.
 
     Only what is removed is read. The file is cut in place and at once: whenever the process is killed, the file is as
     it was before or as it is afterwards.
