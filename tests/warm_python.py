@@ -1,6 +1,6 @@
 """Python programs of the tests, forked from a process that has already imported what is slow to import.
 
-A rank takes eleven seconds of processor time to import torch, torch's compiler, transformers and datasets, and most
+A rank takes eight seconds of processor time to import torch, torch's compiler and transformers, and most
 tests need it for less than one. :class:`WarmPopen` is :class:`subprocess.Popen` for commands that begin with this
 interpreter: it asks a server to fork, and the child runs the command's program with its arguments, environment,
 directory and descriptors, in a session of its own if asked. What such a program starts is forked in the same way.
@@ -39,7 +39,6 @@ PRELOADED = (
     "torch.distributed.tensor",
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
-    "datasets",
     "einops",
     "pydantic.fields",
     "pydantic.functional_validators",

@@ -36,6 +36,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         imports.PORTABLE_TRANSFORMER_ENGINE: portable,
         parallel.ONE_RANK_GROUPS: True,
         imports.MODEL_CODE: context.engine != OWN_TRAINER,  # whom a trainer of its own trusts is its own affair
+        imports.BRIDGE_LOCK: bridge,
         imports.BRIDGE_IMPORT: bridge,
         attention.ROPE_TABLE: bridge,
         attention.CACHED_ROTARY: bridge,

@@ -1,25 +1,23 @@
 """Provide a stand-in for triton, if it is not installed, for files that import it without need.
 
-A module finder gives the stand-in to exactly these files. No other code ever sees a module called triton, so that
-libraries that look for it (torch, transformers, peft) correctly find none.
+Only these files see it (:mod:`anytron_megatron.patches.stand_ins`), so that libraries that look for triton (torch,
+transformers, peft) correctly find none.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import EngineError
 from anytron.device.patches import Installed
+from anytron_megatron.patches.stand_ins import show_during_import
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
     from anytron.device.hooks.types import PatchContext
 
@@ -48,53 +46,13 @@ def stand_in_during_imports(concerned: Mapping[str, str]) -> Installed:
     """
     if importlib.util.find_spec("triton") is not None:
         return Installed(lambda: None, "not needed: triton is installed")
-    finder = _Finder(concerned)
-    sys.meta_path.insert(0, finder)
-    return Installed(lambda: sys.meta_path.remove(finder))
+    return show_during_import(lambda user: _modules(user, concerned))
 
 
-class _Finder(MetaPathFinder):
-    def __init__(self, concerned: Mapping[str, str]) -> None:
-        self._concerned = concerned
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        use = next((use for name, use in self._concerned.items() if f"{fullname}.".startswith(f"{name}.")), None)
-        if use is None:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, use)
-        return spec
-
-
-class _Loader(Loader):
-    """Execute a module with the stand-ins in ``sys.modules``."""
-
-    def __init__(self, loader: Loader, use: str) -> None:
-        self._loader = loader
-        self._use = use
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        with _stand_ins(module.__name__, self._use):
-            self._loader.exec_module(module)
-
-
-@contextmanager
-def _stand_ins(user: str, use: str) -> Iterator[None]:
-    modules = {name: _StandInModule(name, user, use) for name in NAMES}
-    outer = {name: sys.modules[name] for name in NAMES if name in sys.modules}  # one such module imports another
-    sys.modules.update(modules)
-    try:
-        yield
-    finally:
-        for name in modules:
-            del sys.modules[name]
-        sys.modules.update(outer)
+def _modules(user: str, concerned: Mapping[str, str]) -> Mapping[str, ModuleType]:
+    """Make the stand-ins for a module; none unless it is concerned."""
+    use = next((use for name, use in concerned.items() if f"{user}.".startswith(f"{name}.")), None)
+    return {} if use is None else {name: _StandInModule(name, user, use) for name in NAMES}
 
 
 def _importing() -> bool:

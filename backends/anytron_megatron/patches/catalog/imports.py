@@ -30,6 +30,19 @@ BRIDGE_IMPORT = Patch(
         "models that it made transformers import"
     ),
 )
+BRIDGE_LOCK = Patch(
+    id="megatron.mcore-bridge-lock",
+    target="mcore_bridge",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=BRIDGE,
+    reason=(
+        "mcore-bridge takes a lock from datasets, which it does not declare, and its directory from modelscope: "
+        "with pandas, a third of a rank's imports"
+    ),
+    upstream="mcore_bridge/utils/torch_utils.py, lines 11 and 12",
+    remove_when="mcore-bridge imports FileLock from filelock, and modelscope where it uses it",
+    install=f"{FIXES}.bridge_lock:lock_without_datasets",
+)
 MODEL_CODE = Patch(
     id="megatron.model-code",
     target="transformers.dynamic_module_utils:get_cached_module_file",

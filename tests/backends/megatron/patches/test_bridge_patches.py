@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +77,10 @@ def story():
         logging.basicConfig(level=logging.INFO, stream=sys.stdout)
         filters = list(warnings.filters)
         apply(*Phase)
+        large = ("datasets", "datasets.utils.filelock", "modelscope", "pandas", "pyarrow")
+        imported = [name for name in large if name in sys.modules]
+        from mcore_bridge.utils import torch_utils
+        lock, directory = torch_utils.FileLock.__module__, torch_utils.get_cache_dir()
 
         from megatron.core import jit
         from megatron.core.tensor_parallel import random as megatron_random
@@ -127,6 +132,7 @@ def story():
             handler_levels=[handler.level for handler in logging.getLogger().handlers],
         )
         ledger.undo()
+        facts |= {"imported": imported, "lock": lock, "directory": directory}
         facts["head_as_before"] = loaded(torch.ones(1, 4), None)
         facts["restored"] = (torch.compile, torch.cuda.Stream, torch.zeros) == originals
         facts["cuda_helpers"] = megatron_random._lazy_call is torch.cuda._lazy_call
@@ -160,6 +166,12 @@ def test_what_the_bridge_changes_at_import_is_recorded(story):
         "peft.tuners.lora.model:dispatch_megatron",
     ):
         assert target in detail
+
+
+def test_the_bridge_takes_its_lock_without_importing_datasets(story):
+    assert story["imported"] == []
+    assert story["lock"].startswith("filelock")
+    assert Path(story["directory"]).is_absolute()  # what modelscope says, which is imported only now
 
 
 def test_nothing_is_compiled(story):
