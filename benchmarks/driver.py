@@ -156,7 +156,7 @@ class SimulatedExecutor(BaseExecutor):
         ranks = range(spec.world_size)
         for rank in ranks:
             here = range(rank - rank % ON_A_MACHINE, rank - rank % ON_A_MACHINE + ON_A_MACHINE)
-            bootstrap = self._bootstrap(spec, rank, here=here, init_method="simulated", processors=ON_A_MACHINE)
+            bootstrap = self._bootstrap(spec, rank, here=here, processors=ON_A_MACHINE)
             worker_environment(os.environ, bootstrap, self._session.hooks)
             encode(bootstrap)
 

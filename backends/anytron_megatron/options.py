@@ -140,6 +140,9 @@ METRICS = (
     Metric("critic/moe/NAME", "", "the same losses of the critic's routers", "a critic with experts"),
 )
 
+IMPORTS = ("peft", "transformers.dynamic_module_utils", "transformers.models.auto")
+"""What patches of the phase ``before_parallel_init`` import, and reading a model."""
+
 MEGATRON = EngineInfo(
     engine="anytron_megatron.engine:MegatronEngine",
     options_model=MegatronOptions,
@@ -167,8 +170,10 @@ MEGATRON = EngineInfo(
     memory="anytron_megatron.estimate.run:estimate",
     process_bytes=505 << 20,
     flops="anytron_megatron.estimate.flops:model_flops",
+    imports=IMPORTS,
     reward_model=EngineInfo(
         engine="anytron_megatron.reward_model:MegatronRewardModel",
+        imports=IMPORTS,
         memory="anytron_megatron.estimate.run:estimate_reward_model",
         process_bytes=505 << 20,
     ),

@@ -118,6 +118,7 @@ class Agent:
         self,
         bootstrap: Bootstrap,
         environment: Mapping[str, str],
+        init_method: str,
         log: Path,
         heartbeat_timeout_s: float,
         way: tuple[str, str] | None,
@@ -127,6 +128,7 @@ class Agent:
         Args:
             bootstrap: Bootstrap message of the worker.
             environment: Environment of the process.
+            init_method: Where the ranks meet.
             log: File to which the output of the process is appended.
             heartbeat_timeout_s: Seconds without a sign of life after which the worker counts as lost. The agent counts
                 the driver as lost after as many and :data:`SECOND_LOOK_S` more.
@@ -138,7 +140,8 @@ class Agent:
             WorkerError: The process cannot be started.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._process = WorkerProcess(bootstrap, environment, log, heartbeat_timeout_s)
+        self._process = WorkerProcess(bootstrap, environment, heartbeat_timeout_s)
+        self._process.build(init_method, log)
         if way is not None:
             limit_s = heartbeat_timeout_s + SECOND_LOOK_S  # as the driver looks for a worker
             self._lease = Lease(limit_s, lambda: self._leave(*way, limit_s))

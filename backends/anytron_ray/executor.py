@@ -210,13 +210,14 @@ class RayExecutor(BaseExecutor):
             starting = []
             for rank, (actor, place) in enumerate(zip(agents.actors, agents.places, strict=True)):
                 here, processors = agents.ranks_at(rank), place.processors
-                bootstrap = self._bootstrap(spec, rank, here=here, init_method=init_method, processors=processors)
+                bootstrap = self._bootstrap(spec, rank, here=here, processors=processors)
                 environment = self._environment(bootstrap, place, agents.devices_at(rank))
                 if spec.role == "rollout" and not self._apart:
                     environment = self._beside(environment, spec)
                 log = logs / bootstrap.log
                 way = None if place.host.id == self.host.id else (place.host.address, self.host.address)
-                starting.append(actor.start.remote(bootstrap, environment, log, settings.heartbeat_timeout_s, way))
+                arguments = (bootstrap, environment, init_method, log, settings.heartbeat_timeout_s, way)
+                starting.append(actor.start.remote(*arguments))
                 bootstraps.append(bootstrap)
             ray.get(starting, timeout=settings.start_timeout_s)
             for bootstrap, actor, place in zip(bootstraps, agents.actors, agents.places, strict=True):

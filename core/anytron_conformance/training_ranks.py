@@ -12,8 +12,9 @@ from anytron.config.running import EngineSection
 from anytron.config.schema import RunConfig
 from anytron.device.platform import Feature
 from anytron.proof.checks import Inapplicable
+from anytron.run.groups import training_group
 from anytron.run.preflight.limits import NotPossible, adapted
-from anytron.run.trainer.workers import TrainingWorkers, training_group
+from anytron.run.trainer.workers import TrainingWorkers
 from anytron.workers.executor.local import LocalExecutor
 from anytron_conformance.ranks import require_devices
 from anytron_conformance.rules import Broken

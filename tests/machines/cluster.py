@@ -23,7 +23,7 @@ TIMED = ("time/", "throughput/", "memory/")
 """Beginnings of the names of metrics that no two runs share."""
 OURS = ("anytron.workers", "anytron train", "ray::Agent")
 """What the command lines of a run's processes hold."""
-START_S = 240.0
+START_S = 150.0
 LIFE_S = 400.0
 SETTINGS = {
     "RAY_worker_niceness": "0",

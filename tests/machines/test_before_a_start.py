@@ -10,7 +10,7 @@ from tests.machines.namespaces import NEEDS_MACHINES, OWN, address, name
 pytestmark = NEEDS_MACHINES
 
 TP2 = "parallel.tensor_model_parallel_size=2"
-SOON_S = 120.0
+SOON_S = 90.0
 """Seconds in which a run says what machines lack: it imports its libraries first."""
 
 

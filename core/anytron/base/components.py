@@ -98,6 +98,8 @@ class EngineInfo:
         process_bytes: Measured resident memory of one of the engine's processes before it has a model: Python and the
             imported packages. It matters only where the device is the CPU. 0 = not measured, or the engine has no
             separate processes.
+        imports: Modules that a process imports after the engine's class, while the driver prepares data. What is not
+            named is imported when the engine is built.
         flops: Training engines only: ``module:function`` of a function that counts the floating-point operations of its
             models and must not import the engine (:class:`anytron.workers.engines.estimates.CountsFlops`); empty = the
             engine does not count them.
@@ -116,6 +118,7 @@ class EngineInfo:
     components: tuple[Component, ...] = ()
     memory: str = ""
     process_bytes: int = 0
+    imports: tuple[str, ...] = ()
     flops: str = ""
     reward_model: EngineInfo | None = None
 

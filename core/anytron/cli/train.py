@@ -11,6 +11,7 @@ from anytron.cli.output import run_output
 from anytron.cli.progress import make_progress
 from anytron.config.diagnostics import refuse
 from anytron.config.dump import to_yaml
+from anytron.run.groups import all_groups
 from anytron.run.preflight.open_run import open_stages
 
 if TYPE_CHECKING:
@@ -44,16 +45,13 @@ def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
         console.print(line)
     refuse(dict.fromkeys(one for run in stages.values() for one in run.diagnostics))
 
-    import torch  # only when nothing has been found wrong so far
-
-    from anytron.run.trainer.stages import remaining_stages
-
-    # The driver's tensors are small, and threads of its own would spin on the processors where workers compute next.
-    torch.set_num_threads(1)
     session = next(iter(stages.values())).session
     if "" in stages:
         _train_run(stages[""].config, session, console)
         return
+
+    from anytron.run.trainer.stages import remaining_stages
+
     configs = {name: run.config for name, run in stages.items()}
     for name, config in remaining_stages(configs, console.print):
         console.print(f"stage {name}")
@@ -63,9 +61,6 @@ def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
 
 def _train_run(config: RunConfig, session: Session, console: Console) -> RunSummary:
     executor_class = load_component(EXECUTORS, config.executor.kind, "executor.kind")
-
-    from anytron.run.trainer.loop import train
-
     ranks = config.parallel.world_size
     generating = "" if config.supervised else f"generating with {config.rollout.engine}; "
     console.print(
@@ -76,6 +71,14 @@ def _train_run(config: RunConfig, session: Session, console: Console) -> RunSumm
         executor_class(config, session) as executor,
         make_progress(console, shown=config.tracking.progress) as progress,
     ):
+        executor.warm_up(all_groups(config))  # first: the processes take seconds, as the next imports do here
+
+        import torch
+
+        from anytron.run.trainer.loop import train
+
+        # The driver's tensors are small, and threads of its own would spin on the processors where workers compute.
+        torch.set_num_threads(1)
         summary = train(config, executor, progress)
     for line in last_words(summary, supervised=config.supervised):
         console.print(line)

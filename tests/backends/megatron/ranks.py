@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from anytron.config.schema import RunConfig
 from anytron.device.loading import open_session
-from anytron.run.trainer.reward_model import RewardModelRanks, reward_model_group
+from anytron.run.groups import reward_model_group
+from anytron.run.trainer.reward_model import RewardModelRanks
 from anytron.run.trainer.workers import TrainingWorkers
 from anytron.workers.executor.local import LocalExecutor, LocalWorkerGroup
 from anytron.workers.executor.protocol import GroupSpec

@@ -1,6 +1,6 @@
 """Malformed model directories: each is refused in words, or trains; none hangs or leaves a traceback.
 
-Everything that reads a directory before a worker starts runs here: the checks of the core and of Megatron, and the
+Everything that reads a directory before an engine is built runs here: the checks of the core and of Megatron, and the
 loading of config, tokenizer and prompts.
 """
 

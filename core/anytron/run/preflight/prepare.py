@@ -1,4 +1,4 @@
-"""Load the prompts of a run and of its validation, and check them against the model, before a worker starts."""
+"""Load the prompts of a run and of its validation, and check them against the model, before an engine is built."""
 
 from __future__ import annotations
 

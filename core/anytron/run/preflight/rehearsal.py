@@ -43,11 +43,12 @@ AT_ONCE = 64
 TIMED = 4
 """Prompts of one call if time is limited: the clock is checked after each call."""
 ROWS, OWN_ROWS = 32, 8
-"""Prompts that a registered reward, and a function of the user, is tried on before a worker starts; an eighth of them
-in each call, or all."""
+"""Prompts that a registered reward, and a function of the user, is tried on before an engine is built; an eighth of
+them in each call, or all."""
 BEGIN_S, GIVE_UP_S = 4.0, 6.0
-"""Seconds after which nothing more is tried before a worker starts, and after which no answer is waited for. They begin
-with the call of :func:`rehearse`: a reward whose making takes long has less time; ``math`` needs a second or two."""
+"""Seconds after which nothing more is tried before an engine is built, and after which no answer is waited for. They
+begin with the call of :func:`rehearse`: a reward whose making takes long has less time; ``math`` needs a second or
+two."""
 NOT_TRIED = frozenset({"judge", "reward_model", "environment"})
 """Rewards that ask a model or an environment."""
 TRAINING = "training"

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import TypeVarTuple
 
-from anytron.base.components import ROLLOUT_ENGINES
 from anytron.base.errors import ProcessLost, TransferError
 from anytron.base.seeds import derive_seed
+from anytron.run.groups import rollout_group
 from anytron.run.rollout.replica import Replica, mistake_in
 from anytron.workers.engines.rollout_engine import (
     GenerationRequest,
@@ -28,7 +28,7 @@ from anytron.workers.engines.rollout_engine import (
     RolloutEngine,
     SleepingRollout,
 )
-from anytron.workers.executor.protocol import GroupSpec, submit
+from anytron.workers.executor.protocol import submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -214,17 +214,7 @@ class RolloutPool:
     def _start(self, index: int) -> Replica:
         if self._within is not None:
             return Replica(index, self._within)
-        settings = self._settings
-        spec = GroupSpec(
-            "rollout",
-            ROLLOUT_ENGINES,
-            settings.engine,
-            world_size=1,
-            num_threads=settings.num_threads,
-            replica=index,
-            replicas=settings.replicas,
-        )
-        return Replica(index, self._executor.start(spec))
+        return Replica(index, self._executor.start(rollout_group(self._settings, index)))
 
     def _ask(
         self, index: int, method: Callable[[Any, Unpack[Arguments]], Answer], *arguments: Unpack[Arguments]

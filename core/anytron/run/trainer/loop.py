@@ -15,6 +15,7 @@ from anytron.base.files import WEIGHTS, PrivateDirectory
 from anytron.base.seeds import derive_seed
 from anytron.record.checkpoint.resume import choose_start
 from anytron.record.tracking.claim import ClaimedDirectory
+from anytron.run.groups import all_groups
 from anytron.run.preflight.capabilities import generates_in_training
 from anytron.run.preflight.prepare import prepare, prepare_held_out, prepare_prompts, prepare_validation
 from anytron.run.preflight.rehearsal import require_earnable
@@ -54,9 +55,9 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
 
     The key ``resume`` decides whether the run starts anew or from a checkpoint.
 
-    Configuration and data are fully checked before a worker starts. Metrics and samples are on disk as soon as they are
-    known. When a training rank is lost, all processes start again and the run goes on from its last checkpoint. When
-    a rollout process is lost, only this process is replaced.
+    Configuration and data are fully checked before an engine is built; meanwhile the processes import their engines.
+    Metrics and samples are on disk as soon as they are known. When a training rank is lost, all processes start again
+    and the run goes on from its last checkpoint. When a rollout process is lost, only this process is replaced.
 
     Args:
         config: The run, complete: paths absolute, edits of plugins applied, and checked
@@ -84,6 +85,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
 
 
 def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts) -> RunSummary:
+    executor.warm_up(all_groups(config))
     if config.supervised:
         examples = prepare_prompts(config, progress.note)
         held_out = prepare_held_out(config, examples)

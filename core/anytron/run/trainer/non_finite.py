@@ -18,8 +18,9 @@ from anytron.base.errors import DataError, EngineError
 from anytron.base.files import PRIVATE, exhausted, remove, write_durably
 from anytron.config.dump import to_yaml
 from anytron.config.json_files import read_object
+from anytron.run.groups import training_group
 from anytron.run.trainer.updates import UpdatePlan
-from anytron.run.trainer.workers import TrainingWorkers, training_group
+from anytron.run.trainer.workers import TrainingWorkers
 from anytron.sequences.batch import RaggedBatch
 from anytron.task.data.images import ImagePatches
 from anytron.workers.engines.training_engine import InspectableEngine

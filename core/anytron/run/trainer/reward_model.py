@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytron.base.components import TRAINING_ENGINES
 from anytron.run.trainer.experience import assemble
 from anytron.run.trainer.updates import UpdatePlan, shared
 from anytron.workers.engines.training_engine import RewardModelEngine
-from anytron.workers.executor.protocol import GroupSpec, call, submit_each
+from anytron.workers.executor.protocol import call, submit_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,17 +91,3 @@ class RewardModelRanks:
                     if not micro_batch.is_filler:
                         scores[list(micro_batch.sequences)] = part
         return scores
-
-
-def reward_model_group(config: RunConfig) -> GroupSpec:
-    """Return the specification of the processes that hold a run's reward model."""
-    own = config.of_reward_model
-    return GroupSpec(
-        "trainer",
-        TRAINING_ENGINES,
-        config.engine.name,
-        own.parallel.world_size,
-        config.executor.num_threads,
-        model="reward_model",
-        config=own,
-    )

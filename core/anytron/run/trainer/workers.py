@@ -11,13 +11,13 @@ from torch import Tensor
 from typing_extensions import TypeVarTuple
 
 from anytron.algorithms.importance import with_moments_resolved
-from anytron.base.components import TRAINING_ENGINES
 from anytron.base.errors import EngineError
 from anytron.base.metric import joined
+from anytron.run.groups import reward_model_group, training_group
 from anytron.run.preflight.capabilities import generates_in_training
 from anytron.run.rollout.conversations import AttendedGroup
 from anytron.run.rollout.pool import RolloutPool
-from anytron.run.trainer.reward_model import RewardModelRanks, reward_model_group
+from anytron.run.trainer.reward_model import RewardModelRanks
 from anytron.run.trainer.updates import shared
 from anytron.sequences.batch import RaggedBatch, TokenOutputs
 from anytron.workers.engines.training_engine import (
@@ -31,7 +31,7 @@ from anytron.workers.engines.training_engine import (
     TrainingEngine,
 )
 from anytron.workers.executor.observer import RankObserver
-from anytron.workers.executor.protocol import GroupSpec, call, scatter
+from anytron.workers.executor.protocol import call, scatter
 from anytron.workers.weights.transfer import WeightFile
 
 if TYPE_CHECKING:
@@ -338,9 +338,3 @@ def start_workers(executor: Executor, config: RunConfig, restarts: Restarts | No
         trainer = TrainingWorkers.of(training)
         rollout.routing = trainer.topology[0].rollout_routing
     return Workers(trainer, rollout, None if scoring is None else RewardModelRanks.of(scoring, config))
-
-
-def training_group(config: RunConfig) -> GroupSpec:
-    """Return the specification of a run's training processes."""
-    threads = config.executor.num_threads
-    return GroupSpec("trainer", TRAINING_ENGINES, config.engine.name, config.parallel.world_size, threads)

@@ -13,13 +13,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from anytron.base.components import find_component
 from anytron.base.errors import ConfigError
 from anytron.config.schema import RunConfig
 from anytron.workers.executor.channel import Bootstrap
 from anytron.workers.executor.pending import PendingCall, wait_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -60,6 +61,11 @@ class BaseExecutor(abc.ABC):
         self._config = config
         self._session = session
         self._groups: list[RankGroup[Any]] = []
+
+    def warm_up(self, specs: Iterable[GroupSpec]) -> None:
+        """Check that the engines are installed; :meth:`start` starts the processes."""
+        for spec in specs:
+            find_component(spec.engine_group, spec.engine_name, "engine")
 
     @abc.abstractmethod
     def start(self, spec: GroupSpec) -> RankGroup[Any]:
@@ -103,16 +109,13 @@ class BaseExecutor(abc.ABC):
         # The run has failed: ranks may wait for each other in collectives, where no engine can close.
         self._leave()
 
-    def _bootstrap(
-        self, spec: GroupSpec, rank: int, *, here: Sequence[int], init_method: str, processors: int
-    ) -> Bootstrap:
+    def _bootstrap(self, spec: GroupSpec, rank: int, *, here: Sequence[int], processors: int) -> Bootstrap:
         """Make a worker's first message.
 
         Args:
             spec: Group of the worker.
             rank: Rank of the worker.
             here: The group's ranks on its machine, itself among them.
-            init_method: Where the ranks meet.
             processors: Those of its machine.
         """
         return Bootstrap(
@@ -122,7 +125,6 @@ class BaseExecutor(abc.ABC):
             world_size=spec.world_size,
             local_world_size=len(here),
             replica=spec.replica,
-            init_method=init_method,
             num_threads=spec.num_threads or threads_asked_for() or max(1, processors // (len(here) * spec.replicas)),
             platform=self._session.platform.name,
             config=(spec.config or self._config).model_dump(mode="json"),

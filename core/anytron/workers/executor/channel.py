@@ -43,16 +43,18 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Rebuild:
-    """Driver to worker: close the engine and build one for another configuration.
+class Build:
+    """Driver to worker: build the engine; if there is one already, close that first.
 
     Attributes:
-        config: The configuration as JSON values.
-        init_method: New rendezvous of the group's ranks.
+        init_method: Rendezvous of the group's ranks, for ``torch.distributed``; a new one for each engine.
+        log: File to which all that the process has written, and all that it will write, is appended; None = no change.
+        config: The engine's configuration as JSON values; None = that of the bootstrap message.
     """
 
-    config: dict[str, Any]
     init_method: str
+    log: str | None = None
+    config: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def receive_json(connection: Connection) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(connection.recv_bytes()))
 
 
-def encode(message: Call | Rebuild | Stop | Result | Failure) -> Message:
+def encode(message: Call | Build | Stop | Result | Failure) -> Message:
     """Pickle a message. Host tensors are sent as raw bytes, by value: views of one storage become separate tensors."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(message)
@@ -143,7 +145,6 @@ class Bootstrap:
         world_size: Number of processes in the group.
         local_world_size: Number of the group's processes on this machine.
         replica: Number of its group among the groups of its role that share the work.
-        init_method: Rendezvous of the group's ranks, for ``torch.distributed``.
         num_threads: Number of CPU threads that the process may use.
         platform: Name of the platform that the driver chose; the worker does not choose again.
         config: The run's configuration, resolved, as JSON values.
@@ -161,7 +162,6 @@ class Bootstrap:
     world_size: int
     local_world_size: int
     replica: int
-    init_method: str
     num_threads: int
     platform: str
     config: dict[str, Any]

@@ -21,9 +21,11 @@ from anytron.workers.executor.process import WorkerProcess, answered, end_all
 from anytron.workers.executor.protocol import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from anytron.config.running import ExecutorSection
+    from anytron.config.schema import RunConfig
+    from anytron.device.loading import Session
     from anytron.workers.executor.protocol import GroupSpec
 
 THIS_MACHINE = Host("", "127.0.0.1")
@@ -73,32 +75,62 @@ class LocalExecutor(BaseExecutor):
     on_this_machine: ClassVar[bool] = True
     host = THIS_MACHINE
 
+    def __init__(self, config: RunConfig, session: Session) -> None:
+        super().__init__(config, session)
+        self._warm: list[tuple[GroupSpec, list[WorkerProcess]]] = []
+
+    def warm_up(self, specs: Iterable[GroupSpec]) -> None:
+        """Start the processes of groups, which import their engines and wait for :meth:`start`."""
+        for spec in specs:
+            if self._warm_place(spec) is None:
+                self._warm.append((spec, self._launch(spec)))
+
     def start(self, spec: GroupSpec) -> LocalWorkerGroup:
         """Start one process per rank."""
-        find_component(spec.engine_group, spec.engine_name, "engine")
-        logs = Path(self._config.trainer.output_dir).resolve() / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        settings = self._config.executor
-        inherited = {**interface_variables(self._session.platform, loopback_interface()), **os.environ}
+        place = self._warm_place(spec)
+        processes = self._launch(spec) if place is None else self._warm.pop(place)[1]
         stores = Stores()
-        processes: list[WorkerProcess] = []
         try:
+            logs = Path(self._config.trainer.output_dir).resolve() / "logs"
+            logs.mkdir(parents=True, exist_ok=True)
             init_method = stores.new()
-            ranks = range(spec.world_size)
-            processors = len(os.sched_getaffinity(0))
-            for rank in ranks:
-                bootstrap = self._bootstrap(spec, rank, here=ranks, init_method=init_method, processors=processors)
-                log, environment = logs / bootstrap.log, worker_environment(inherited, bootstrap, self._session.hooks)
-                if spec.role == "rollout":
-                    environment = self._with_devices(environment, spec)
-                processes.append(WorkerProcess(bootstrap, environment, log, settings.heartbeat_timeout_s))
-        except BaseException:  # Ctrl-C too: nothing else knows these processes yet
+            for process in processes:
+                process.build(init_method, logs / process.log_name)
+        except BaseException:  # Ctrl-C too: nothing else knows these processes
             end_all(processes)
             stores.close()
             raise
-        group = LocalWorkerGroup(spec.engine_name, processes, stores, settings)
+        group = LocalWorkerGroup(spec.engine_name, processes, stores, self._config.executor)
         self._groups.append(group)
         return group
+
+    def end(self) -> None:
+        """End every process, also of groups that were not started."""
+        warm, self._warm = self._warm, []
+        for _, processes in warm:
+            end_all(processes)
+        super().end()
+
+    def _warm_place(self, spec: GroupSpec) -> int | None:
+        return next((place for place, (warm, _) in enumerate(self._warm) if warm == spec), None)
+
+    def _launch(self, spec: GroupSpec) -> list[WorkerProcess]:
+        """Start the processes of a group, without their engines."""
+        find_component(spec.engine_group, spec.engine_name, "engine")
+        inherited = {**interface_variables(self._session.platform, loopback_interface()), **os.environ}
+        ranks, processors = range(spec.world_size), len(os.sched_getaffinity(0))
+        processes: list[WorkerProcess] = []
+        try:
+            for rank in ranks:
+                bootstrap = self._bootstrap(spec, rank, here=ranks, processors=processors)
+                environment = worker_environment(inherited, bootstrap, self._session.hooks)
+                if spec.role == "rollout":
+                    environment = self._with_devices(environment, spec)
+                processes.append(WorkerProcess(bootstrap, environment, self._config.executor.heartbeat_timeout_s))
+        except BaseException:  # Ctrl-C too: nothing else knows these processes yet
+            end_all(processes)
+            raise
+        return processes
 
     def _with_devices(self, environment: dict[str, str], spec: GroupSpec) -> dict[str, str]:
         """Let a replica see its devices; training rank i has device i. The only one, if colocated, sees all."""

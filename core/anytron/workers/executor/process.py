@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import signal
 import socket
@@ -19,12 +20,12 @@ from typing import TYPE_CHECKING
 from anytron.base.errors import WorkerError
 from anytron.base.files import exhausted, open_to_append
 from anytron.task.isolation.failure import ending
-from anytron.workers.executor.channel import encode_json
+from anytron.workers.executor.channel import Build, encode, encode_json
 from anytron.workers.executor.heartbeat import BEAT_S, Heartbeat, Standing, shared_memory
 from anytron.workers.executor.worker import STACK_SIGNAL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from anytron.workers.executor.channel import Bootstrap, Message
 
@@ -49,43 +50,65 @@ class WorkerProcess:
     In its own session, Ctrl-C at the terminal does not reach the process (the driver ends it), and all processes that
     the engine starts can be ended with it.
 
+    The process imports its engine and waits for :meth:`build`. Until then its output is kept in memory.
+
     Args:
         bootstrap: Bootstrap message of the worker.
         env: Environment of the process.
-        log: File to which the output of the process is appended.
         heartbeat_timeout_s: Seconds without a heartbeat after which the process counts as lost.
 
     Attributes:
         name: Display name: role, replica and rank.
         connection: The driver's end of the channel, a socket pair.
-        log: The argument.
+        log: File to which the output of the process is appended; None before :meth:`build`.
+        log_name: Name that the file should have.
 
     Raises:
-        ResourceError: No file descriptors or disk space are left for the process.
-        WorkerError: The process cannot be started, or its log cannot be written.
+        ResourceError: No file descriptors are left for the process.
+        WorkerError: The process cannot be started.
     """
 
-    def __init__(self, bootstrap: Bootstrap, env: Mapping[str, str], log: Path, heartbeat_timeout_s: float) -> None:
-        self.name = bootstrap.name
-        self.log = log
+    def __init__(self, bootstrap: Bootstrap, env: Mapping[str, str], heartbeat_timeout_s: float) -> None:
+        self.name, self.log_name = bootstrap.name, bootstrap.log
+        self.log: Path | None = None
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._suspected_at: float | None = None
+        python = bootstrap.python or sys.executable
+        with self._started(python), contextlib.ExitStack() as opened:
+            self._start(opened, python, env)
+        self.send(encode_json(asdict(bootstrap)))
+
+    def build(self, init_method: str, log: Path) -> None:
+        """Let the process build its engine; it answers when the engine is built.
+
+        Args:
+            init_method: Where the ranks meet.
+            log: File to which all output of the process is appended, what it has written so far too.
+
+        Raises:
+            ResourceError: No disk space is left for the log.
+            WorkerError: The log cannot be written.
+        """
+        with self._started(log):
+            self._log_start = _begin_log(log, self.name)
+        self.log = log
+        self.send(encode(Build(init_method, str(log))))
+
+    @contextlib.contextmanager
+    def _started(self, where: object) -> Iterator[None]:
+        """Make errors of the system say that this process could not be started."""
         try:
-            with contextlib.ExitStack() as opened:
-                self._start(opened, bootstrap.python or sys.executable, env)
+            yield
         except OSError as error:
             fix = "remove the symbolic link at this path: logs are not written through links"
             raise exhausted(error, f"start of {self.name}") or WorkerError(
                 f"{self.name.capitalize()} could not be started.",
-                where=str(log),
+                where=str(where),
                 why=str(error),
                 fix=fix if error.errno == errno.ELOOP else "",
             ) from error
-        self.send(encode_json(asdict(bootstrap)))
 
     def _start(self, opened: contextlib.ExitStack, python: str, env: Mapping[str, str]) -> None:
-        output, self._log_start = _open_log(self.log, self.name)
-        opened.callback(os.close, output)
         memory = shared_memory()
         opened.callback(os.close, memory)
         ours, theirs = socket.socketpair()
@@ -96,10 +119,11 @@ class WorkerProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self.connection = Connection(ours.detach())  # closes itself when nothing refers to it
         self._heartbeat = Heartbeat(memory)
+        self._early_output = _Memory()
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter, or the user's, and our own module
             [python, "-c", START_WORKER, str(theirs.fileno()), str(memory)],
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=self._early_output.descriptor,
             stderr=subprocess.STDOUT,
             env=env,
             pass_fds=(theirs.fileno(), memory),
@@ -108,8 +132,8 @@ class WorkerProcess:
 
     @property
     def where(self) -> str:
-        """The path of the log, for messages."""
-        return str(self.log)
+        """The path of the log, for messages; empty before :meth:`build`."""
+        return "" if self.log is None else str(self.log)
 
     @property
     def pid(self) -> int:
@@ -180,10 +204,17 @@ class WorkerProcess:
         return Standing.decode(note)
 
     def release(self) -> None:
-        """Kill the remaining processes of its group, reap the process, and close the channel."""
+        """Kill the remaining processes of its group, reap the process, and close the channel.
+
+        What a process wrote that ended before it had its log is appended to the log.
+        """
         self.signal(signal.SIGKILL)
         self._process.wait()
         self.connection.close()
+        if self.log is not None and (early := self._early_output.read()):
+            with contextlib.suppress(OSError):  # a full disk
+                self.note(early.decode(errors="replace"))
+        self._early_output.close()
 
     def fate(self) -> str:
         """Return how the process ended, or what is wrong if it still runs."""
@@ -201,23 +232,46 @@ class WorkerProcess:
         Raises:
             OSError: The log cannot be written.
         """
+        assert self.log is not None, "the engine is being built"
         with os.fdopen(open_to_append(self.log), "w", encoding="utf-8") as file:
             file.write(f"{text}\n")
 
     def log_tail(self) -> str:
         """The last lines that the process wrote; empty if there are none."""
-        return tail(self.log, self._log_start)
+        written = b"" if self.log is None else _end_of(self.log, self._log_start)
+        return _last_lines(written + self._early_output.read())
 
 
-def _open_log(log: Path, name: str) -> tuple[int, int]:
-    """Open a log to append to it: an earlier process may have written there why it ended.
+class _Memory:
+    """A file in memory to which a process writes until it has its log; it is empty from then on."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("anytron-output")
+        fcntl.fcntl(self.descriptor, fcntl.F_SETFL, os.O_APPEND)
+
+    def read(self) -> bytes:
+        """Return what was written; empty once it is closed."""
+        return b"" if self.descriptor < 0 else os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
+
+    def close(self) -> None:
+        """Close the file, which may be closed already."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _begin_log(log: Path, name: str) -> int:
+    """Note in a log that a process starts: an earlier process may have written there why it ended.
 
     Returns:
-        A descriptor, and the length of what is there.
+        The length of the log.
     """
     descriptor = open_to_append(log)
-    os.write(descriptor, f"=== {name} starts at {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n".encode())
-    return descriptor, os.lseek(descriptor, 0, os.SEEK_END)
+    try:
+        os.write(descriptor, f"=== {name} starts at {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n".encode())
+        return os.lseek(descriptor, 0, os.SEEK_END)
+    finally:
+        os.close(descriptor)
 
 
 def _standing(pid: int) -> str:
@@ -230,21 +284,24 @@ def _standing(pid: int) -> str:
     return f" ({meaning[state]})" if state in meaning else ""
 
 
-def tail(log: Path, start: int = 0) -> str:
+def tail(log: Path) -> str:
     """The last lines of a log; empty if there are none.
-
-    Args:
-        log: The file.
-        start: First byte that may be included.
 
     Raises:
         OSError: The file cannot be read.
     """
+    return _last_lines(_end_of(log))
+
+
+def _end_of(log: Path, start: int = 0) -> bytes:
     with log.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(start, end - LOG_TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-LOG_TAIL_LINES:])
+        return file.read()
+
+
+def _last_lines(written: bytes) -> str:
+    return "\n".join(written.decode(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
 
 def answered(processes: Sequence[WorkerProcess], timeout_s: float) -> list[WorkerProcess]:

@@ -182,6 +182,20 @@ class Executor(Protocol):
     def host(self) -> Host:
         """The machine of the driver."""
 
+    def warm_up(self, specs: Iterable[GroupSpec]) -> None:
+        """Start the processes of groups for which :meth:`start` will be called, if this executor can.
+
+        They import their engines while the caller prepares data, and build nothing. Groups that wait already go on
+        waiting; those that are never started end with the executor.
+
+        Args:
+            specs: Descriptions of the groups; only an equal one starts a group with these processes.
+
+        Raises:
+            ConfigError: No such engine is installed.
+            WorkerError: A process could not be started.
+        """
+
     def start(self, spec: GroupSpec) -> WorkerGroup:
         """Start one process per rank, each with one engine.
 

@@ -2,7 +2,8 @@
 
 The order matters. The first message is plain JSON. It determines the environment, the plugins, and the
 patches that must be applied before an engine is imported. Then the engine is imported. Only then does this
-process unpickle anything, because unpickling imports any module that the message names.
+process unpickle anything, because unpickling imports any module that the message names. The first pickled message tells
+it to build the engine, and which file is its log: until then its output is in memory.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib
 import logging
 import os
 import select
@@ -19,20 +21,22 @@ import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from anytron.base.errors import ConfigError
+from anytron.base.files import open_to_append
 from anytron.base.terminal import make_output_visible
 from anytron.base.version import __version__, installable
 from anytron.workers.executor.address import register
-from anytron.workers.executor.channel import Bootstrap, Call, Failure, Rebuild, Result, decode, encode, receive_json
+from anytron.workers.executor.channel import Bootstrap, Build, Call, Failure, Result, decode, encode, receive_json
 from anytron.workers.executor.heartbeat import BEAT_S, Heartbeat, StandingReporter
 from anytron.workers.executor.observer import BUILDING, OBSERVED, MemoryExplainer, RankObserver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    EngineBuilder = Callable[[dict[str, Any], str], Any]
+    EngineBuilder = Callable[[dict[str, Any] | None, str], Any]
 
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a worker write the stacks of all its threads to its log; sent to a rank that does not answer."""
@@ -42,8 +46,8 @@ class Parts(NamedTuple):
     """The objects with which a worker serves calls, made when its engine has been imported.
 
     Attributes:
-        build: Function that builds the engine, from a configuration (JSON values) and the ``init_method`` of
-            ``torch.distributed``.
+        build: Function that builds the engine, from a configuration (JSON values; None = that of the bootstrap message)
+            and the ``init_method`` of ``torch.distributed``.
         observer: Observer that marks each call as a range in profilers, and implements the methods that ranks of any
             engine have. It uses the device on training ranks only, because other engines may do without the device.
         memory: Explainer of the device's out-of-memory errors.
@@ -91,18 +95,12 @@ def main(channel: int, heartbeat_memory: int) -> int:
         return 1
     bootstrap = Bootstrap(**told)
     threading.Thread(target=_watch, args=(channel, heartbeat), name="anytron-watch", daemon=True).start()
-    memory: MemoryExplainer | None = None
     try:
         parts = start(bootstrap)
-        memory = parts.memory
-        engine = parts.build(bootstrap.config, bootstrap.init_method)
     except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
-        connection.send_bytes(encode(_failure(error, memory, BUILDING)))
+        connection.send_bytes(encode(_failure(error, None, BUILDING)))
         return 1
-    heartbeat.beat()
-    heartbeat.answers += 1
-    connection.send_bytes(encode(Result(None)))
-    return _serve(connection, heartbeat, engine, parts)
+    return _serve(connection, heartbeat, parts)
 
 
 def start(bootstrap: Bootstrap) -> Parts:
@@ -133,11 +131,13 @@ def start(bootstrap: Bootstrap) -> Parts:
         assert info.reward_model is not None, "an engine without one is refused before"
         info = info.reward_model
     engine_class = info.load()
+    for module in info.imports:
+        importlib.import_module(module)
 
-    def build(config: dict[str, Any], init_method: str) -> Any:
+    def build(config: dict[str, Any] | None, init_method: str) -> Any:
         return engine_class(
             EngineContext(
-                config=RunConfig.model_validate(config),
+                config=run if config is None else RunConfig.model_validate(config),
                 stack=stack,
                 process=bootstrap.process,
                 init_method=init_method,
@@ -148,7 +148,8 @@ def start(bootstrap: Bootstrap) -> Parts:
     return Parts(build, observer, MemoryExplainer(stack.platform, bootstrap))
 
 
-def _serve(connection: Connection, heartbeat: Heartbeat, engine: Any, parts: Parts) -> int:
+def _serve(connection: Connection, heartbeat: Heartbeat, parts: Parts) -> int:
+    engine: Any = None
     while True:
         frame = connection.recv_bytes()
         doing = BUILDING
@@ -160,11 +161,14 @@ def _serve(connection: Connection, heartbeat: Heartbeat, engine: Any, parts: Par
                 with parts.observer.marked(message.method):
                     result = getattr(target, message.method)(*message.args, **message.kwargs)
                 reply = encode(Result(result))
-            elif isinstance(message, Rebuild):
+            elif isinstance(message, Build):
+                if message.log is not None:
+                    _move_output(Path(message.log))
                 _close(engine)
                 engine = None
                 gc.collect()  # modules refer to each other; the next engine wants their memory
                 engine = parts.build(message.config, message.init_method)
+                heartbeat.beat()
                 reply = encode(Result(None))
             else:
                 _close(engine)
@@ -180,6 +184,22 @@ def _close(engine: Any) -> None:
     close = getattr(engine, "close", None)
     if close is not None:
         close()
+
+
+def _move_output(log: Path) -> None:
+    """Append to a log what this process has written into memory so far; all that follows goes there directly."""
+    early, output, copied = os.dup(1), open_to_append(log), 0
+    for redirect in (True, False):  # other threads may write meanwhile
+        text = os.pread(early, os.fstat(early).st_size - copied, copied)
+        copied += len(text)
+        while text:
+            text = text[os.write(output, text) :]
+        if redirect:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+    os.ftruncate(early, 0)
+    os.close(early)
+    os.close(output)
 
 
 def _failure(error: Exception, memory: MemoryExplainer | None, doing: str) -> Failure:

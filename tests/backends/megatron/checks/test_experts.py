@@ -1,4 +1,4 @@
-"""What is refused of a mixture of experts before a worker starts, each with its reason and a way out."""
+"""What is refused of a mixture of experts before an engine is built, each with its reason and a way out."""
 
 import pytest
 

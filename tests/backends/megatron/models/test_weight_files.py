@@ -1,4 +1,4 @@
-"""Weights are judged by their headers, before a worker starts: each kind of damage is named."""
+"""Weights are judged by their headers, before an engine is built: each kind of damage is named."""
 
 import json
 import shutil

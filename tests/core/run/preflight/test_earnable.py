@@ -1,4 +1,4 @@
-"""What ``anytron train`` tries before a worker starts: in seconds, and nothing is left behind."""
+"""What ``anytron train`` tries before an engine is built: in seconds, and nothing is left behind."""
 
 from __future__ import annotations
 

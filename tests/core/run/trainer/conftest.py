@@ -260,6 +260,9 @@ class InProcessExecutor:
     break_critic_at: int | None = None
     engines: list = field(default_factory=list)
 
+    def warm_up(self, specs):
+        pass
+
     def end(self):
         self.ended += 1
 

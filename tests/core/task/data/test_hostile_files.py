@@ -1,6 +1,6 @@
 """Hostile data files: each is refused in words, or read; none hangs, takes the memory, or commands the terminal.
 
-What runs here is all that ``anytron train`` and ``anytron data check`` do with data before a worker starts.
+What runs here is all that ``anytron train`` and ``anytron data check`` do with data before an engine is built.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def test_devices_are_counted_among_those_that_are_visible():
 
 def test_the_user_s_word_on_threads_and_memory_is_the_last():
     session = open_session(platform="cpu")
-    told = Bootstrap("trainer", 0, 0, 1, 1, 0, "env://", 2, "cpu", default_run().model_dump(mode="json"), "", "", [])
+    told = Bootstrap("trainer", 0, 0, 1, 1, 0, 2, "cpu", default_run().model_dump(mode="json"), "", "", [])
     own = worker_environment({}, told, session.hooks)
     assert (own["GOMP_SPINCOUNT"], own["OMP_NUM_THREADS"]) == ("30000", "2")
     assert (own["MALLOC_MMAP_THRESHOLD_"], own["MALLOC_TRIM_THRESHOLD_"]) == ("33554432", "67108864")
