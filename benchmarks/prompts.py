@@ -1,11 +1,11 @@
 """Loading the prompts of a large file: the first start, which tokenises them, and a later one, which maps them.
 
-Each start is a process that loads the prompts of a JSON-lines file (conversations of one message, about 100 tokens), as
-a run does: read, rendered by a chat template, tokenised, filtered, and checked against the reward ``exact_match``.
+Each start is a process that loads the prompts of a JSON-lines file (conversations of one message) as a run does: read,
+rendered by a chat template, tokenised, filtered, and checked against the reward ``exact_match``.
 Seconds and memory begin when libraries and tokenizer are loaded. Memory is what the process has allocated; files that
 are mapped are not counted.
 
-    python benchmarks/prompts.py [--json] [--prompts 10000 100000] [--model DIRECTORY]
+    python benchmarks/prompts.py [--json] [--prompts 10000 100000] [--words 100] [--model DIRECTORY]
 """
 
 import json
@@ -59,16 +59,17 @@ def write_tokenizer(folder):
     return folder
 
 
-def write_prompts(file, count):
+def write_prompts(file, count, words):
     with file.open("w") as rows:
         for row in range(count):
-            text = " ".join(f"w{(row * 7 + word * word) % 1000}" for word in range(100))
+            text = " ".join(f"w{(row * 7 + word * word) % 1000}" for word in range(words))
             rows.write(json.dumps({"prompt": f"{row} {text}", "answer": str(row)}) + "\n")
 
 
 def main():
     parser = argument_parser(__doc__)
     parser.add_argument("--prompts", type=int, nargs="+", default=[10_000, 100_000], help="numbers of prompts")
+    parser.add_argument("--words", type=int, default=100, help="number of words in each prompt")
     parser.add_argument("--model", type=Path, help="directory with a tokenizer; default: one of 1000 words")
     arguments = parser.parse_args()
     rows = {}
@@ -76,7 +77,7 @@ def main():
         model = arguments.model or write_tokenizer(Path(folder, "tokenizer"))
         for count in arguments.prompts:
             file, kept = Path(folder, f"{count}.jsonl"), Path(folder, f"kept-{count}")
-            write_prompts(file, count)
+            write_prompts(file, count, arguments.words)
             row = {}
             for start in ("first", "later"):
                 progress(f"{count} prompts, {start} start")

@@ -141,7 +141,7 @@ METRICS = (
 )
 
 IMPORTS = ("peft", "transformers.dynamic_module_utils", "transformers.models.auto")
-"""What patches of the phase ``before_parallel_init`` import, and reading a model."""
+"""Modules that patches of the phase ``before_parallel_init`` import, or that reading a model imports."""
 
 MEGATRON = EngineInfo(
     engine="anytron_megatron.engine:MegatronEngine",

@@ -36,7 +36,6 @@ class MegatronBackend:
             Requirement("mcore-bridge", ">=1.6.5,<1.7", _INSTALL),
             Requirement("peft", ">=0.19,<0.21", _INSTALL),
             Requirement("transformers", ">=5.0,<6", _INSTALL),
-            Requirement("datasets", ">=4", "pip install datasets: mcore-bridge imports it without declaring it"),
             Requirement("pillow", ">=10", "pip install pillow: mcore-bridge imports it without declaring it"),
         )
 

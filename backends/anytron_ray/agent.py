@@ -140,7 +140,7 @@ class Agent:
             WorkerError: The process cannot be started.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._process = WorkerProcess(bootstrap, environment, heartbeat_timeout_s)
+        self._process = WorkerProcess(bootstrap, environment, log, heartbeat_timeout_s)
         self._process.build(init_method, log)
         if way is not None:
             limit_s = heartbeat_timeout_s + SECOND_LOOK_S  # as the driver looks for a worker

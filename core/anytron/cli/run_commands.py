@@ -14,7 +14,7 @@ from anytron.cli.signals import INTERRUPTED, handle_signals
 def train(config: ConfigPath, overrides: Overrides = None) -> None:
     """Train a model as CONFIG says.
 
-    The configuration, the data and the machine are checked before a process starts. The run writes into
+    The configuration, the data and the machine are checked before an engine is built. The run writes into
     trainer.output_dir: metrics.jsonl, samples.jsonl, config.yaml, patches.json, plots/, checkpoints/, hf/ (the trained
     model), logs/ (what each process wrote). If the configuration has stages, each stage has its own directory.
 

@@ -50,8 +50,11 @@ def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
         _train_run(stages[""].config, session, console)
         return
 
+    import torch
+
     from anytron.run.trainer.stages import remaining_stages
 
+    torch.set_num_threads(1)
     configs = {name: run.config for name, run in stages.items()}
     for name, config in remaining_stages(configs, console.print):
         console.print(f"stage {name}")

@@ -142,8 +142,8 @@ class DataSection(Section):
     ends with such a message is an error, because the template would begin a second answer after it."""
     on_bad_answer: Literal["error", "drop"] = "error"
     """What happens to prompts whose right answer a reward cannot read (null, missing, empty or not a text). ``error``
-    names and counts them before anything starts, since the usual cause is a wrong column; ``drop`` leaves them out and
-    counts them."""
+    names and counts them before an engine is built, since the usual cause is a wrong column; ``drop`` leaves them out
+    and counts them."""
 
     cache_dir: str | None = Field("auto", min_length=1)
     """Folder in which the tokenised prompts of large files are kept (in ``anytron-prompts``), so that later starts need

@@ -88,7 +88,7 @@ class ExecutorSection(Section):
     """Name of the executor (entry-point group ``anytron.executors``): ``local`` = processes on this machine,
     ``ray`` = on the machines of a Ray cluster."""
     start_timeout_s: float = Field(300.0, gt=0.0)
-    """Seconds until every process must have started."""
+    """Seconds until every engine must have been built, from when the data are prepared."""
     call_timeout_s: float = Field(3600.0, gt=0.0)
     """Seconds that one call to the workers may take."""
     stall_timeout_s: float = Field(30.0, ge=1.0)

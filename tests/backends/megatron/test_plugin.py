@@ -2,9 +2,11 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.metadata import requires
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
 from safetensors.torch import save_file
 
 from anytron.config.load import load_config
@@ -44,6 +46,11 @@ def test_importing_the_plugin_is_light():
 def test_the_installed_libraries_satisfy_the_requirements():
     for needed in MegatronBackend().requirements(None):
         assert in_range(installed_version(needed.package), needed.specifier), needed
+
+
+def test_an_installation_without_extras_satisfies_the_requirements():
+    declared = {Requirement(text).name.lower() for text in requires("anytron") if "extra ==" not in text}
+    assert {needed.package for needed in MegatronBackend().requirements(None) if not needed.optional} <= declared
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (4, 3), (1, 6)])

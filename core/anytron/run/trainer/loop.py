@@ -55,9 +55,10 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
 
     The key ``resume`` decides whether the run starts anew or from a checkpoint.
 
-    Configuration and data are fully checked before an engine is built; meanwhile the processes import their engines.
-    Metrics and samples are on disk as soon as they are known. When a training rank is lost, all processes start again
-    and the run goes on from its last checkpoint. When a rollout process is lost, only this process is replaced.
+    Configuration and data are fully checked before an engine is built. Meanwhile the processes import their engines,
+    also those of a run that turns out to be finished, or to be refused. Metrics and samples are on disk as soon as they
+    are known. When a training rank is lost, all processes start again and the run goes on from its last checkpoint.
+    When a rollout process is lost, only this process is replaced.
 
     Args:
         config: The run, complete: paths absolute, edits of plugins applied, and checked

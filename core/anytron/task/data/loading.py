@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from anytron.base.errors import DataError
+from anytron.base.errors import ConfigError, DataError
 from anytron.config.data import SOURCE_OPTIONS
 from anytron.task.data.columns import in_memory
 from anytron.task.data.kept_prompts import files_of_source, find, gather, key_of
@@ -56,12 +57,15 @@ def load_columns(
         tell: Called from time to time with how many prompts have been read.
 
     Raises:
-        ConfigError: The source does not exist or refuses its options; ``tokenize`` raises one; or the folder cannot be
-            written.
+        ConfigError: The source does not exist, refuses its options, or lacks its library; ``tokenize`` raises one; or
+            the folder cannot be written.
         DataError: The source fails or has an unusable prompt; reading it takes too long, too much memory, or ends the
             process; or a file was changed meanwhile.
         ResourceError: The disk is full.
     """
+    if source.source == "dataset" and find_spec("datasets") is None:
+        fix = "pip install 'anytron[datasets]', or write it as JSON lines with Dataset.to_json"
+        raise ConfigError("The library datasets is not installed.", where=f"{key}.source = dataset", fix=fix)
     if source.source not in SOURCE_OPTIONS:
         prompts = read_prompts(source, key, tokenize, tokenizer, vision)
         return in_memory(_counted(prompts, lambda _: 1, source.title, tell))

@@ -90,7 +90,7 @@ class RewardSum:
         return cls(named)
 
     def check(self, tables: Sequence[PromptTable]) -> None:
-        """Let rewards that are classes check this machine and the run's prompts, before anything starts.
+        """Let rewards that are classes check this machine and the run's prompts, before an engine is built.
 
         Args:
             tables: The prompts of each source of the run.

@@ -1,8 +1,8 @@
 """Messages between the driver and one worker, over a socket pair that no other process can reach.
 
-The first message to a worker, before it imports or unpickles anything else, is plain JSON; all later messages, and
-all answers, are pickles. Importing this module imports neither torch nor an engine: a worker reads its bootstrap
-through it.
+The first two messages to a worker are plain JSON: before it imports anything else, and before it builds its engine. All
+later messages, and all answers, are pickles. Importing this module imports neither torch nor an engine: a worker reads
+its bootstrap through it.
 """
 
 from __future__ import annotations
@@ -43,18 +43,16 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Build:
-    """Driver to worker: build the engine; if there is one already, close that first.
+class Rebuild:
+    """Driver to worker: close the engine and build one for another configuration.
 
     Attributes:
-        init_method: Rendezvous of the group's ranks, for ``torch.distributed``; a new one for each engine.
-        log: File to which all that the process has written, and all that it will write, is appended; None = no change.
-        config: The engine's configuration as JSON values; None = that of the bootstrap message.
+        config: The configuration as JSON values.
+        init_method: New rendezvous of the group's ranks.
     """
 
+    config: dict[str, Any]
     init_method: str
-    log: str | None = None
-    config: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def receive_json(connection: Connection) -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(connection.recv_bytes()))
 
 
-def encode(message: Call | Build | Stop | Result | Failure) -> Message:
+def encode(message: Call | Rebuild | Stop | Result | Failure) -> Message:
     """Pickle a message. Host tensors are sent as raw bytes, by value: views of one storage become separate tensors."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(message)
@@ -132,6 +130,20 @@ def _rebuild(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> tor
     import torch
 
     return torch.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Build:
+    """The second message to a worker: build the engine.
+
+    Attributes:
+        init_method: Rendezvous of the group's ranks, for ``torch.distributed``.
+        log: File to which all that the process has written, and all that it will write, is appended; None = its output
+            goes there already.
+    """
+
+    init_method: str
+    log: str | None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from anytron.base.errors import ProcessLost, WorkerError
 from anytron.base.files import exhausted
-from anytron.workers.executor.channel import Build, Call, Failure, Message, Stop, decode, encode
+from anytron.workers.executor.channel import Call, Failure, Message, Rebuild, Stop, decode, encode
 from anytron.workers.executor.pending import AnyRank, Awaited, PendingCall
 from anytron.workers.executor.stall import StallWatch, names
 
@@ -94,7 +94,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
 
         The ranks meet in a new store, because the previous engines may not have released the old one.
         """
-        self._submit("rebuild", encode(Build(self._new_store(), config=config.model_dump(mode="json")))).result()
+        self._submit("rebuild", encode(Rebuild(config.model_dump(mode="json"), self._new_store()))).result()
 
     def close(self) -> None:
         """Let every engine close, then end the processes. An engine whose process has ended already is skipped.

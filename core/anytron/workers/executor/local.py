@@ -83,17 +83,17 @@ class LocalExecutor(BaseExecutor):
         """Start the processes of groups, which import their engines and wait for :meth:`start`."""
         for spec in specs:
             if self._warm_place(spec) is None:
-                self._warm.append((spec, self._launch(spec)))
+                self._warm.append((spec, self._launch(spec, None)))
 
     def start(self, spec: GroupSpec) -> LocalWorkerGroup:
         """Start one process per rank."""
-        place = self._warm_place(spec)
-        processes = self._launch(spec) if place is None else self._warm.pop(place)[1]
-        stores = Stores()
+        logs = Path(self._config.trainer.output_dir).resolve() / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        stores, processes = Stores(), list[WorkerProcess]()
         try:
-            logs = Path(self._config.trainer.output_dir).resolve() / "logs"
-            logs.mkdir(parents=True, exist_ok=True)
             init_method = stores.new()
+            place = self._warm_place(spec)
+            processes = self._launch(spec, logs) if place is None else self._warm.pop(place)[1]
             for process in processes:
                 process.build(init_method, logs / process.log_name)
         except BaseException:  # Ctrl-C too: nothing else knows these processes
@@ -114,8 +114,8 @@ class LocalExecutor(BaseExecutor):
     def _warm_place(self, spec: GroupSpec) -> int | None:
         return next((place for place, (warm, _) in enumerate(self._warm) if warm == spec), None)
 
-    def _launch(self, spec: GroupSpec) -> list[WorkerProcess]:
-        """Start the processes of a group, without their engines."""
+    def _launch(self, spec: GroupSpec, logs: Path | None) -> list[WorkerProcess]:
+        """Start the processes of a group, without their engines; their output goes to ``logs``, or into memory."""
         find_component(spec.engine_group, spec.engine_name, "engine")
         inherited = {**interface_variables(self._session.platform, loopback_interface()), **os.environ}
         ranks, processors = range(spec.world_size), len(os.sched_getaffinity(0))
@@ -126,7 +126,9 @@ class LocalExecutor(BaseExecutor):
                 environment = worker_environment(inherited, bootstrap, self._session.hooks)
                 if spec.role == "rollout":
                     environment = self._with_devices(environment, spec)
-                processes.append(WorkerProcess(bootstrap, environment, self._config.executor.heartbeat_timeout_s))
+                log = None if logs is None else logs / bootstrap.log
+                timeout_s = self._config.executor.heartbeat_timeout_s
+                processes.append(WorkerProcess(bootstrap, environment, log, timeout_s))
         except BaseException:  # Ctrl-C too: nothing else knows these processes yet
             end_all(processes)
             raise

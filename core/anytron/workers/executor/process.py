@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from anytron.base.errors import WorkerError
 from anytron.base.files import exhausted, open_to_append
 from anytron.task.isolation.failure import ending
-from anytron.workers.executor.channel import Build, encode, encode_json
+from anytron.workers.executor.channel import Build, encode_json
 from anytron.workers.executor.heartbeat import BEAT_S, Heartbeat, Standing, shared_memory
 from anytron.workers.executor.worker import STACK_SIGNAL
 
@@ -50,32 +50,36 @@ class WorkerProcess:
     In its own session, Ctrl-C at the terminal does not reach the process (the driver ends it), and all processes that
     the engine starts can be ended with it.
 
-    The process imports its engine and waits for :meth:`build`. Until then its output is kept in memory.
+    The process imports its engine and waits for :meth:`build`.
 
     Args:
         bootstrap: Bootstrap message of the worker.
         env: Environment of the process.
+        log: File to which the output of the process is appended; None = :meth:`build` will name it, and until then the
+            output is kept in memory.
         heartbeat_timeout_s: Seconds without a heartbeat after which the process counts as lost.
 
     Attributes:
         name: Display name: role, replica and rank.
         connection: The driver's end of the channel, a socket pair.
-        log: File to which the output of the process is appended; None before :meth:`build`.
-        log_name: Name that the file should have.
+        log: The argument, or what :meth:`build` was given.
+        log_name: Name that the log should have.
 
     Raises:
-        ResourceError: No file descriptors are left for the process.
-        WorkerError: The process cannot be started.
+        ResourceError: No file descriptors or disk space are left for the process.
+        WorkerError: The process cannot be started, or its log cannot be written.
     """
 
-    def __init__(self, bootstrap: Bootstrap, env: Mapping[str, str], heartbeat_timeout_s: float) -> None:
+    def __init__(
+        self, bootstrap: Bootstrap, env: Mapping[str, str], log: Path | None, heartbeat_timeout_s: float
+    ) -> None:
         self.name, self.log_name = bootstrap.name, bootstrap.log
-        self.log: Path | None = None
+        self.log = log
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._suspected_at: float | None = None
-        python = bootstrap.python or sys.executable
-        with self._started(python), contextlib.ExitStack() as opened:
-            self._start(opened, python, env)
+        self._early_output = -1
+        with self._started(), contextlib.ExitStack() as opened:
+            self._start(opened, bootstrap.python or sys.executable, env)
         self.send(encode_json(asdict(bootstrap)))
 
     def build(self, init_method: str, log: Path) -> None:
@@ -83,19 +87,23 @@ class WorkerProcess:
 
         Args:
             init_method: Where the ranks meet.
-            log: File to which all output of the process is appended, what it has written so far too.
+            log: File to which all output of the process is appended, what it has written so far too; not used if the
+                process had a log from the beginning.
 
         Raises:
             ResourceError: No disk space is left for the log.
             WorkerError: The log cannot be written.
         """
-        with self._started(log):
-            self._log_start = _begin_log(log, self.name)
-        self.log = log
-        self.send(encode(Build(init_method, str(log))))
+        moved = self.log is None
+        if moved:
+            self.log = log
+            with self._started():
+                descriptor, self._log_start = _open_log(log, self.name)
+                os.close(descriptor)
+        self.send(encode_json(asdict(Build(init_method, str(log) if moved else None))))
 
     @contextlib.contextmanager
-    def _started(self, where: object) -> Iterator[None]:
+    def _started(self) -> Iterator[None]:
         """Make errors of the system say that this process could not be started."""
         try:
             yield
@@ -103,12 +111,18 @@ class WorkerProcess:
             fix = "remove the symbolic link at this path: logs are not written through links"
             raise exhausted(error, f"start of {self.name}") or WorkerError(
                 f"{self.name.capitalize()} could not be started.",
-                where=str(where),
+                where=self.where,
                 why=str(error),
                 fix=fix if error.errno == errno.ELOOP else "",
             ) from error
 
     def _start(self, opened: contextlib.ExitStack, python: str, env: Mapping[str, str]) -> None:
+        if self.log is None:
+            output = os.memfd_create("anytron-output")
+            fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
+        else:
+            output, self._log_start = _open_log(self.log, self.name)
+        opened.callback(os.close, output)
         memory = shared_memory()
         opened.callback(os.close, memory)
         ours, theirs = socket.socketpair()
@@ -119,16 +133,17 @@ class WorkerProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self.connection = Connection(ours.detach())  # closes itself when nothing refers to it
         self._heartbeat = Heartbeat(memory)
-        self._early_output = _Memory()
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter, or the user's, and our own module
             [python, "-c", START_WORKER, str(theirs.fileno()), str(memory)],
             stdin=subprocess.DEVNULL,
-            stdout=self._early_output.descriptor,
+            stdout=output,
             stderr=subprocess.STDOUT,
             env=env,
             pass_fds=(theirs.fileno(), memory),
             start_new_session=True,
         )
+        if self.log is None:
+            self._early_output = os.dup(output)
 
     @property
     def where(self) -> str:
@@ -211,10 +226,12 @@ class WorkerProcess:
         self.signal(signal.SIGKILL)
         self._process.wait()
         self.connection.close()
-        if self.log is not None and (early := self._early_output.read()):
+        if self.log is not None and (early := self._early()):
             with contextlib.suppress(OSError):  # a full disk
                 self.note(early.decode(errors="replace"))
-        self._early_output.close()
+        if self._early_output >= 0:
+            os.close(self._early_output)
+            self._early_output = -1
 
     def fate(self) -> str:
         """Return how the process ended, or what is wrong if it still runs."""
@@ -232,46 +249,30 @@ class WorkerProcess:
         Raises:
             OSError: The log cannot be written.
         """
-        assert self.log is not None, "the engine is being built"
+        assert self.log is not None, "it has a log since build() was called, at the latest"
         with os.fdopen(open_to_append(self.log), "w", encoding="utf-8") as file:
             file.write(f"{text}\n")
 
     def log_tail(self) -> str:
         """The last lines that the process wrote; empty if there are none."""
         written = b"" if self.log is None else _end_of(self.log, self._log_start)
-        return _last_lines(written + self._early_output.read())
+        return _last_lines(written + self._early())
+
+    def _early(self) -> bytes:
+        """What the process has written into memory, and not moved to its log."""
+        early = self._early_output
+        return b"" if early < 0 else os.pread(early, os.fstat(early).st_size, 0)
 
 
-class _Memory:
-    """A file in memory to which a process writes until it has its log; it is empty from then on."""
-
-    def __init__(self) -> None:
-        self.descriptor = os.memfd_create("anytron-output")
-        fcntl.fcntl(self.descriptor, fcntl.F_SETFL, os.O_APPEND)
-
-    def read(self) -> bytes:
-        """Return what was written; empty once it is closed."""
-        return b"" if self.descriptor < 0 else os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
-
-    def close(self) -> None:
-        """Close the file, which may be closed already."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def _begin_log(log: Path, name: str) -> int:
-    """Note in a log that a process starts: an earlier process may have written there why it ended.
+def _open_log(log: Path, name: str) -> tuple[int, int]:
+    """Open a log to append to it: an earlier process may have written there why it ended.
 
     Returns:
-        The length of the log.
+        A descriptor, and the length of what is there.
     """
     descriptor = open_to_append(log)
-    try:
-        os.write(descriptor, f"=== {name} starts at {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n".encode())
-        return os.lseek(descriptor, 0, os.SEEK_END)
-    finally:
-        os.close(descriptor)
+    os.write(descriptor, f"=== {name} starts at {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n".encode())
+    return descriptor, os.lseek(descriptor, 0, os.SEEK_END)
 
 
 def _standing(pid: int) -> str:

@@ -189,7 +189,7 @@ class Executor(Protocol):
         waiting; those that are never started end with the executor.
 
         Args:
-            specs: Descriptions of the groups; only an equal one starts a group with these processes.
+            specs: Descriptions of the groups. :meth:`start` uses these processes for an equal description only.
 
         Raises:
             ConfigError: No such engine is installed.

@@ -2,8 +2,9 @@
 
 The order matters. The first message is plain JSON. It determines the environment, the plugins, and the
 patches that must be applied before an engine is imported. Then the engine is imported. Only then does this
-process unpickle anything, because unpickling imports any module that the message names. The first pickled message tells
-it to build the engine, and which file is its log: until then its output is in memory.
+process build the engine, when the second message, JSON too, says so. A process that waited for it has written into
+memory until then, and the message names its log. Only with an engine does this process unpickle anything, because
+unpickling imports any module that the message names.
 """
 
 from __future__ import annotations
@@ -29,14 +30,24 @@ from anytron.base.files import open_to_append
 from anytron.base.terminal import make_output_visible
 from anytron.base.version import __version__, installable
 from anytron.workers.executor.address import register
-from anytron.workers.executor.channel import Bootstrap, Build, Call, Failure, Result, decode, encode, receive_json
+from anytron.workers.executor.channel import (
+    Bootstrap,
+    Build,
+    Call,
+    Failure,
+    Rebuild,
+    Result,
+    decode,
+    encode,
+    receive_json,
+)
 from anytron.workers.executor.heartbeat import BEAT_S, Heartbeat, StandingReporter
 from anytron.workers.executor.observer import BUILDING, OBSERVED, MemoryExplainer, RankObserver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    EngineBuilder = Callable[[dict[str, Any] | None, str], Any]
+    EngineBuilder = Callable[[dict[str, Any], str], Any]
 
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a worker write the stacks of all its threads to its log; sent to a rank that does not answer."""
@@ -46,8 +57,8 @@ class Parts(NamedTuple):
     """The objects with which a worker serves calls, made when its engine has been imported.
 
     Attributes:
-        build: Function that builds the engine, from a configuration (JSON values; None = that of the bootstrap message)
-            and the ``init_method`` of ``torch.distributed``.
+        build: Function that builds the engine, from a configuration (JSON values) and the ``init_method`` of
+            ``torch.distributed``.
         observer: Observer that marks each call as a range in profilers, and implements the methods that ranks of any
             engine have. It uses the device on training ranks only, because other engines may do without the device.
         memory: Explainer of the device's out-of-memory errors.
@@ -87,6 +98,7 @@ def main(channel: int, heartbeat_memory: int) -> int:
     # SIG_IGN, which processes that the engine starts would inherit.
     signal.signal(signal.SIGTERM, _stay)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ends this process, also where nohup started the driver
+    early = os.dup(1)  # a library may redirect this process's output later
     connection, heartbeat = Connection(channel), Heartbeat(heartbeat_memory)
     os.close(heartbeat_memory)
     told = receive_json(connection)
@@ -95,12 +107,22 @@ def main(channel: int, heartbeat_memory: int) -> int:
         return 1
     bootstrap = Bootstrap(**told)
     threading.Thread(target=_watch, args=(channel, heartbeat), name="anytron-watch", daemon=True).start()
+    memory: MemoryExplainer | None = None
     try:
         parts = start(bootstrap)
+        memory = parts.memory
+        build = Build(**receive_json(connection))
+        if build.log is not None:
+            _move_output(early, Path(build.log))
+        os.close(early)
+        engine = parts.build(bootstrap.config, build.init_method)
     except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
-        connection.send_bytes(encode(_failure(error, None, BUILDING)))
+        connection.send_bytes(encode(_failure(error, memory, BUILDING)))
         return 1
-    return _serve(connection, heartbeat, parts)
+    heartbeat.beat()
+    heartbeat.answers += 1
+    connection.send_bytes(encode(Result(None)))
+    return _serve(connection, heartbeat, engine, parts)
 
 
 def start(bootstrap: Bootstrap) -> Parts:
@@ -134,10 +156,10 @@ def start(bootstrap: Bootstrap) -> Parts:
     for module in info.imports:
         importlib.import_module(module)
 
-    def build(config: dict[str, Any] | None, init_method: str) -> Any:
+    def build(config: dict[str, Any], init_method: str) -> Any:
         return engine_class(
             EngineContext(
-                config=run if config is None else RunConfig.model_validate(config),
+                config=RunConfig.model_validate(config),
                 stack=stack,
                 process=bootstrap.process,
                 init_method=init_method,
@@ -148,8 +170,7 @@ def start(bootstrap: Bootstrap) -> Parts:
     return Parts(build, observer, MemoryExplainer(stack.platform, bootstrap))
 
 
-def _serve(connection: Connection, heartbeat: Heartbeat, parts: Parts) -> int:
-    engine: Any = None
+def _serve(connection: Connection, heartbeat: Heartbeat, engine: Any, parts: Parts) -> int:
     while True:
         frame = connection.recv_bytes()
         doing = BUILDING
@@ -161,14 +182,11 @@ def _serve(connection: Connection, heartbeat: Heartbeat, parts: Parts) -> int:
                 with parts.observer.marked(message.method):
                     result = getattr(target, message.method)(*message.args, **message.kwargs)
                 reply = encode(Result(result))
-            elif isinstance(message, Build):
-                if message.log is not None:
-                    _move_output(Path(message.log))
+            elif isinstance(message, Rebuild):
                 _close(engine)
                 engine = None
                 gc.collect()  # modules refer to each other; the next engine wants their memory
                 engine = parts.build(message.config, message.init_method)
-                heartbeat.beat()
                 reply = encode(Result(None))
             else:
                 _close(engine)
@@ -186,20 +204,26 @@ def _close(engine: Any) -> None:
         close()
 
 
-def _move_output(log: Path) -> None:
-    """Append to a log what this process has written into memory so far; all that follows goes there directly."""
-    early, output, copied = os.dup(1), open_to_append(log), 0
-    for redirect in (True, False):  # other threads may write meanwhile
-        text = os.pread(early, os.fstat(early).st_size - copied, copied)
-        copied += len(text)
-        while text:
-            text = text[os.write(output, text) :]
-        if redirect:
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-    os.ftruncate(early, 0)
-    os.close(early)
-    os.close(output)
+def _move_output(early: int, log: Path) -> None:
+    """Append to a log what this process has written into memory so far; all that follows goes there directly.
+
+    Args:
+        early: Descriptor of the memory. If a library has redirected the output to something else, it stays there.
+        log: The log.
+    """
+    output, copied = open_to_append(log), 0
+    try:
+        for redirect in (True, False):  # other threads may write meanwhile
+            text = os.pread(early, os.fstat(early).st_size - copied, copied)
+            copied += len(text)
+            while text:
+                text = text[os.write(output, text) :]
+            for stream in (1, 2) if redirect else ():
+                if os.path.sameopenfile(stream, early):
+                    os.dup2(output, stream)
+        os.ftruncate(early, 0)
+    finally:
+        os.close(output)
 
 
 def _failure(error: Exception, memory: MemoryExplainer | None, doing: str) -> Failure:
