@@ -175,16 +175,6 @@ def test_few_prompts_and_those_of_no_folder_leave_no_files(load, tmp_path, monke
     assert list(temporary.iterdir()) == []
 
 
-def test_a_dataset_is_refused_before_it_is_read_where_its_library_is_missing(tokenizer, never_read, monkeypatch):
-    never_read()
-    monkeypatch.setattr(loading, "find_spec", lambda name: None if name == "datasets" else pytest.fail(name))
-    section = DataSection(source="dataset", options={"path": "saved"})
-    with pytest.raises(ConfigError, match="datasets is not installed") as caught:
-        load_mixture(section, tokenizer, seed=0, vocab_size=500, context_length=None, max_new_tokens=1)
-    assert caught.value.where == "data.source = dataset"
-    assert "anytron[datasets]" in caught.value.fix
-
-
 def test_a_folder_that_cannot_be_written_is_refused_with_two_remedies(load, tmp_path, kept):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"(?s)cannot be kept.*where: .*file/kept.*data\.cache_dir=null"):

@@ -12,9 +12,10 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from anytron.base.errors import DataError
+from anytron.base.errors import ConfigError, DataError
 from anytron.config.data import SOURCE_OPTIONS, DataSection
-from anytron.task.data import Prompt
+from anytron.task.data import Prompt, loading
+from anytron.task.data.mixture import load_mixture
 from anytron.task.data.sources import SOURCES, load_prompts
 from anytron.task.data.vision import read_picture
 
@@ -233,3 +234,12 @@ def test_a_prompt_without_an_id_is_named_for_its_row(tmp_path, source, name):
     first, second = load(source, path)
     assert first.id == "one"
     assert second.id.endswith(" 2")
+
+
+def test_a_dataset_is_refused_where_its_library_is_missing(monkeypatch):
+    monkeypatch.setattr(loading, "find_spec", lambda name: None if name == "datasets" else pytest.fail(name))
+    section = DataSection(source="dataset", options={"path": "nowhere"})
+    with pytest.raises(ConfigError, match="datasets is not installed") as caught:
+        load_mixture(section, None, seed=0, vocab_size=500, context_length=None, max_new_tokens=1)
+    assert caught.value.where == "data.source = dataset"
+    assert "anytron[datasets]" in caught.value.fix
