@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pyarrow as pa
@@ -240,6 +241,8 @@ def test_a_dataset_is_refused_where_its_library_is_missing(monkeypatch):
     monkeypatch.setattr(loading, "find_spec", lambda name: None if name == "datasets" else pytest.fail(name))
     section = DataSection(source="dataset", options={"path": "nowhere"})
     with pytest.raises(ConfigError, match="datasets is not installed") as caught:
-        load_mixture(section, None, seed=0, vocab_size=500, context_length=None, max_new_tokens=1)
+        load_mixture(
+            section, SimpleNamespace(chat_template=None), seed=0, vocab_size=500, context_length=None, max_new_tokens=1
+        )
     assert caught.value.where == "data.source = dataset"
     assert "anytron[datasets]" in caught.value.fix
