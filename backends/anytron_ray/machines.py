@@ -32,11 +32,11 @@ ANSWER_S = 15.0
 
 @dataclass(frozen=True)
 class Member:
-    """An agent that speaks for its machine.
+    """The Ray agent that represents one machine in the checks between machines.
 
     Attributes:
-        actor: Ray's handle.
-        place: Machine of the rank.
+        actor: Ray's handle of the agent.
+        place: The agent's machine, and its resources there.
     """
 
     actor: Any

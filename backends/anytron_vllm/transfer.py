@@ -76,9 +76,9 @@ class AnytronTransfer(WeightTransferEngine[NoInit, Chunk]):  # type: ignore[misc
         """
         if incomplete := _incomplete_layers(self.model):
             raise EngineError(
-                "vLLM left parameters without new weights.",
+                "vLLM did not load all weights of the model.",
                 where=incomplete[0],
-                why=f"{len(incomplete)} layers received only a part of their weights, or none",
+                why=f"{len(incomplete)} layers received only some of their weights, or none",
                 fix="train this model with rollout.engine=transformers",
             )
         finalize_layerwise_reload(self.model, self.model_config)

@@ -118,7 +118,7 @@ def said() -> Iterator[None]:
 
 
 def usual_format(subject: Subject) -> str:
-    """Return the sequence format of rules that name none: packed, if the platform supports it."""
+    """Return the sequence format for rules that choose none: ``thd`` if the platform supports it, else ``bshd``."""
     return "bshd" if subject.declined((Feature.THD,)) else "thd"
 
 

@@ -55,19 +55,28 @@ class Remedy:
 
 def remedies_of(text: str, file: str) -> Iterator[Remedy]:
     """Find the keys that a text tells to change: prose with a request, or with a key and its value."""
+    return (one for one in mentions_of(text, file) if one.value or ASKS.search(one.text))
+
+
+def mentions_of(text: str, file: str) -> Iterator[Remedy]:
+    """Find all keys in prose, whatever it says of them."""
     if " " not in text.strip():
         return
     said = " ".join(text.split())
     for found in KEY.finditer(said):
         key, value = found[1].replace("[]", ".*"), (found[2] or "").rstrip(".")
-        sole = "." not in key and not value  # "the model", "data", "executor" are words, too
-        if not sole and (value or ASKS.search(said)):
+        if "." in key or value:  # "the model", "data", "executor" are words, too
             yield Remedy(file, key, value, said)
 
 
-@functools.cache
 def remedies() -> tuple[Remedy, ...]:
-    """All of the sources. Docstrings and the help of commands ask for nothing."""
+    """Return all remedies of the sources. Docstrings and the help of commands ask for nothing."""
+    return tuple(one for one in mentions() if one.value or ASKS.search(one.text))
+
+
+@functools.cache
+def mentions() -> tuple[Remedy, ...]:
+    """Return every key in a text of the sources, besides docstrings and the help of commands."""
     found = set()
     for package in PACKAGES:
         for path in modules(package).values() if package not in OTHERS else ():
@@ -78,7 +87,7 @@ def remedies() -> tuple[Remedy, ...]:
             for node in said_in(tree):
                 for text in texts(node):
                     if not text.startswith("# "):  # the head of a page
-                        found.update(remedies_of(text, file))
+                        found.update(mentions_of(text, file))
     return tuple(sorted(found))
 
 

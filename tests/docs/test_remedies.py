@@ -10,7 +10,7 @@ import re
 import pytest
 
 from anytron.record.checkpoint.differences import REMEDIES, is_free
-from tests.docs.remedies import Remedy, exists, refusal, remedies, remedies_of
+from tests.docs.remedies import Remedy, exists, mentions, refusal, remedies, remedies_of
 from tests.house import ROOT
 
 BEFORE = re.compile(
@@ -41,6 +41,14 @@ INDIRECT = {
 }
 
 
+NOT_KEYS = {
+    "platform.choice": "a check of the doctor",
+    "platform.modules": "a check of the doctor",
+    "platform.md": "the end of a page's name",
+    "platform.py": "the name of a file",
+}
+
+
 def later(remedy: Remedy) -> bool:
     """Whether a run that has a checkpoint can meet it, and is not told to begin anew."""
     return not (BEFORE.match(remedy.file) or remedy.file in STARTS or NEW_RUN.search(remedy.text))
@@ -57,6 +65,12 @@ def test_the_sources_are_read():
 
 def test_a_key_that_a_remedy_names_exists():
     assert [one for one in remedies() if not exists(one.key)] == []
+
+
+def test_every_key_that_a_text_names_exists():
+    """Also where no verb asks for it: "wait for the first checkpoint (checkpoint.every)"."""
+    missing = {one.key for one in mentions() if not exists(one.key)}
+    assert missing == NOT_KEYS.keys()
 
 
 def test_a_value_that_a_remedy_names_is_accepted():

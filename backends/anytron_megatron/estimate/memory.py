@@ -123,7 +123,7 @@ def activation_bytes(
     stage: int,
     recompute: str,
 ) -> int:
-    """Compute the largest number of bytes of activations that a pipeline stage keeps.
+    """Compute the peak activation memory of a pipeline stage, in bytes.
 
     Args:
         kept: Elements that each layer keeps for one token, from :func:`kept_elements`.

@@ -114,8 +114,8 @@ def keep_whole(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def mask_padding(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``TopKRouter.forward(self, input, padding_mask=None)``: leave padding out of routing statistics.
 
-    These are auxiliary losses, and the token counts behind expert biases. The mask is the current micro-batch's,
-    whatever the layers above have passed.
+    The statistics are auxiliary losses, and the token counts that expert biases follow. The current micro-batch's
+    padding mask, if there is one, replaces the argument, whatever the layers above have passed.
     """
 
     @functools.wraps(original)

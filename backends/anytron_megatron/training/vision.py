@@ -81,12 +81,12 @@ class VisionInputs:
     def arguments(self, batch: RaggedBatch, layout: SequenceLayout, device: torch.device) -> dict[str, Tensor]:
         """Return the images as arguments of the model's forward.
 
-        A micro-batch without images has none; the model then sends an image of zeros through its vision
+        A micro-batch without images has no such arguments: the model then sends an image of zeros through its vision
         tower and adds 0 times the result, so that the same parameters take part on every rank.
 
         Returns:
             ``pixel_values`` ``[N, D]`` and ``image_grid_thw`` ``[I, 3]`` of all images in order, and
-            ``mm_token_type_ids`` ``[R, C]`` of ``layout.taken``: 1 for image tokens, 0 for others.
+            ``mm_token_type_ids`` ``[R, C]``, in the layout ``layout.taken``: 1 for image tokens, 0 for others.
         """
         images = [patches for patches in batch.images or () if patches is not None]
         if not images:

@@ -212,7 +212,7 @@ def engine_info(group: str, name: str, key: str) -> EngineInfo:
     if not isinstance(info, EngineInfo):
         point = find_component(group, name, key)
         raise ConfigError(
-            f"The entry point of the engine {name!r} does not lead to an EngineInfo.",
+            f"The entry point of the engine {name!r} does not refer to an EngineInfo.",
             where=f"{key} (entry-point group {group})",
             why=f"{point.value} is a {type(info).__name__}, not an anytron.base.components.EngineInfo",
             fix=f"correct or reinstall the distribution that offers it: {point.dist.name if point.dist else 'unknown'}",

@@ -79,7 +79,7 @@ def run_chat(
         as_json: Whether a JSON object is printed for each prompt.
 
     Raises:
-        AnytronError: ``path`` leads to no model, a file cannot be used, or the model cannot be started; or, if the
+        AnytronError: ``path`` has no usable model, a file cannot be used, or the model cannot be started; or, if the
             standard input is not a terminal, a prompt cannot be answered.
     """
     _check_keys(overrides)

@@ -118,7 +118,7 @@ def find_beginning(found: FoundModel, path: Path, overrides: Sequence[str]) -> F
             "The model that the run began with is not known.",
             where=str(path),
             why="this is a model directory, which does not record the run that made it",
-            fix=f"name the run: {command} --compare"
+            fix=f"give the run's directory: {command} --compare"
             if inside
             else "give the directory of a run: anytron chat RUN --compare",
         )
@@ -161,13 +161,13 @@ def _model_of_run(run: Path) -> FoundModel:
         "The run has not saved a model yet.",
         where=str(run),
         why=f"there is neither {EXPORTED}/, which is written after the last step, nor a complete checkpoint",
-        fix="wait for its first checkpoint (checkpoint.every); if the run has ended, start it again with "
-        "checkpoint.keep=1",
+        fix="wait for its first checkpoint (checkpoint.every_steps, checkpoint.every_minutes); if the run has ended, "
+        "start it again with checkpoint.keep=1",
     )
 
 
 def _nothing(path: Path) -> ConfigError:
-    what = "The path leads to no model."
+    what = "No usable model was found at this path."
     if not path.exists():
         fix = "give the directory of a run or of a Hugging Face model, for example one made by 'hf download'"
         return ConfigError(what, where=str(path), why="no such file or directory", fix=fix)
@@ -177,9 +177,9 @@ def _nothing(path: Path) -> ConfigError:
         return ConfigError(what, where=str(path), why=why, fix=fix)
     if (path / "adapter_config.json").is_file():
         fix = (
-            f"name the run: anytron chat {quote(str(path.parent))}"
+            f"give the run's directory: anytron chat {quote(str(path.parent))}"
             if (path.parent / CONFIG).is_file()
-            else "name the directory of the run"
+            else "give the directory of the run"
         )
         why = "it holds LoRA adapters without the base model that they belong to"
         return ConfigError(what, where=str(path), why=why, fix=fix)

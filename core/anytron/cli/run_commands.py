@@ -1,4 +1,4 @@
-"""The commands that train a model, show its run, repeat an update of it, and let a model answer."""
+"""The commands that train a model, show a run, replay one of its updates, and chat with a model."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def is_too_deep(value: Any, deepest: int = DEEPEST) -> bool:
 
 
 def is_writable(text: str) -> bool:
-    r"""Whether a string can be written as UTF-8: it has no half of a surrogate pair (JSON's ``\ud800``)."""
+    r"""Whether a string can be written as UTF-8: it has no unpaired surrogate (JSON's ``\ud800``)."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -153,7 +153,7 @@ class LogProbSpec:
     Attributes:
         vocab_size: Real entries of the vocabulary; logits of padding entries are excluded.
         tensor_parallel: Ranks that share the vocabulary.
-        chunk_tokens: Limit of a tile's size: as many logits as this number of tokens has on one rank.
+        chunk_tokens: A tile holds at most as many logits as this many tokens have on one rank.
         device_type: ``torch.device`` type of the operands.
         dtype: Element type of the operands; None = not known.
     """

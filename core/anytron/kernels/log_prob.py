@@ -74,7 +74,8 @@ def tile_width(tokens: int, entries: int, chunk_tokens: int) -> int:
     Args:
         tokens: Number of tokens whose logits a tile holds.
         entries: Number of vocabulary entries on this rank.
-        chunk_tokens: Limit of a tile's size: as many logits as this number of tokens has on this rank.
+        chunk_tokens: A tile holds at most ``chunk_tokens * entries`` logits, unless it would be narrower than
+            :data:`NARROWEST_TILE`.
     """
     if tokens <= chunk_tokens or entries <= NARROWEST_TILE:
         return max(1, entries)

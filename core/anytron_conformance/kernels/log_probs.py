@@ -29,7 +29,7 @@ FACTOR = {torch.float32: 1.0, torch.bfloat16: 2.0}
 
 @dataclass(frozen=True)
 class Problem:
-    """Tokens to score.
+    """Inputs and settings of one test of a log-prob kernel.
 
     Attributes:
         labels: Label of each token; negative = ignored.

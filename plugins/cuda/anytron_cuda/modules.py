@@ -83,7 +83,7 @@ def choose_modules(wanted: Modules, library: Library, *, against: str = "") -> D
             "Transformer Engine cannot be used.",
             where=f"{OPTION}={wanted}",
             why=obstacle,
-            fix=f"{INSTALL} for the installed torch, or set {OPTION}={PORTABLE}",
+            fix=f"build it for the installed torch: {INSTALL}; or set {OPTION}={PORTABLE}",
         )
     if obstacle:
         return Decision("modules", PORTABLE, obstacle)
@@ -119,7 +119,7 @@ def import_transformer_engine() -> None:
             "Transformer Engine cannot be imported.",
             where="platform cuda",
             why=f"{type(error).__name__}: {error}",
-            fix=f"{INSTALL} for the installed torch, or set {OPTION}={PORTABLE}",
+            fix=f"build it for the installed torch: {INSTALL}; or set {OPTION}={PORTABLE}",
         ) from error
 
 

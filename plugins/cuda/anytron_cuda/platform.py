@@ -95,7 +95,7 @@ class CudaPlatform(Platform):
         return peak_flops(self.runtime().device_name(), dtype, self._options.peak_tflops)
 
     def prepare_engine(self, facts: EngineFacts, ledger: Ledger) -> None:
-        """Import Transformer Engine if models use it; in a deterministic run, let torch refuse other operations."""
+        """Import Transformer Engine if models use it; turn torch's deterministic mode on or off, as the run asks."""
         del ledger
         import torch
 

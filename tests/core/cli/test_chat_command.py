@@ -242,7 +242,7 @@ def test_a_path_without_a_model_says_what_is_missing(copy, refused, tmp_path):
     assert refused(tmp_path).fix == f"choose a run: anytron chat {copy}"
     (copy / "adapter").mkdir()
     (copy / "adapter" / "adapter_config.json").touch()
-    assert refused(copy / "adapter").fix == f"name the run: anytron chat {copy}"
+    assert refused(copy / "adapter").fix == f"give the run's directory: anytron chat {copy}"
     shutil.rmtree(copy / "hf")
     assert refused(copy).what == "The run has not saved a model yet."
     (copy / "checkpoints" / "step-000003").mkdir(parents=True)
@@ -255,7 +255,7 @@ def test_a_comparison_needs_the_model_at_the_start(copy, refused):
         "The model that the run began with is not known.",
         "give the directory of a run: anytron chat RUN --compare",
     )
-    assert refused(copy / "hf", compare=True).fix == f"name the run: anytron chat {copy} --compare"
+    assert refused(copy / "hf", compare=True).fix == f"give the run's directory: anytron chat {copy} --compare"
     gone = copy.with_name("gone")
     config = copy / "config.yaml"
     config.write_text(config.read_text().replace("path: start", f"path: {gone}"))

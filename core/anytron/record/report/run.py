@@ -49,7 +49,7 @@ def _is_run(path: Path) -> bool:
 
 
 class State(Enum):
-    """Whether a run goes on; the value is the text that users see."""
+    """State of a run; the value is the text that users see."""
 
     GOING = "going on"
     FINISHED = "finished"

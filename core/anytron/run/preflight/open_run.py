@@ -82,7 +82,7 @@ def open_stages(path: Path, overrides: Sequence[str]) -> dict[str, OpenRun]:
     opened = {name: _opened(config, places, session, path) for name, (config, places) in stages.items()}
     for run, (_, places) in list(zip(opened.values(), stages.values(), strict=True))[:-1]:
         if not run.config.trainer.save_hf:
-            message = "it is false, but the next stage starts from the model that this stage saves"
+            message = "this stage does not save its model, but the next stage starts from it"
             fix = "remove trainer.save_hf (default: true)"
             run.diagnostics.extend(places.locate([Diagnostic("error", "trainer.save_hf", message, fix)]))
     return opened

@@ -90,14 +90,14 @@ class FormScore:
 
 @dataclass
 class Rehearsal:
-    """The rewards that were tried, and the findings.
+    """The result of trying rewards on prompts: their scores, and the problems that were found.
 
     Attributes:
         tried: By reward: number of prompts that it was tried on.
         left_out: By reward: why it was not tried.
         findings: The problems.
         notes: Facts worth knowing that are not problems.
-        scores: By reward and form: the scores of the responses of the form.
+        scores: By reward, then by form of response (``bare``, ``boxed``): the scores of the responses of this form.
         example: By reward: the prompt whose responses are in ``scores``.
     """
 

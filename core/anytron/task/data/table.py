@@ -1,4 +1,4 @@
-"""The prompts of one source that a run draws from: a source's columns, without the prompts that are left out."""
+"""The prompts of one source that remain after filtering by length, for duplicates and for unusable answers."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _ENDED_WITH_US = 1
 
 
 class Unavailable(OSError):  # noqa: N818 - said of the sandbox
-    """This machine cannot build the sandbox; the text names the step that failed."""
+    """This machine cannot build the sandbox; the message names the step that failed."""
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,8 @@ class LocalWorkerGroup(RankGroup[WorkerProcess]):
 class LocalExecutor(BaseExecutor):
     """An :class:`~anytron.workers.executor.protocol.Executor` of processes on this machine.
 
-    The output of a worker is appended to a file in ``<trainer.output_dir>/logs``: ``<role>-<rank>.log``, from the
-    second replica on ``<role>-<replica>-<rank>.log``, and for a reward model ``reward_model-<rank>.log``. Nothing
+    The output of a worker is appended to a file in ``<trainer.output_dir>/logs``: ``<role>-<rank>.log`` for the first
+    replica, ``<role>-<replica>-<rank>.log`` for the others, and ``reward_model-<rank>.log`` for a reward model. Nothing
     listens on an address that other machines reach: ranks form their process groups through a
     :class:`~anytron.workers.executor.address.Stores`, and collectives use the loopback interface.
     """

@@ -70,10 +70,12 @@ def find_installation() -> Installation:
 
 
 def check_pair(found: Installation) -> None:
-    """Compare releases: MindSpeed replaces Megatron's functions by its own copies of one release.
+    """Check that MindSpeed and megatron-core are of the same release, and that this release is tested.
+
+    MindSpeed replaces Megatron's functions with its own copies, which belong to one release of Megatron.
 
     Raises:
-        PlatformError: The two are of different releases, or of a release that is not tested.
+        PlatformError: They are of different releases, or of a release that is not tested.
     """
     releases = [Version(text).release[:2] for text in (found.mindspeed, found.megatron)]
     if releases == [Version(SUPPORTED).release] * 2:

@@ -1,6 +1,6 @@
 """Torch's ``scaled_dot_product_attention`` with two kernels that keep no scores: flash and memory-efficient.
 
-It supports what the functions for sequences of different lengths do not: masks, float32, older GPUs, dropout. Sequences
+It supports what the variable-length functions do not: masks, float32, older GPUs, dropout. Sequences
 of similar length share a call (:mod:`anytron.kernels.packed_sequences`). Two other kernels are never used: torch's
 ``math`` keeps the scores; cuDNN's must plan again for each new shape, hence for every micro-batch, and with masks its
 gradients are NaN for some lengths (pytorch #196678: H100 and H200, torch 2.11 to 2.13, where it would come first).

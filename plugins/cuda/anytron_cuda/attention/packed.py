@@ -1,8 +1,8 @@
-"""Layers that use functions for sequences of different lengths, ``[T, H, D]`` without padding, with cumulative lengths.
+"""Attention kernels that call variable-length functions: ``[T, H, D]`` without padding, with ``cu_seqlens``.
 
 FlashAttention 2 and 3 and torch's ``varlen_attn`` are such functions. They do not support padding between sequences:
-rows of padding are removed from the operands, and are zero in the result. Rows of the padded layout (bshd) are
-sequences of one length.
+padding rows are removed from the operands, and are zero in the result. Each row of a padded layout (bshd) is passed as
+one sequence; all have the same length.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MULTIPLE = 8
 
 
 class Sequences(NamedTuple):
-    """The arguments of a function for sequences of different lengths, besides queries, keys and values.
+    """The arguments of a variable-length function, besides queries, keys and values.
 
     Attributes:
         cu_seqlens_q: int32 ``[B + 1]`` on the device: cumulative numbers of queries of the sequences, with a leading 0.
@@ -105,7 +105,7 @@ def make_packed(spec: AttentionSpec, attend: Callable[[Tensor, Tensor, Tensor, S
 def padded_heads(query: Tensor, key: Tensor, value: Tensor, *, equal: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """Pad heads with zeros to sizes that the functions support; the caller must cut the output to the values' size.
 
-    This does not change scores (the scale is given), and the padding of values gives zeros in the output.
+    This does not change scores, because the caller passes their scale; padding of values gives zeros in the output.
 
     Args:
         query: ``[..., D]``.
