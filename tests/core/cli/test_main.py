@@ -255,7 +255,7 @@ def test_mistakes_of_all_stages_are_told_before_any_is_trained(tmp_path):
     )
     assert done.returncode != 0
     assert "trainer.save_hf" in done.stderr
-    assert "the next stage starts from the model that this stage saves" in done.stderr
+    assert "this stage does not save its model, but the next stage starts from it" in done.stderr
     assert "rollout.temperature" in done.stderr
     assert "it has no effect with algorithm.name=sft: nothing is generated" in done.stderr
     assert "nowhere" in done.stderr

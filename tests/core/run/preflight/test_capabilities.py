@@ -188,7 +188,7 @@ def test_it_is_found_with_all_other_mistakes_and_its_place(testchip, tmp_path):
 
 def test_an_entry_point_that_names_no_description_says_what_to_do(site_with_old_entry_point):
     with pytest.raises(
-        ConfigError, match=r"(?s)lead to an EngineInfo.*not an anytron.base.components.EngineInfo.*reinstall"
+        ConfigError, match=r"(?s)refer to an EngineInfo.*not an anytron.base.components.EngineInfo.*reinstall"
     ):
         list(training_diagnostics(run_of("old", critic={}, algorithm={"advantage": "gae"})))
 
