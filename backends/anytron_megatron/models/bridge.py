@@ -17,6 +17,7 @@ from anytron.task.data.pretrained import read_hf_config
 from anytron_megatron.models.configuration import accepted_masks, completed, refuse_missing_quantisation, traits_of
 from anytron_megatron.models.families import FAMILIES
 from anytron_megatron.models.loading import load_weights
+from anytron_megatron.models.views import without_clones
 from anytron_megatron.models.weight_names import prediction_tensors
 from anytron_megatron.training.vision import VisionInputs
 
@@ -223,13 +224,16 @@ class BridgeSource:
         A collective: every rank must exhaust the iterator; the others yield nothing. Copies of the
         embedding and the output layer that multi-token prediction modules have in files are left out.
 
+        Where the model is on the host, tensors are views of its parameters, as far as their layout allows: they change
+        with the parameters.
+
         Args:
             chunks: The model on this rank.
             saving: Whether the weights are for a model directory, in which some families' tensors are arranged
                 differently.
         """
         weights = self._bridge.export_weights(chunks, target_device="cpu", only_master_rank=True, _is_saving=saving)
-        for name, tensor in weights:
+        for name, tensor in without_clones(weights):
             if tensor is not None and not (name.endswith(SHARED_COPIES) and self.prediction_names([name])):
                 yield name, tensor
 

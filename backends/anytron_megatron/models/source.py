@@ -70,7 +70,8 @@ class ModelSource(Protocol):
     def export(self, chunks: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights under their Hugging Face names, on the host, on rank 0.
 
-        A collective: every rank must exhaust the iterator; the others yield nothing.
+        A collective: every rank must exhaust the iterator; the others yield nothing. A tensor may be a view of a
+        parameter.
         """
 
     def prediction_names(self, names: Iterable[str]) -> frozenset[str]:

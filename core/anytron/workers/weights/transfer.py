@@ -83,8 +83,8 @@ class WeightDestination(Protocol[Sent]):
         """Send all weights.
 
         Args:
-            weights: Tensors by their Hugging Face names. Iterating is a collective, so all tensors are read even if no
-                process receives them.
+            weights: Tensors by their Hugging Face names; they may be views of parameters. Iterating is a collective, so
+                all tensors are read even if no process receives them.
             version: Number of completed optimizer updates.
             is_optional: Whether a rollout engine may leave out the tensor of a name (:attr:`Piece.optional`).
 
