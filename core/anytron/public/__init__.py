@@ -29,4 +29,4 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "anytron_vllm": "Rollouts on vLLM",
     }
 )
-"""By name, what each is for."""
+"""The purpose of each public module, by the module's name."""

@@ -47,7 +47,7 @@ class Named(NamedTuple):
 
 
 def describe(one: Named) -> str:
-    """Return the section of a public name, as Markdown."""
+    """Return the page's section about a public name, as Markdown."""
     value, called = one.value, [f"from {one.module} import {one.name}"]
     if inspect.isfunction(value):
         called += ["", f"{one.name}{_signature(value)}"]
@@ -132,7 +132,7 @@ def _signature(function: Callable[..., Any]) -> str:
 
 
 def _source_of(one: Named) -> str:
-    """The value of a constant or an alias as it is written; nothing if it is computed."""
+    """The source text of a constant's or alias's value; empty if a call computes the value."""
     source = inspect.getsource(one.home)
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == one.name:
@@ -150,7 +150,7 @@ def _docstrings(module: ModuleType) -> dict[str, str]:
 
 
 def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    """Yield assigned names that a string follows, with that string."""
+    """Yield each assigned name that a docstring follows, with the docstring."""
     for node, after in pairwise(body):
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if isinstance(target, ast.Name) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
@@ -161,7 +161,10 @@ def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 
 def _split(docstring: str) -> tuple[str, dict[str, dict[str, str]]]:
-    """Split a docstring into its text and its sections, each with entries by name; a text without a name has ''."""
+    """Split a docstring into its text and its sections.
+
+    The entries of ``Args`` and ``Attributes`` are by name; other sections have one entry, with the name "".
+    """
     pieces = re.split(r"^(Attributes|Args|Returns|Raises|Yields):\n", docstring, flags=re.MULTILINE)
     parts: dict[str, dict[str, str]] = {}
     text = [pieces[0]]
@@ -255,7 +258,7 @@ def _section(module: str, purpose: str) -> list[str]:
 
 
 def _linked(page: str) -> str:
-    """Link what docstrings say of a public name, by the place of its definition, to the name's own section."""
+    """Replace references to public names (``anytron.module.Name``) in a page by links to the names' sections."""
     known = {one.name for module in MODULES for one in names(module)}
 
     def link(found: re.Match[str]) -> str:

@@ -41,9 +41,13 @@ def training_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     if config.rollout.lora == "alone":
         yield from _adapters_alone(config)
     if config.rollout.replay_routing:
-        key, fix = "rollout.replay_routing", "remove rollout.replay_routing, or use the engine"
-        yield from _lacking(config, "rollout", "routing", key, "report its routing", f"{fix} transformers")
-        yield from _lacking(config, "engine", "routing", key, "replay the rollout's routing", f"{fix} megatron")
+        key, fix = "rollout.replay_routing", "remove rollout.replay_routing, or set"
+        yield from _lacking(
+            config, "rollout", "routing", key, "report its routing", f"{fix} rollout.engine=transformers"
+        )
+        yield from _lacking(
+            config, "engine", "routing", key, "replay the rollout's routing", f"{fix} engine.name=megatron"
+        )
     if config.resume != "never":
         yield from _lacking(config, "engine", "checkpoints", "resume", "continue from a checkpoint", "set resume=never")
     elif config.checkpoint.keep > 0:
@@ -69,7 +73,7 @@ def generates_in_training(config: RunConfig) -> bool:
 
 
 def rollout_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find settings for rollout processes in a run that has none, and a training engine that cannot generate."""
+    """Find settings of rollout processes if the training ranks generate, and a training engine that cannot generate."""
     info, rollout = chosen_engines(config.engine.name, config.rollout.engine).get("rollout.options"), config.rollout
     if info is None or not info.part_of:
         return
@@ -84,8 +88,8 @@ def rollout_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     for name in OF_PROCESSES:
         if (value := getattr(rollout, name)) != (default := RolloutSection.model_fields[name].default):
             message = f"it is {value}, but with rollout.engine={rollout.engine} the training ranks generate, and "
-            message += "there is no rollout process that it could configure"
-            yield Diagnostic("error", f"rollout.{name}", message, f"leave it at {default}")
+            message += "the run has no rollout processes, which this key configures"
+            yield Diagnostic("error", f"rollout.{name}", message, f"remove rollout.{name} (default: {default})")
 
 
 def weight_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
@@ -138,13 +142,13 @@ def can_save_checkpoints(config: RunConfig) -> bool:
 
 
 def verification_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find an engine whose computation cannot be compared with another one."""
+    """Find engines that ``anytron verify`` cannot compare with a reference, because they do not return logits."""
     for section, key in (("engine", "engine.name"), ("rollout", "rollout.engine")):
         yield from _lacking(config, section, "observation", key, "return its logits", "train without anytron verify")
 
 
 def replay_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
-    """Find an engine that cannot locate the first non-finite value."""
+    """Find a training engine in which ``anytron replay`` cannot locate the first non-finite value."""
     fix = "use an engine that can, and that supports the model: set engine.name=NAME engine.options={}"
     yield from _lacking(config, "engine", "inspection", "engine.name", "inspect an update", fix)
 

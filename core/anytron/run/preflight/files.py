@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 STATE_FACTOR = {"bfloat16": 7, "float32": 3}
-"""Size of a checkpoint against that of the weights: Adam's two moments and, with bfloat16, float32 weights besides."""
+"""By ``model.dtype``: size of a checkpoint divided by the size of the weights.
+
+A checkpoint holds the weights, Adam's two moments in float32 and, with bfloat16, a float32 copy of the weights.
+"""
 
 
 def reference_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PROMPT, OTHER = COPIED = ("the prompt itself", "another prompt's answer")
 FORMATS = ("format", "regex")
-"""Rewards whose pattern may ask for any form."""
+"""Rewards with a pattern, which may require any form of response."""
 
 
 def reference_key(section: RewardSection) -> str:
@@ -36,7 +36,7 @@ def reference_answers(section: RewardSection) -> Callable[[TokenizedPrompt], str
     accepts any answer, it returns a fixed one.
 
     Raises:
-        DataError: Raised by the returned function: ``right_answer`` raises.
+        DataError: Raised by the returned function, if ``right_answer`` fails.
     """
     if section.function == "format":
         return lambda _: "42"
@@ -53,7 +53,10 @@ def reference_answers(section: RewardSection) -> Callable[[TokenizedPrompt], str
 
 
 def right_forms(section: RewardSection, answer: str, prompt: TokenizedPrompt) -> dict[str, str]:
-    """Return an answer in each form that models use, by the form's name; a tag that the prompt opens is left out."""
+    """Write an answer in each form that models use; return the texts by the form's name.
+
+    A prompt that ends with an opening tag, such as ``<think>``, gets responses without this tag.
+    """
     if section.function == "code":
         return {"program": f"```python\n{answer}\n```"}
     think = "" if opened(prompt.text) else "<think>\n"

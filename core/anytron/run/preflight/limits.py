@@ -29,7 +29,7 @@ VALUES: Mapping[Feature, tuple[str, Any]] = MappingProxyType(
         Feature.RECOMPUTE: ("engine.recompute", "full"),
     }
 )
-"""Features that a run asks for by a value of a key."""
+"""Features that a run needs if a key has a certain value: the key and the value."""
 SIZES: Mapping[Feature, str] = MappingProxyType(
     {
         Feature.TENSOR_PARALLEL: "parallel.tensor_model_parallel_size",
@@ -38,7 +38,7 @@ SIZES: Mapping[Feature, str] = MappingProxyType(
         Feature.EXPERT_PARALLEL: "parallel.expert_model_parallel_size",
     }
 )
-"""Features that a run asks for by a size above 1."""
+"""Features that a run needs if a parallel size is above 1: the key of the size."""
 WITHOUT: Mapping[Feature, tuple[tuple[str, Any], ...]] = MappingProxyType(
     {
         Feature.INTERLEAVED_PIPELINE: (("engine.options.virtual_pipeline_model_parallel_size", 1),),
@@ -48,11 +48,11 @@ WITHOUT: Mapping[Feature, tuple[tuple[str, Any], ...]] = MappingProxyType(
         Feature.CRITIC: (("critic", None),),
     }
 )
-"""Features that a run asks for by any other value of a key; an option that is not set asks for no feature."""
+"""Features that a run needs unless all these keys have these values; an engine option that is not set needs none."""
 
 
 def limit_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
-    """Find features that a run asks for and the platform lacks, by ``Platform.limits``."""
+    """Find features that a run needs and that the platform lacks according to ``Platform.limits``."""
     messages = declined(platform, Feature)
     asked = list({**_asked_by_configuration(config), **asked_by_model(config)}.items()) if messages else []
     if messages and config.reward_model is not None:
@@ -118,14 +118,14 @@ def _asked_by_configuration(config: RunConfig) -> dict[Feature, str]:
 
 
 def _asked_by_reward_model(config: RunConfig) -> list[tuple[Feature, str]]:
-    """What its own sizes and its own config ask for; the rest is the policy's."""
+    """Find the features that the reward model's parallel sizes and Hugging Face config need, with the key of each."""
     own = config.of_reward_model
     found = [(feature, f"reward_model.{key}") for feature, key in SIZES.items() if _value(own, key) > 1]
     return found + [(feature, "reward_model.path") for feature in asked_by_model(own)]
 
 
 def _value(config: RunConfig, key: str, default: Any = None) -> Any:
-    """Read a key; of an engine's options maybe not all are given."""
+    """Read a key; return ``default`` for an engine option that is not set."""
     value: Any = config
     for name in key.split("."):
         value = value.get(name, default) if isinstance(value, dict) else getattr(value, name)
@@ -135,8 +135,8 @@ def _value(config: RunConfig, key: str, default: Any = None) -> Any:
 def asked_by_model(config: RunConfig) -> dict[Feature, str]:
     """Find the features that a run's model needs, and the configuration key that names the model.
 
-    The model's Hugging Face config tells them. If it is missing or malformed, the result is empty: other checks report
-    that.
+    The features follow from the model's Hugging Face config. If the config is missing or malformed, the result is
+    empty, and other checks report the error.
     """
     key = "model.config" if config.model.path is None else "model.path"
     try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from anytron.device.platform import Platform, Probe
 
 _ASK = "import sys; sys.path[:] = filter(None, sys.path); import anytron; print(anytron.__version__)"
-"""As a worker starts: nothing is imported from the current directory."""
+"""Program that prints an interpreter's version of Anytron. As in workers, the current directory is not on the path."""
 _ANSWER_S = 60.0
 """Seconds that an interpreter may take to start, from a slow disk."""
 
@@ -33,8 +33,8 @@ def interpreter_diagnostics(key: str, python: str) -> Iterator[Diagnostic]:
     """Find out whether an interpreter starts, and has this version of Anytron.
 
     Args:
-        key: The configuration key that names it.
-        python: The interpreter.
+        key: The configuration key that names the interpreter.
+        python: Path or command of the interpreter.
     """
     try:
         done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=_ANSWER_S, check=False)  # noqa: S603
@@ -133,7 +133,8 @@ def _reward_model(config: RunConfig) -> Iterator[Diagnostic]:
     yield from _with_tokenizer("reward_model.path", Path(section.path), "complete the download")
     ranks, hosts, key = section.parallel.world_size, config.parallel.world_size, "reward_model.parallel"
     if ranks > hosts:
-        message = f"its {ranks} ranks share the devices of {ranks} training ranks, but the run has only {hosts}"
+        message = f"the reward model's {ranks} ranks share the devices of {ranks} training ranks, "
+        message += f"but the run has only {hosts}"
         yield Diagnostic("error", key, message, f"lower a size in {key}, or raise a size in parallel")
     yield from sequence_parallel_diagnostics(section.parallel, f"{key}.")
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Tell = Callable[[str], None]
 
 SHOWN = 3
-"""Tokens that an error names."""
+"""Largest number of tokens that an error names."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class PreparedPrompts:
             reward model all accept; None = unlimited.
         vocab_size: Upper bound of token ids, exclusive.
         beginning: The time at which the run began, and its chat template, which the tokenizer uses.
-        chat_template_kwargs: Further arguments of the chat template, which make it show the time in ``beginning``.
+        chat_template_kwargs: Arguments of the chat template: the configured ones, and a template whose clock shows the
+            time in ``beginning`` if the template reads the clock.
         remarks: Lines for the user about what was restored from the earlier run.
     """
 
@@ -97,7 +98,7 @@ def prepare_prompts(config: RunConfig, tell: Tell = silent) -> PreparedPrompts:
 
     Args:
         config: The run's configuration.
-        tell: Called from time to time with how far long sources have been read.
+        tell: Called with a line about the progress, from time to time while a long source is read.
 
     Raises:
         ConfigError: A file or value in the configuration is missing or impossible.

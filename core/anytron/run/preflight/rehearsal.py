@@ -4,8 +4,9 @@ For each prompt, the check is that the right answer earns the reward and that wr
 written in the forms that models use, and each form is scored; the best of them must score more than an empty
 response, the word ``None``, the right answer of another prompt, and the prompt itself.
 
-Rewards that are expensive or need a model are not tried: ``judge``, ``reward_model`` and ``environment``. A run does
-this in seconds and reports the findings in one line. It ends if a function fails for every right answer.
+Rewards that are expensive or need a model are not tried: ``judge``, ``reward_model`` and ``environment``. A run makes
+this check at its start, in seconds, and reports the findings in one line. The run ends if a reward function fails for
+every right answer.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ if TYPE_CHECKING:
     from anytron.task.rewards.scoring import RewardWorkers
 
 AT_ONCE = 64
-"""Prompts whose responses are scored in one call."""
+"""Number of prompts whose responses are scored in one call if time is not limited."""
 TIMED = 4
-"""Prompts of one call if time is limited: the clock is checked after each call."""
+"""Number of prompts in one call of a registered reward if time is limited: the clock is checked after each call."""
 ROWS, OWN_ROWS = 32, 8
-"""Prompts that a registered reward, and a function of the user, is tried on before an engine is built; an eighth of
-them in each call, or all."""
+"""Number of prompts on which each registered reward, and each function of the user, is tried when a run starts. All
+prompts of a user's function are scored in one call."""
 BEGIN_S, GIVE_UP_S = 4.0, 6.0
-"""Seconds after which nothing more is tried before an engine is built, and after which no answer is waited for. They
-begin with the call of :func:`rehearse`: a reward whose making takes long has less time; ``math`` needs a second or
-two."""
+"""Time limits when a run starts, in seconds since the call of :func:`rehearse`. After the first limit, a reward begins
+no call but its first; after the second limit, no answer is awaited. Making a reward takes a part of this time
+(``math``: a second or two)."""
 NOT_TRIED = frozenset({"judge", "reward_model", "environment"})
 """Rewards that ask a model or an environment."""
 TRAINING = "training"
@@ -116,6 +117,9 @@ def rehearse(
         brief: Whether to try only some prompts, for a few seconds; False = all prompts, without a time limit.
         has_environment: Whether the run has an environment. Its responses have turns, which user functions may read.
         tell: Called with the name of a reward, the number of prompts tried so far, and the number of all prompts.
+
+    Returns:
+        The results, by the names in ``subjects``.
 
     Raises:
         DataError: ``right_answer`` of a reward class fails.
@@ -226,14 +230,14 @@ def _in_turn(trials: Sequence[Trial], pool: RewardPool) -> Generator[None, None,
 
 
 def _left_out(section: RewardSection, *, has_environment: bool) -> str:
-    """Return why a reward is not tried; empty if it is."""
+    """Return why a reward is not tried; empty if it is tried."""
     if section.function in NOT_TRIED:
         return "it asks a model or an environment"
     return "it may need an environment" if has_environment and section.function not in REWARDS else ""
 
 
 def _looked_at(prepared: PreparedRun, rows: int | None) -> Rehearsal:
-    """Look at prompts as the model reads them."""
+    """Find problems of prompts; note a chat template that reads the clock, and opening tags at the end of prompts."""
     prompts, found = Evenly(prepared.sampler.tables, rows), Rehearsal()
     found.findings += examine_prompts(prompts, prepared)
     if prepared.beginning.reads_the_clock:
@@ -241,7 +245,7 @@ def _looked_at(prepared: PreparedRun, rows: int | None) -> Rehearsal:
     marks = sorted({opened(prompt.text).strip() for prompt in prompts} - {""})
     if marks:
         found.notes.append(
-            f"prompts open {', '.join(marks)}: format, regex and reasoning_gym see it before the response"
+            f"prompts end with {', '.join(marks)}: format, regex and reasoning_gym read it as the start of the response"
         )
     return found
 
@@ -252,7 +256,7 @@ def examine_prompts(prompts: Iterable[TokenizedPrompt], prepared: PreparedRun) -
     begin = tokenizer.bos_token_id
     twice = Finding(
         f"A prompt begins with {tokenizer.bos_token} twice.",
-        f"remove {tokenizer.bos_token} from the prompts or messages: chat template or tokenizer already adds it",
+        f"remove {tokenizer.bos_token} from the prompts or messages: the chat template or the tokenizer adds it",
     )
     ended = Finding(
         "A prompt ends with an end-of-response token.",

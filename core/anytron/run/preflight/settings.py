@@ -29,8 +29,8 @@ def setting_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """Find settings that contradict each other, and settings that are probably a mistake.
 
     Yields:
-        Errors: impossible sizes, steps and ranks to profile that the run does not have. Warnings: a KL estimator whose
-        gradient is not the gradient of the divergence, GSPO with another average than in its paper, an importance
+        Errors: impossible sizes; steps or ranks to profile that the run does not have. Warnings: a KL estimator whose
+        gradient is not the gradient of the divergence; GSPO with an average that differs from its paper; an importance
         correction that ignores top-p and top-k.
     """
     yield from _profile(config)

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from anytron.task.rewards.pool import RewardPool
 
 SHOWN = 3
-"""Prompts that a finding names."""
+"""Largest number of prompts that a finding names."""
 OTHERS = 9
-"""End of the range of following prompts, from 1, among which a different right answer is looked for."""
+"""A different right answer is looked for in the next ``OTHERS - 1`` prompts."""
 SURE = frozenset({"exact_match", "contains", "math"})
-"""Rewards that read some form of every answer that they can read at all."""
+"""Rewards that accept each valid right answer in at least one of the tried forms."""
 CHANCE = 0.25
-"""Share of the prompts for which a wrong text may be right by chance, with rewards that allow for it."""
+"""Largest share of prompts at which a text of :func:`_chance` may earn the reward without becoming a finding."""
 
 
 @dataclass
@@ -45,9 +45,9 @@ class Finding:
     Attributes:
         what: Description of the problem, for the user.
         fix: How to fix the problem.
-        certain: Whether such a prompt is certain to teach nothing.
+        certain: Whether the problem is certain to occur in the run, because it occurred at every prompt.
         count: Number of prompts with the problem.
-        rows: Examples: the prompt's id, and the observation.
+        rows: Examples: the id of a prompt, and what was observed at it.
     """
 
     what: str
@@ -128,8 +128,9 @@ class Trial:
 
     Attributes:
         name, section, found: The arguments.
-        failure: First failure of the function for a right answer.
-        error: Why the function cannot be called at all.
+        failure: First failure of the function at a prompt where it failed for every form of the right answer; None
+            without one.
+        error: Why the function cannot be called at all; None if it can.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class Trial:
         if not self._failed.certain or self.failure is None:
             return None
         where = f"reward {self.name}, prompt {self._failed.rows[0][0]}"
-        others = f", and all others that were tried ({self._failed.count})" if self._failed.count > 1 else ""
+        others = f" (the same for all {self._failed.count} prompts that were tried)" if self._failed.count > 1 else ""
         return DataError(self._failed.what, where=where + others, why=self.failure.why, fix=self._failed.fix)
 
     def _texts(self, place: int) -> tuple[TokenizedPrompt, str, dict[str, str], dict[str, str]]:
@@ -270,7 +271,7 @@ def no_answer(section: RewardSection) -> str:
 
 
 def _chance(section: RewardSection) -> tuple[str, ...]:
-    """Texts that may be right by chance."""
+    """Return the names of the wrong texts that may be right by chance."""
     if section.function not in REWARDS:
         return COPIED
     return (OTHER,) if section.function == "math" else ()
@@ -288,7 +289,7 @@ def _kinds(name: str, section: RewardSection, prepared: PreparedRun) -> tuple[Fi
             f"The reward {name} fails for right answers.",
             "correct the function; return 0 for a response that it cannot read"
             if own
-            else "see the example for why the process cannot be called",
+            else "solve the problem that the example names: the process of the reward cannot be called",
         ),
         Finding(
             f"The reward {name} fails for a wrong answer, and a failure ends the run.",
@@ -302,14 +303,14 @@ def _kinds(name: str, section: RewardSection, prepared: PreparedRun) -> tuple[Fi
 
 
 def said(failure: Failure) -> str:
-    """Describe in one line why a reward fails; a traceback is in the lines after the first."""
+    """Describe in one line why a reward fails, without its traceback."""
     return f"{failure.what} {next(iter(failure.why.strip().splitlines()), '')}"
 
 
 def _length(answer: str, prepared: PreparedRun) -> int | None:
-    """Tokens of an answer that is longer than a response may be; None for any other. Few letters are no more tokens."""
+    """Count the tokens of an answer that is longer than ``max_new_tokens``; None for any shorter answer."""
     room = prepared.sampling.max_new_tokens
-    if len(answer.encode()) <= room:  # a token has a byte at least
+    if len(answer.encode()) <= room:  # a token has at least one byte
         return None
     length = len(prepared.tokenizer(answer, add_special_tokens=False)["input_ids"])
     return length if length > room else None

@@ -96,8 +96,8 @@ class Answers:
     Args:
         config: Configuration with ``model.path`` and section ``rollout``.
         executor: Starts the rollout process.
-        system: Text of the system message before each prompt, unless a conversation begins with one; None = what the
-            chat template writes without one.
+        system: Text of the system message before each prompt, unless the prompt is a conversation that begins with one;
+            None = no message, or the default system message of the chat template.
         plain: Whether prompts are given to the model as they are, without its chat template.
         seed: Seed of the sampling.
 
@@ -148,7 +148,7 @@ class Answers:
         """Answer each prompt by itself.
 
         Args:
-            prompts: Prompts by their numbers, which name them in errors and from which their seeds follow. A prompt
+            prompts: Prompts by number. Errors name the number, and the seed of an answer follows from it. A prompt
                 that begins with ``[{`` is a conversation, if there is a chat template: a JSON list of messages, each
                 with role and content.
 
@@ -192,7 +192,7 @@ class Answers:
             )
 
     def _check_finite(self, number: int, response: Response) -> None:
-        """An engine takes some token also if every log-prob is NaN; such an answer says nothing about the model."""
+        """Raise an error if a log-prob is not finite: engines choose some token even if all log-probs are NaN."""
         wrong = next((one for one in response.log_probs if not math.isfinite(one)), None)
         if wrong is not None:
             raise EngineError(
@@ -214,7 +214,7 @@ def messages_of(text: str, number: int) -> list[dict[str, Any]] | None:
     try:
         messages = parse_json(text)
     except ValueError as error:
-        why = f"a prompt that begins with [{{ is a JSON list of messages: {error}"
+        why = f"a prompt that begins with [{{ must be a JSON list of messages: {error}"
     else:
         if all(isinstance(message, dict) and isinstance(message.get("content"), str) for message in messages):
             found: list[dict[str, Any]] = messages

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anytron.workers.engines.rollout_engine import SamplingParams, StopReason
 
 TURN = "anytron stands for a turn"
-"""In the place of the model's turns, whose tokens are known: the template is only asked for what follows them."""
+"""Placeholder for the model's turns when the chat template is rendered: only the text after them is used."""
 
 
 @dataclass
@@ -38,16 +38,16 @@ class Conversation:
         prompt: The prompt of the conversation.
         seed: Seed of everything random in the conversation.
         max_turns: Largest number of turns of the model.
-        number: Number of the conversation's environment.
-        speaking: Whether the model has been asked for its next turn.
+        number: Number of the conversation's environment; -1 before there is one.
+        speaking: Whether the model's next turn has been requested and is not complete yet.
         tokens: The tokens after the prompt.
         log_probs, response_mask: As in :class:`Response`, for these tokens.
         turns: The model's turns, decoded.
         versions, routing: As in :class:`Response`.
         reward, metrics: Sums of the environment's rewards and metrics.
         over: Whether the conversation has ended.
-        finished: Whether it ended by itself, not at a limit.
-        failure: Why the environment could not go on; None if it could.
+        finished: Whether the environment ended it, and not a limit or a failure.
+        failure: The failure of the environment that ended the conversation; None without one.
     """
 
     prompt: TokenizedPrompt
@@ -122,10 +122,10 @@ class Conversation:
         self.response_mask += (own,) * len(tokens)
 
     def _add_routing(self, told: Tensor | None) -> None:
-        """Keep the routing of tokens that no earlier turn reported.
+        """Append the routing of the tokens whose routing no earlier turn reported.
 
-        Those that the model wrote keep the experts with which it wrote them. A later turn, which reads them again, may
-        send them to others.
+        Tokens that the model wrote keep the experts with which it wrote them. A later turn reads these tokens again,
+        possibly with other experts.
         """
         known = self.routing
         self.routing = told if known is None or told is None else torch.cat([known, told[len(known) :]])
@@ -134,7 +134,7 @@ class Conversation:
 def observation_tokens(
     observation: Observation, last: int | None, tokenizer: Any, vocab_size: int, chat_template_kwargs: Mapping[str, Any]
 ) -> tuple[int, ...] | Failure:
-    """Tokenise an observation by itself.
+    """Tokenise an observation by itself; return a failure if it has no tokens, or tokens that the model does not know.
 
     Args:
         observation: Observation that has text, messages or tokens.

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from anytron.workers.executor.protocol import Host, Pending, Share, WorkerGroup
 
 POLL_S = 1.0
-"""How long to wait where only one side is at work."""
+"""Seconds to wait if only the engines, or only the environments, are at work."""
 GLANCE_S = 0.01
-"""How long to wait for environments before looking at the engines again, while both are at work."""
+"""Seconds to wait for environments before looking at the engines again, while both are at work."""
 GATHER_S = 0.1
-"""How long a turn may wait for others that begin soon: engines are fast with many at a time."""
+"""Seconds that a turn may wait to be requested together with later turns: engines are faster with many at a time."""
 HOPELESS = 16
-"""So many conversations that fail, when no environment has answered, are the environment's fault, not theirs."""
+"""The run ends if this many conversations have failed before any environment answered: its code is at fault."""
 
 
 class SingleTurns:
@@ -114,7 +114,7 @@ class Conversations:
 
         Args:
             begun: The conversations that :meth:`begin` returned.
-            more: Whether the step has further conversations that have not all failed.
+            more: Whether the step has further conversations, some of which did not fail; if so, all of these may fail.
 
         Raises:
             DataError: The environment fails for every response, or for all of the first ones.
@@ -134,7 +134,10 @@ class Conversations:
             self._go_on()
 
     def attend(self, call: Pending) -> None:
-        """Continue conversations until a call of the training ranks is over; the next call here raises their error."""
+        """Continue conversations until a call of the training ranks is over.
+
+        An error of the conversations meanwhile is raised by the next :meth:`finish` or :meth:`finish_in_flight`.
+        """
         try:
             while not call.done:
                 self._go_on(call)
@@ -142,13 +145,13 @@ class Conversations:
             self._failure = failure
 
     def _under_way(self, conversations: Iterable[Conversation]) -> bool:
-        """Whether any has a turn that is being made, or an environment; or whether something went wrong meanwhile."""
+        """Whether any conversation has a turn in generation or an environment, or :meth:`attend` has kept an error."""
         return self._failure is not None or any(
             one.speaking or self._environments.knows(one.number) for one in conversations
         )
 
     def _go_on(self, *others: Pending) -> None:
-        """Wait until a turn is made or answered, and for calls of other groups; do what follows."""
+        """Wait for a turn, an environment's answer or a call in ``others``; request what follows from it."""
         if self._failure is not None:
             raise self._failure
         if self._ready and (not self._environments.busy or monotonic() - self._ready_since > GATHER_S):
@@ -176,7 +179,7 @@ class Conversations:
                 self._environments.step(conversation.number, turn)
 
     def _take(self, conversation: Conversation, answer: Observation | Failure) -> None:
-        """Take what an environment says."""
+        """Process an observation, or a failure, of an environment."""
         if isinstance(answer, Failure):
             conversation.end(finished=False, failure=answer)
             if not self._answered:
@@ -192,7 +195,7 @@ class Conversations:
         return decode_responses(self._tokenizer, [response.tokens])[0]
 
     def _answer(self, conversation: Conversation, observation: Observation) -> None:
-        """Add an observation to a conversation, and end it if there is nothing more to say, or no room."""
+        """Append an observation; end the conversation if the environment is done, or no turn or no room is left."""
         conversation.count(observation)
         if observation.done or len(conversation.turns) == conversation.max_turns:
             self._end(conversation, finished=observation.done)
@@ -286,7 +289,7 @@ class AttendedGroup:
 
 
 def _check_hope(failed: Sequence[Conversation], limit: int) -> None:
-    """End the run if so many conversations have failed."""
+    """Raise an error, which ends the run, if at least ``limit`` conversations have failed."""
     if len(failed) < limit:
         return
     failure = failed[0].failure

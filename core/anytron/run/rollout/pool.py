@@ -1,8 +1,8 @@
 """Rollout engines that share the prompts of a step.
 
-The state of an engine determines its next call: first new weights, which are sent to all engines that lack them at the
-same time, then requests, then polls until its requests are finished. The driver waits for the next replica that
-returns from a call::
+The state of an engine determines its next call: first it loads new weights, at the same time as all other engines that
+lack them; then it receives requests; then it is polled until they are finished. The driver waits for the next replica
+that returns from a call::
 
     queue, longest prompts first -+-> replica 0: load_weights, submit, poll, submit, poll, poll ... -+-> finished
                                   +-> replica 1: load_weights, submit, poll, poll, submit, poll ... -+
@@ -46,7 +46,7 @@ Answer = TypeVar("Answer")
 Arguments = TypeVarTuple("Arguments")
 
 POLL_S = 1.0
-"""How long a poll may take if nothing finishes: new requests wait for its end."""
+"""Seconds that a poll may take if no response is finished; new requests wait until the poll ends."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Generation:
 class RolloutPool:
     """The rollout engines. An engine that is lost or returns invalid results is replaced; others take its requests.
 
-    Responses depend only on their seeds and the weights, so that a lost process loses none of them. Its successor
-    receives weights as long as they are available (:meth:`load_weights`).
+    Responses depend only on their prompts, their seeds and the weights, so that another process can make the responses
+    of a lost one. A new process receives weights as long as they are available (:meth:`load_weights`).
 
     Args:
         executor: Executor that starts the processes; the constructor does not wait for the engines.
@@ -99,7 +99,7 @@ class RolloutPool:
     def begin(
         self, prompts: Sequence[PromptInputs], sampling: SamplingParams, samples_per_prompt: int, seed: int
     ) -> Generation:
-        """Ask for responses to each prompt; they are generated whenever the driver waits for something of this pool.
+        """Ask for responses to each prompt; they are generated while the driver waits in a method of this pool.
 
         A response does not depend on the replica that generates it, nor on the other responses there.
 
@@ -204,7 +204,7 @@ class RolloutPool:
         }
 
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
-        """Compute whole logits, float32 ``[L, V]`` for each sequence; they take much memory."""
+        """Compute whole logits: float32 ``[L, V]`` for each sequence of L tokens; they take much memory."""
         return self._ask(0, ObservableRollout.logits, sequences)
 
     def describe(self) -> list[Mapping[str, Any]]:
@@ -232,9 +232,9 @@ class RolloutPool:
         return replica.call is None and (self._give is None or replica.version is not None)
 
     def _work_until(self, done: Callable[[], bool], *others: Pending) -> None:
-        """Keep all replicas at work until something is so; calls of other groups may make it so.
+        """Keep all replicas at work until ``done()`` is true; also wait for ``others``, calls of other groups.
 
-        After an error, or a signal, the replicas are of no more use: some may have ended in the middle of a call.
+        After an error or a signal, the replicas can no longer be used: some may have ended in the middle of a call.
         """
         if self._failure is not None:
             raise self._failure
@@ -248,7 +248,7 @@ class RolloutPool:
             raise
 
     def _work(self, timeout_s: float, *others: Pending) -> None:
-        """Send weights if it is time to; otherwise wait for the first calls to be over, and take replicas' answers."""
+        """Send weights if replicas wait for them; otherwise wait until a call ends, and process its answer."""
         if self._give_weights():
             return
         working = {replica.call: replica for replica in self._replicas if replica.call is not None}
@@ -297,7 +297,7 @@ class RolloutPool:
         return True
 
     def _share_of(self, replica: Replica) -> list[GenerationRequest]:
-        """Take from the queue what brings a replica to its equal part of all that is not finished."""
+        """Take requests from the queue until the replica holds an equal part of all unfinished requests."""
         # A replica that cannot get weights yet takes no part.
         held = [len(each.held) for each in self._replicas if each.version is not None or self._give is not None]
         part = -(-(len(self._queue) + sum(held)) // len(held))

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prefetched:
-    """A step, or a round of one, whose responses are being made.
+    """A step, or a later round of a step (``algorithm.dynamic_sampling``), whose responses are being generated.
 
     Attributes:
-        places: Places of the sampler before the step's prompts were drawn.
-        prompts: The step's prompts.
+        places: Places of the sampler before the prompts were drawn.
+        prompts: The prompts of the step or round.
         responses: Handle of the generation that was started for these prompts.
     """
 
@@ -86,9 +86,9 @@ class RolloutPrefetch:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """The places in the data at which the next step begins; responses that were not trained on are not counted.
+        """The place in each source of prompts at which the next step begins.
 
-        A resume draws their prompts again.
+        Prompts that were drawn ahead for later steps do not count: a resumed run draws them again.
         """
         return self._begun[0].places if self._begun else self.sampler.places
 
@@ -126,7 +126,7 @@ class RolloutPrefetch:
             step: The step, whose responses are all complete.
 
         Returns:
-            Metrics of the memory of sleeping replicas.
+            Metrics of the memory of sleeping replicas; empty if replicas do not sleep.
         """
         self._begin_up_to(self._last_from(step), step + 1)
         if self._config.rollout.max_staleness:
@@ -136,7 +136,7 @@ class RolloutPrefetch:
         return self._pool.sleep() if self._config.rollout.sleep else {}
 
     def _begin_up_to(self, last: int, first: int) -> None:
-        """Begin the steps up to the last one that are not begun yet; those begun already start with the first one."""
+        """Begin the steps from ``first`` to ``last`` that have not begun; ``_begun`` starts with step ``first``."""
         for step in range(first + len(self._begun), last + 1):
             self._begun.append(self._begin(step, 1, self._config.data.prompts_per_step))
 

@@ -40,10 +40,10 @@ class Replica:
         index, group: The arguments.
         ready: Whether the engine is built.
         version: Version of the engine's weights; None if they are not the current ones.
-        versions: Versions of all weights that the engine has had.
-        held: Unanswered requests by number, each with the number of weight versions that preceded it.
+        versions: Versions of all weights that the engine has had, oldest first.
+        held: Unanswered requests by number, each with the index in ``versions`` of the weights at its submission.
         call: The current call; None between calls.
-        polled: Whether that call is a poll.
+        polled: Whether the current call is a poll.
     """
 
     def __init__(self, index: int, group: WorkerGroup) -> None:
@@ -129,9 +129,9 @@ class WeightAnswers:
     """The outcome of loading weights into the engines.
 
     Attributes:
-        version: Number of completed optimizer updates.
+        version: Version of the weights that were sent: the number of completed optimizer updates.
         answers: For each engine, in order: the version that it reports, or the error if it did not receive all weights.
-            Such an engine has a mixture of two versions: it has ended, and its replacement needs all weights.
+            An engine with an error may hold a mixture of two versions, and must be replaced.
     """
 
     version: int

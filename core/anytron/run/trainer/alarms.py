@@ -1,7 +1,7 @@
 """Warn when a run seems to learn nothing, or the wrong thing, although nothing fails; and count skipped steps.
 
-The checks read the disagreement of rollout and training about tokens, the norm of each model's gradient, the number of
-groups with signal, and whether the mean reward rises. Non-finite updates are handled in
+The checks read the difference of rollout and training log-probs, the norm of each model's gradient, the number of
+groups with signal (different rewards), and whether the mean reward rises. Non-finite updates are handled in
 :mod:`anytron.run.trainer.non_finite`.
 """
 
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
     from anytron.sequences.batch import RaggedBatch
 
 IN_A_ROW = "reward/steps_without_signal"
-"""Steps in a row, up to this one, that had no token to train on."""
+"""Name of the metric that counts the steps in a row, up to this one, without a token to train on."""
 DISAGREEMENT = 0.1
-"""Nats from which they disagree: rounding stays far below it, in bfloat16 as well."""
+"""Mean difference of rollout and training log-probs, in nats, above which to warn: rounding in bfloat16 is far less."""
 WITHOUT_SIGNAL = "reward/groups_without_signal"
 WINDOW, NEARLY_ALL, RISE = 20, 0.9, 0.1
-"""A mean reward over so many steps has risen if it is more than a tenth above the one of the first so many steps. If it
-has not, and nearly no group had a signal, the policy learns nothing; if it has, the prompts may be learnt."""
+"""The reward has risen if its mean over the last ``WINDOW`` steps is more than a tenth (``RISE``) above its mean over
+the first ``WINDOW`` steps. If it has not, and the share ``NEARLY_ALL`` of the groups has no signal, the policy learns
+almost nothing. If it has, groups without signal may come from prompts that are learnt."""
 STEPS_BETWEEN = 100
-"""A warning is repeated after so many steps at the earliest."""
+"""Smallest number of steps after which a warning is repeated."""
 _ROUNDING = 1e-4
-"""Relative error of metrics that are sums of many tokens, at most."""
+"""Largest relative rounding error of metrics that are sums over many tokens."""
 
 
 class Alarms:
@@ -100,8 +101,8 @@ class Alarms:
             limit = self._config.algorithm.max_steps_without_signal
             self._find(
                 f"{IN_A_ROW} was above 0",
-                f"there is nothing to train on, and the step is skipped: {in_a_row} in a row, and the run ends at "
-                f"{limit} (algorithm.max_steps_without_signal)",
+                f"there is nothing to train on, and the step is skipped: {in_a_row} in a row so far, and the run ends "
+                f"after {limit} (algorithm.max_steps_without_signal)",
                 "Look at the rewards and the lengths of responses in samples.jsonl",
             )
         elif missing:
@@ -133,10 +134,10 @@ class Alarms:
                 self._warn(f"{kind} in {seen.steps} of {self._steps} steps. {seen.advice}")
 
     def _look_for_a_rise(self, metrics: Mapping[str, float]) -> None:
-        """Compare the mean reward of recent steps, if nearly no group had a signal, with the one of the first steps.
+        """Warn if nearly all recent groups had no signal and the mean reward has not risen since the first steps.
 
-        The first steps are those since the run began or was resumed. With dynamic sampling groups without signal are
-        not trained on, and :meth:`stepped` warns if there are too few others.
+        The first steps are counted from the start or the resume of the run. There is no such warning with dynamic
+        sampling, which does not train on groups without signal: :meth:`stepped` warns if too few groups have a signal.
         """
         if WITHOUT_SIGNAL not in metrics or self._config.algorithm.dynamic_sampling:
             return
@@ -159,16 +160,16 @@ class Alarms:
             )
 
     def _find(self, kind: str, text: str, advice: str | None = None) -> None:
-        """Note what is to be said of a kind of number, and what to do about it; by default, to examine the engines."""
+        """Note a warning of a kind with its advice; None = the advice to run ``anytron verify``."""
         self._found[kind] = (text, advice or self._examine)
 
     def _unmeasured(self) -> str:
-        """How to have the other numbers of a disagreement; nothing if the run has them."""
+        """Say how to get further metrics of a disagreement; empty if the run has them already."""
         if self._config.corrected_algorithm.importance_correction not in ("auto", "none"):
             return ""
         return (
-            "algorithm.importance_correction=measured adds its maximum, the KL divergence, the correlation and the "
-            "effective sample size, and corrects nothing. "
+            "algorithm.importance_correction=measured adds the largest difference, the KL divergence, the correlation "
+            "and the effective sample size to the metrics, and corrects nothing. "
         )
 
     def _warn(self, text: str) -> None:
@@ -178,7 +179,14 @@ class Alarms:
 
 @dataclass
 class _Sightings:
-    """One kind of suspicious number: what to do, how many steps had it, how many the last warning counted."""
+    """How often one kind of warning was found.
+
+    Attributes:
+        advice: Advice to the user.
+        steps: Number of steps in which it was found.
+        told: Number of these steps at the last printed warning; 0 = none was printed.
+        told_at: Step of the last printed warning.
+    """
 
     advice: str
     steps: int = 0
@@ -264,14 +272,14 @@ def _why(step: Experience, config: RunConfig) -> str:
         "were empty": sum(not sample.own_tokens for sample in step.samples),
     }
     said = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
-    why = f"of {len(step.samples)} responses in the last one {said or 'none failed'}"
+    why = f"of {len(step.samples)} responses in the last step {said or 'none failed'}"
     if algorithm.dynamic_sampling and len(rewards):
-        why += f"; within each group the others have the same reward, {rewards.min():g} to {rewards.max():g}"
+        why += f"; within each group, rewards are equal (over all groups, {rewards.min():g} to {rewards.max():g})"
     return why
 
 
 def _remedies(step: Experience, config: RunConfig) -> str:
-    """Return what a run may change when it continues from its last checkpoint."""
+    """Return advice: what a user may change before the run continues from its last checkpoint."""
     algorithm = config.algorithm
     remedies: list[str] = []
     if algorithm.overlong_masking and _truncated(step):

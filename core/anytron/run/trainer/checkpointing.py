@@ -245,7 +245,7 @@ class Checkpointing:
         return minutes is not None and time.monotonic() - self._saved_at >= 60.0 * minutes
 
     def _save_boundary(self) -> None:
-        """Have the state of the last boundary on disk."""
+        """Save the state of the last boundary, and wait until it is on disk."""
         self._complete(wait=True)
         if self._enabled and self._boundary is not None and self._boundary.step != self.last:
             self._save(asynchronous=False)
@@ -264,7 +264,7 @@ class Checkpointing:
             )
 
     def _rescued(self, lost: LostDirectoryError) -> LostDirectoryError:
-        """Save what is in memory into a directory beside a lost one; return the error, which names it."""
+        """Save the state in memory into a directory beside a lost run directory; return the error with its name."""
         new_run = "start a new run"
         try:
             if unread := self._run.rescue():
@@ -329,7 +329,7 @@ class Checkpointing:
         self._directory.prune(self._settings.keep)
 
     def _has_room(self, step: int) -> bool:
-        """Compare the free space with the size of the last checkpoint: a full disk could spoil more than this one."""
+        """Whether the disk has room for a checkpoint as large as the last one; a full disk could damage other files."""
         earlier = self._directory.complete()
         needed = earlier[-1].manifest().size if earlier else 0
         self._directory.path.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     Numbers = Sequence[float] | npt.NDArray[np.generic]
 
 TAIL = 16
-"""Tokens that a mark of thought has, and white space behind it, at most."""
+"""Largest number of tokens of an opening tag, such as ``<think>``, and the white space after it."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Experience:
     """All N samples of a step, including those that are not trained on.
 
     Attributes:
-        samples: Samples of one prompt stand side by side.
+        samples: The samples; samples of one prompt are adjacent.
         groups: int64 ``[N]``, the number of each sample's prompt, from 0, ascending.
         rewards: Results of the reward functions.
         penalties: float32 ``[N]``, penalties for length (``algorithm.overlong_buffer``).
-        used: bool ``[N]``, True = the sample is trained on. The others count neither in the loss nor in
+        used: bool ``[N]``, True = the sample is trained on. Other samples count neither in the loss nor in
             comparisons within their groups.
         metrics: Further metrics of the step.
     """
@@ -213,14 +213,14 @@ def _step(found: Sequence[Experience], config: RunConfig) -> Experience:
 
 
 def _without_signal(rewards: Tensor, groups: Tensor, config: RunConfig) -> int:
-    """Count the groups that rewards teach nothing of.
+    """Count the groups whose rewards teach nothing.
 
-    None of their samples is trained on; or only the differences within a group teach something, and there are none.
+    In such a group no sample is trained on; or the algorithm compares samples of a group, and all rewards are equal.
 
     Args:
         rewards: float32 ``[N]``, penalties included; NaN for a sample that is not trained on.
         groups: int64 ``[N]``, the number of each sample's group.
-        config: The run. What a teacher teaches does not depend on rewards.
+        config: The run's configuration. With a teacher, groups with equal rewards are not counted: they teach too.
     """
     rows = by_group(rewards, groups)
     compared = config.algorithm.compares_a_group and config.teacher is None
@@ -238,7 +238,7 @@ def make_samples(
         tokenizer: A Hugging Face tokenizer.
 
     Returns:
-        The samples; samples of one prompt stand side by side and share its images.
+        The samples; samples of one prompt are adjacent and share its images.
     """
     pairs = [(prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group]
     texts = decode_responses(tokenizer, [response.tokens for _, response in pairs])
@@ -264,7 +264,7 @@ def make_samples(
 
 
 def _opened(prompt: TokenizedPrompt, response: Response, tokenizer: Any) -> str:
-    """What the model's last turn begins behind: at the end of the prompt, or of what the environment wrote last."""
+    """The opening tag, such as ``<think>``, right before the model's last turn; empty if there is none."""
     mask = response.response_mask
     if mask is None or all(mask):
         return opened(prompt.text)
@@ -278,7 +278,7 @@ def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | Non
     Args:
         samples: B samples.
         temperature: Sampling temperature.
-        groups: int64 ``[B]``, the number of each sample's prompt (:attr:`RaggedBatch.groups`); None = each has its own.
+        groups: int64 ``[B]``, the number of each sample's prompt (:attr:`RaggedBatch.groups`); None = no two share one.
     """
     images = tuple(sample.patches for sample in samples)
     prompts = {id(sample.prompt_tokens): sample.prompt_tokens for sample in samples}  # samples share them
@@ -324,10 +324,10 @@ def _concatenated(pairs: Iterable[tuple[Numbers, Numbers]], dtype: type[np.gener
 
 
 def _joined_routing(samples: Sequence[Sample]) -> Tensor | None:
-    """Return a row for each token, if rollout engines report routing.
+    """Join the samples' routing, one row for each token; None if rollout engines report no routing.
 
-    They do not report it for the token that ends a sequence, and for tokens that nothing was generated from because an
-    environment failed. Nothing is learnt from these: they go to the first experts.
+    They report none for the last token of a sequence, nor for observations after which the model wrote nothing. These
+    tokens are routed to the first experts, which has no effect, because nothing is learnt from them.
     """
     known = next((sample.routing for sample in samples if sample.routing is not None), None)
     if known is None:

@@ -263,4 +263,4 @@ class Traces:
             if (why := reasons[rank]) is None:
                 self._tell(f"step {step} of rank {rank} was recorded: {path}")
             else:
-                self._warn(f"step {step} of rank {rank} was recorded, and its trace could not be written: {why}")
+                self._warn(f"step {step} of rank {rank} was recorded, but its trace could not be written: {why}")

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from anytron.base.errors import AnytronError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""What schedulers send before they take the machine away."""
+"""Signals that schedulers send before they end a job."""
 
 
 class Restarts:
-    """Decides whether a run goes on after a process was lost, and records that.
+    """Decides whether a run goes on after a process was lost, and records each loss.
 
     Processes that are lost in a row are counted. A step that is finished for the first time resets the count. A step
     that is repeated after a restart does not: a cause that ends every attempt at the same step cannot restart the run

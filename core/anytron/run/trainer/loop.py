@@ -107,7 +107,7 @@ def _begun(
     prepared: PreparedPrompts,
     examined: Sequence[HeldOutSet | ValidationSet],
 ) -> Iterator[Attempt | RunSummary]:
-    """Take the run's directory and find out where the run begins; yield its summary if it is finished."""
+    """Take the run's directory and find where the run begins; yield the attempt, or the summary of a finished run."""
     for remark in [*prepared.remarks, *prepared.sampler.remarks]:
         progress.note(remark)
     for one in examined:
@@ -131,7 +131,7 @@ def _begun(
 
 
 def _reinforce(attempt: Attempt, prepared: PreparedRun, examined: list[ValidationSet]) -> RunSummary:
-    """Start what answers and rewards, and train by reinforcement learning."""
+    """Start the processes of rewards and environments, and train by reinforcement learning."""
     config, executor, progress, logs = attempt.config, attempt.executor, attempt.progress, attempt.run.path / "logs"
     with (
         PrivateDirectory(WEIGHTS) as exchange,
@@ -215,8 +215,9 @@ class _Learner:
     Args:
         config: The run's configuration.
         trainer: The training engine.
-        frame: Its alarms look at every update.
-        after: Number of training steps that were completed before; more than 0 = the initial weights are trained ones.
+        frame: The run's frame, whose alarms check every update.
+        after: Number of training steps that were completed before the run started or was resumed; 0 = no update has
+            changed the weights yet.
     """
 
     def __init__(self, config: RunConfig, trainer: TrainingWorkers, frame: RunFrame, after: int) -> None:

@@ -105,7 +105,7 @@ def supervised_metrics(
 
 
 def _of_environments(samples: Sequence[Sample]) -> dict[str, float]:
-    """Average what environments say of samples that they have not failed for; nothing without environments."""
+    """Average the environments' metrics over samples whose environment did not fail; empty without environments."""
     found = [(sample, sample.environment) for sample in samples if sample.environment is not None]
     if not found:
         return {}
@@ -121,7 +121,7 @@ def _of_environments(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _averages(outcomes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average each model's metrics over its updates; skipped updates count if there is no other."""
+    """Average each model's metrics over the updates that were not skipped, or over all if all were skipped."""
     averages = {}
     for name in outcomes[0]:
         skipped = "critic/update/skipped" if name.startswith("critic/") else "update/skipped"
@@ -140,7 +140,7 @@ def check_agreement(metrics: Mapping[str, float], tolerance: float | None) -> No
         tolerance: Largest mean absolute difference, in nats; None = no check.
 
     Raises:
-        EngineError: Their log-probs differ by more than ``tolerance`` nats on average.
+        EngineError: The log-probs differ by more than ``tolerance`` nats on average.
     """
     if tolerance is None:
         return
@@ -163,7 +163,7 @@ class Throughput:
         peak_per_s: Operations that the devices of all training ranks can do in a second; None = not known.
         policy: Counter of the policy's floating-point operations; None = they are not known.
         critic: The same for the critic; None = not known, or there is no critic.
-        epochs: How often an update sees each token.
+        epochs: Number of times that a step's updates train on each token.
         why_no_mfu: Why MFU cannot be computed; empty if it can.
     """
 

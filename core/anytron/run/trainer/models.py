@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 INITIAL_MODEL = "initial_model"
 """Name, in the run's directory, of a model that was made from ``model.config``."""
 MODEL, ADAPTER, CRITIC = "hf", "adapter", "critic"
-"""Names, in the run's directory, of what it has trained."""
+"""Names, in the run's directory, of the trained policy, adapters and critic."""
 
 
 def model_directory(config: RunConfig) -> Path:

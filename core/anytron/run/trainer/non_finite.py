@@ -50,7 +50,8 @@ class GuardedUpdates:
         plan: How mini-batches are divided.
         config: The run's configuration.
         directory: The run directory.
-        after: Number of training steps that were completed before; more than 0 = the initial weights are trained ones.
+        after: Number of training steps that were completed before the run started or was resumed; 0 = no update has
+            changed the weights yet.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class GuardedUpdates:
         )
 
     def _advice(self, model: UpdatedModel, loss: float | None) -> str:
-        """Say what to try: of weights that no update has changed, something else computes NaN."""
+        """Say what to try. If no update has changed the weights yet, the learning rate is not the cause."""
         own = self._config.algorithm.loss
         theirs = model == "policy" and ":" in own and loss is not None and not math.isfinite(loss)
         first = f"look at {own} first: its loss is not finite; " if theirs else ""
@@ -148,7 +149,7 @@ class GuardedUpdates:
         return f"{first}lower {section}.lr, set {section}.warmup_steps, "
 
     def _save_weights(self, model: UpdatedModel, directory: Path) -> None:
-        """Save what the update started from. For an update that is skipped this would cost too much."""
+        """Save the weights from which the update started. This is too slow to do for every skipped update."""
         if model == "critic":
             self._trainer.save_critic(str(directory / "critic"))
         elif self._config.model.lora is not None:
@@ -190,7 +191,7 @@ def write_bad_batch(directory: Path, update: BadUpdate, batch: RaggedBatch, conf
 
     ==================== ===============================================================================
     ``batch.safetensors`` the batch's tensors; images as ``images.N.FIELD``
-    ``batch.json``        where it comes from, and what the update reported
+    ``batch.json``        step, update and model of the batch, and the metrics of the update
     ``config.yaml``       the run's configuration, with the KL coefficient of the step: the loss follows from it
     ``model/``            the weights that were to be updated, if the run stopped (or ``adapter/``, ``critic/``)
     ==================== ===============================================================================
@@ -272,7 +273,7 @@ class ReplayResult:
 def replay(
     update: BadUpdate, batch: RaggedBatch, config: RunConfig, executor: Executor, checkpoint: Path | None = None
 ) -> ReplayResult:
-    """Repeat the passes of a saved update on one rank, with the same division into micro-batches.
+    """Repeat the forward and backward passes of a saved update on one rank, with the same micro-batches.
 
     Args:
         update: Origin of the mini-batch.
@@ -282,7 +283,7 @@ def replay(
         checkpoint: Directory of the engine's files in a checkpoint to start from; None = the model of ``config``.
 
     Raises:
-        DataError: The run does not have the model of the update.
+        DataError: The update is one of the critic, and ``config`` has no critic.
         EngineError: The engine cannot do the passes.
     """
     if update.model == "critic" and config.critic is None:

@@ -1,4 +1,4 @@
-"""The ranks of a reward model as the loop sees them: samples in, numbers out."""
+"""The ranks of a reward model as the loop sees them: samples in, scores out."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RewardModelRanks:
     def _collect(
         self, pending: Pending[list[Tensor] | None], per_rank: list[list[MicroBatch]], sequences: int
     ) -> Tensor:
-        """Bring what reporting ranks answer to the order of the batch."""
+        """Wait for the scores of the reporting ranks; return them in the order of the batch's sequences."""
         if self.turns is not None:
             self.turns.attend(pending)
         scores = torch.full((sequences,), torch.nan)

@@ -82,7 +82,7 @@ def continued(config: RunConfig, before: RunConfig) -> RunConfig:
 
 
 def _clear(configs: Sequence[RunConfig], tell: Callable[[str], None]) -> None:
-    """Delete what earlier runs have left, of all stages at once, if that is wanted; refuse otherwise."""
+    """Delete the files of earlier runs of all stages; raise an error if there are any without ``trainer.overwrite``."""
     with contextlib.ExitStack() as claims:
         claimed = [claims.enter_context(ClaimedDirectory(config, tell)) for config in configs]
         for config, directory in zip(configs, claimed, strict=True):
@@ -103,11 +103,11 @@ def _record(config: RunConfig) -> RunRecord | None:
 
 
 def _require_over(name: str, config: RunConfig) -> None:
-    """Refuse to train on, or otherwise, where a later stage has begun: it has begun with the weights that are there.
+    """Raise an error if a stage is unfinished or was changed, because a later stage has begun with its weights.
 
     Args:
         name: Name of the stage.
-        config: It, with the model that it begins with.
+        config: Configuration of the stage, with the model that it starts from.
     """
     record = _record(config)
     found = [] if record is None else differences(record.config, config.model_dump(mode="json"))

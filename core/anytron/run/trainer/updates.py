@@ -92,12 +92,12 @@ class MicroBatch:
 
 
 class ReplicaBatches(Sequence[RaggedBatch]):
-    """The data of a replica's micro-batches, copied when they are read; they cross to a rank together, as one batch.
+    """The data of a data-parallel replica's micro-batches, copied when they are read.
 
-    A message of few large arrays takes half the time of one with arrays of each micro-batch.
+    All are sent to a rank together, as one batch: this takes half the time of sending each micro-batch's arrays.
 
     Args:
-        micro_batches: One or more micro-batches of one whole.
+        micro_batches: One or more micro-batches of the same batch.
     """
 
     def __init__(self, micro_batches: Sequence[MicroBatch]) -> None:
@@ -205,7 +205,7 @@ class UpdatePlan:
 
 
 def shared(per_rank: Sequence[Sequence[MicroBatch]], topology: Sequence[Topology]) -> Iterator[Share[ReplicaBatches]]:
-    """Yield the ranks of each replica with its micro-batches, which are copied from the whole batch only then.
+    """Yield the ranks of each replica with its micro-batches, which are copied from the whole batch when they are sent.
 
     Args:
         per_rank: ``[dp_size][micro-batches]``.
@@ -235,11 +235,12 @@ def micro_batches(
         multiple: The number of micro-batches of a replica is a multiple of this.
 
     Returns:
-        ``[dp_size][micro-batches]`` lists of indices: every index once, every replica equally many micro-batches. Their
-        number is that of best-fit-decreasing packing: over all replicas, at most 11/9 of the smallest possible number
-        plus 4 (D. S. Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms",
-        1974). If there are fewer sequences than micro-batches, some are empty: the caller must fill them with a
-        sequence of weight 0, because ranks wait for each other in every micro-batch.
+        ``[dp_size][micro-batches]`` lists of indices: every index once, every replica equally many micro-batches. If
+        not padded, their number over all replicas is at most that of best-fit-decreasing packing, rounded up to a
+        multiple of ``dp_size * multiple``; such packing needs at most 11/9 of the smallest possible number plus 4 (D.
+        S. Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms", 1974). If
+        there are fewer sequences than micro-batches, some are empty: the caller must fill them with a sequence of
+        weight 0, because ranks wait for each other in every micro-batch.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])  # ties stay in order
 
@@ -312,9 +313,9 @@ def _halved(parts: Partition, lengths: Sequence[int], count: int) -> Partition:
 
 
 def _evened(parts: Partition, lengths: Sequence[int], max_tokens: int) -> Partition:
-    """Bring the fullest and the emptiest part together by one sequence, or two that change places, again and again.
+    """Balance parts: again and again, move a sequence from the fullest part to the emptiest, or exchange two of them.
 
-    Where parts have few sequences each, the previous division may be several per cent off.
+    With few sequences in each part, their numbers of tokens may differ by several per cent before.
     """
     loads = sorted((_tokens(part, lengths, False), number) for number, part in enumerate(parts))
     loads = loads[: bisect_right(loads, (max_tokens, len(parts)))]  # a sequence over the limit stays alone
@@ -342,7 +343,7 @@ class _Change(NamedTuple):
 
 
 def _best_change(fuller: Sequence[int], emptier: Sequence[int], lengths: Sequence[int], gap: int) -> _Change | None:
-    """Find what the fuller part gives and takes (None: nothing), so that about half of the gap changes sides."""
+    """Find one sequence to move, or two to exchange, so that about half of the gap changes sides; None if none does."""
     offers = sorted((lengths[index], index) for index in emptier)
     best: _Change | None = None
     for given in fuller:
@@ -355,7 +356,10 @@ def _best_change(fuller: Sequence[int], emptier: Sequence[int], lengths: Sequenc
 
 
 def _even_rows(order: Sequence[int], lengths: Sequence[int], max_tokens: int, count: Callable[[int], int]) -> Partition:
-    """Cut the sequences, longest first, into padded parts, under the smallest limit that needs no more parts."""
+    """Cut the sequences, longest first, into padded parts.
+
+    The limit of a part is the smallest that needs no more parts than ``max_tokens`` does.
+    """
     sizes = [lengths[index] for index in order]
     wanted = count(len(_cuts(sizes, max_tokens)))
     low, high = 1, max_tokens
@@ -367,7 +371,7 @@ def _even_rows(order: Sequence[int], lengths: Sequence[int], max_tokens: int, co
 
 
 def _cuts(sizes: Sequence[int], limit: int) -> list[int]:
-    """Where parts begin: each has as many sequences as its first and longest allows."""
+    """Return where parts begin: each has as many sequences as fit into ``limit``, padded to its first and longest."""
     starts: list[int] = []
     start = 0
     while start < len(sizes):
@@ -377,7 +381,7 @@ def _cuts(sizes: Sequence[int], limit: int) -> list[int]:
 
 
 def _dealt(parts: Partition, tokens: Sequence[int], dp_size: int) -> list[Partition]:
-    """Assign each part, fullest first, to the replica with the fewest tokens among those that lack one."""
+    """Assign each part, fullest first, to the replica with the fewest tokens among those that still lack parts."""
     each = len(parts) // dp_size
     shares: list[Partition] = [[] for _ in range(dp_size)]
     loads = [(0, rank) for rank in range(dp_size)]

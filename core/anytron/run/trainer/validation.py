@@ -157,7 +157,8 @@ class ValidationSchedule:
     def after(self, step: int, clock: Clock) -> None:
         """Validate the policy if that is due after a step; keep its checkpoint if it is the best so far.
 
-        If ``validation.patience`` is used up, end the run. A resumed run calls this for its last completed step too.
+        If ``validation.patience`` is used up, set :attr:`early_stop`. A resumed run calls this for its last completed
+        step too.
 
         Args:
             step: Number of completed steps.

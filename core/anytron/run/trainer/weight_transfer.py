@@ -149,7 +149,7 @@ class WeightTransfer:
         return send_file(manifest, method, replicas)
 
     def _meeting(self, trainer: WorkerGroup, replicas: Sequence[WorkerGroup]) -> Meeting:
-        """Bring rank 0 and rollout processes together in the way that suits their machines."""
+        """Connect rank 0 with rollout processes in the configured way; ``auto`` chooses it by their machines."""
         driver, sender, readers = self.executor.host, trainer.hosts[0], [replica.hosts[0] for replica in replicas]
         apart = next(
             (

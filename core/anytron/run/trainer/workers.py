@@ -54,7 +54,7 @@ Answer = TypeVar("Answer")
 Arguments = TypeVarTuple("Arguments")
 
 RANK_VALUES = ("grad_norm", "lr", "update/skipped")
-"""Results of an update that are the same on every rank; all others are parts, to be joined over replicas."""
+"""Metrics of an update that are the same on every rank; other metrics are partial, and are combined over replicas."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,9 @@ class TrainingWorkers:
     def with_scores(
         self, batch: RaggedBatch, updates: UpdatePlan, *, reference: bool, teacher: bool = False
     ) -> RaggedBatch:
-        """Add the models' log-probs that advantages and updates need.
+        """Add the log-probs of the old policy if updates need them, and of the reference and the teacher if asked for.
 
-        These are the log-probs of the old policy if updates need them, of the reference, and of the teacher. With the
-        old policy's log-probs, its routing is added if the engine records it.
+        With the old policy's log-probs, its routing is added if the engine records it.
         """
         if updates.needs_old_log_probs:
             log_probs, routing = self._scores(batch, updates, "policy", "log_probs", "routing")
@@ -118,7 +117,7 @@ class TrainingWorkers:
         return TokenOutputs(log_probs=log_probs, entropy=entropy, routing=routing)
 
     def logits(self, batch: RaggedBatch) -> Tensor:
-        """Compute whole logits, float32 ``[T, V]``, row t after token t; use it for small batches only."""
+        """Compute whole logits, float32 ``[T, V]``; row t predicts the token after t. Use it for small batches only."""
         found = zip(self.topology, call(self.group, ObservableEngine.logits, batch), strict=True)
         return next(logits for place, logits in found if logits is not None and place.reports and place.dp_rank == 0)
 
@@ -134,7 +133,7 @@ class TrainingWorkers:
     def update_critic(
         self, mini_batch: RaggedBatch | MiniBatch, updates: UpdatePlan, loss: LossFunction
     ) -> dict[str, float]:
-        """Do one optimizer update of the critic; return its metrics, all of them below ``critic/``."""
+        """Do one optimizer update of the critic; return its metrics, whose names begin with ``critic/``."""
         metrics = self._update(CriticEngine.update_critic, mini_batch, updates, loss)
         return {name if name not in RANK_VALUES else f"critic/{name}": value for name, value in metrics.items()}
 
@@ -223,7 +222,7 @@ class TrainingWorkers:
         return call(self.group, TrainingEngine.describe)
 
     def _scores(self, batch: RaggedBatch, updates: UpdatePlan, role: ScoringRole, *names: str) -> list[Tensor | None]:
-        """Score a batch; join the named fields of the ranks' :class:`TokenOutputs` only, which are large."""
+        """Score a batch; return only the named fields of :class:`TokenOutputs`, because fields are large."""
         per_rank = updates.micro_batches(batch.for_scoring(), self.dp_size)
         results = self._scatter(TrainingEngine.score, per_rank, role)
         parts = [[[getattr(outputs, name) for outputs in share] for share in results] for name in names]

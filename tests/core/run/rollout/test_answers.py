@@ -14,10 +14,10 @@ def test_a_prompt_that_begins_with_objects_is_a_conversation():
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('[{"role": "user"', "is a JSON list of messages: it is not JSON: Expecting"),
+        ('[{"role": "user"', "must be a JSON list of messages: it is not JSON: Expecting"),
         ('[{"role": "user", "content": "x"}, 3]', "not a list of objects whose content is text"),
         ('[{"role": "user", "content": [{"type": "image"}]}]', "not a list of objects whose content is text"),
-        ('[{"a": ' * 100_000, "is a JSON list of messages: it is nested too deeply"),
+        ('[{"a": ' * 100_000, "must be a JSON list of messages: it is nested too deeply"),
     ],
     ids=["cut short", "a number", "a picture", "deep"],
 )

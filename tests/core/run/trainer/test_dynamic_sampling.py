@@ -235,7 +235,7 @@ def test_where_no_group_has_signal_the_run_ends_with_its_reason_and_its_last_sta
     with pytest.raises(DataError, match="There is nothing to train on") as raised:
         run.train()
     assert raised.value.why.endswith(
-        "of 32 responses in the last one none failed; within each group the others have the same reward, 1 to 1"
+        "of 32 responses in the last step none failed; within each group, rewards are equal (over all groups, 1 to 1)"
     )
     assert "the task is learnt" in raised.value.fix
     assert steps(output(new_run)) == [2]

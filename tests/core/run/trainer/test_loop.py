@@ -148,7 +148,7 @@ def test_tokens_that_the_tokenizer_does_not_have_are_counted(new_run, monkeypatc
 def test_only_empty_responses_are_an_error_that_says_so(new_run):
     run = new_run(algorithm={"max_steps_without_signal": 1})
     run.executor.lose_every = 1
-    with pytest.raises(DataError, match="of 64 responses in the last one 64 were empty") as raised:
+    with pytest.raises(DataError, match="of 64 responses in the last step 64 were empty") as raised:
         run.train()
     assert "rollout.min_new_tokens=1" in raised.value.fix
     samples = lines(Path(run.config.trainer.output_dir) / "samples.jsonl")

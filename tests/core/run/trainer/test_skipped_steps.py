@@ -60,7 +60,8 @@ def test_a_step_without_signal_is_skipped_and_the_run_goes_on(new_run, updates):
     for step in run.progress.steps:
         assert ("grad_norm" in step) == ("loss/total" in step) == (not step["update/skipped"])
         assert step.keys() >= {"reward/mean", "response/length_mean", "time/step_s", "throughput/tokens_per_s"}
-    assert "nothing to train on, and the step is skipped: 1 in a row, and the run ends at 2" in run.progress.warnings[0]
+    warning = run.progress.warnings[0]
+    assert "nothing to train on, and the step is skipped: 1 in a row so far, and the run ends after 2" in warning
 
 
 def test_a_run_that_is_killed_after_a_skipped_step_goes_on_to_the_digit(new_run, tmp_path):
@@ -91,7 +92,7 @@ def test_too_many_in_a_row_end_the_run_and_count_on_after_a_resume(new_run, upda
     with pytest.raises(DataError, match="3 steps in a row had nothing to train on") as raised:
         new_run(**CUT, algorithm=algorithm, trainer=trainer).train()
     assert raised.value.where == "step 3"
-    assert "of 8 responses in the last one 8 were truncated and masked" in raised.value.why
+    assert "of 8 responses in the last step 8 were truncated and masked" in raised.value.why
     assert steps(output(new_run)) == [2], "nothing is lost"
     assert updates["update"] == 0
     assert [line["step"] for line in lines(output(new_run) / "metrics.jsonl")] == [1, 2]
