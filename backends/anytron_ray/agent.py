@@ -1,6 +1,6 @@
-"""The agent of a rank on its machine: it starts the worker process there and forwards messages.
+"""The agent: a Ray actor on the machine of a rank that starts the worker process there and forwards messages.
 
-Importing this module imports no ray: the agent's process has it already.
+Only functions of this module import ray, which the agent's process has loaded already.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from anytron_ray.introduction import Introduction, Question
 
 POLL_S = 1.0
-"""How often a silent worker is looked for, and an ended one whose channel a child of it keeps open."""
+"""Seconds between two checks whether the worker is silent, or has ended while a child of it keeps its channel open."""
 LAST_WORDS_S = 5.0
-"""Seconds for the last words to a log: its file system may be on a machine that is no longer reached."""
+"""Seconds for writing the last error to the log, whose file system may be on a machine that is no longer reached."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,11 @@ class Place:
 
     Attributes:
         host: The machine, by Ray's id and its address in the cluster.
-        processors: Number of CPUs that its processes may use.
-        devices: Ids of the devices that Ray has assigned to the agent; none if Ray only counts devices. An agent beside
-            training ranks has the devices of all training ranks on its machine.
-        environment: Variables with which Ray was started there.
+        processors: Number of CPUs that processes there may use.
+        devices: Ids of the devices that Ray has assigned to the agent; empty if Ray only counts devices. An agent
+            without resources in Ray has devices of training ranks: for a rollout process, of all ranks on its machine;
+            for a rank of a reward model, of the training rank with the same number.
+        environment: Environment variables with which Ray was started there, without ``RAY_...``.
         loopback: Name of the machine's loopback interface; None if none was found.
         interface: Name of the network interface with the machine's address in the cluster. None if no interface has it
             (an IPv6 address, an alias); then gloo chooses one.
@@ -61,7 +62,7 @@ class Place:
 class Agent:
     """A Ray actor with several threads: while one waits for the worker's answer, others can watch or end the worker.
 
-    It holds the other end of the worker's channel, so that the worker dies when the driver or the agent dies.
+    The agent holds one end of the channel to the worker, so that the worker dies when the driver or the agent dies.
     """
 
     def __init__(self) -> None:
@@ -80,14 +81,14 @@ class Agent:
             host=Host(context.get_node_id(), address),
             processors=len(os.sched_getaffinity(0)),
             devices=() if resource is None else tuple(context.get_accelerator_ids().get(resource, ())),
-            # Ray's own variables say which of its processes this one is; the worker is none of them.
+            # Ray's own variables say which of its processes this one is; the worker is not a process of Ray.
             environment={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
             loopback=loopback_interface(),
             interface=interface_of(address),
         )
 
     def clock(self) -> float:
-        """Return what the machine's clock shows, in seconds."""
+        """Return the time of the machine's clock, in seconds since the epoch."""
         return time.time()
 
     def introduce(self, question: Question) -> Introduction:
@@ -95,11 +96,11 @@ class Agent:
         return introduce(question, self._doorstep)
 
     def obstacles(self, places: Sequence[tuple[str, int]]) -> list[str]:
-        """Connect to other machines; return for each why that failed, empty if it did not."""
+        """Connect to addresses and ports of other machines; return for each why it failed, empty if it succeeded."""
         return obstacles(places)
 
     def hush(self) -> None:
-        """Stop to listen for the connections of other machines."""
+        """Stop listening for connections of other machines."""
         self._doorstep.close()
 
     def new_store(self, address: str | None) -> str:
@@ -128,12 +129,12 @@ class Agent:
         Args:
             bootstrap: Bootstrap message of the worker.
             environment: Environment of the process.
-            init_method: Where the ranks meet.
+            init_method: ``init_method`` of torch.distributed with which the ranks find each other.
             log: File to which the output of the process is appended.
-            heartbeat_timeout_s: Seconds without a sign of life after which the worker counts as lost. The agent counts
-                the driver as lost after as many and :data:`SECOND_LOOK_S` more.
-            way: Addresses of this machine and of the driver's, between which signs of life of the driver travel
-                (:meth:`renew`); None = both are one machine.
+            heartbeat_timeout_s: Seconds without a sign of life after which the worker counts as lost. The driver counts
+                as lost :data:`SECOND_LOOK_S` later.
+            way: Address of this machine and address of the driver's machine, from which the driver must then send signs
+                of life (:meth:`renew`); None = the driver is on this machine, and sends none.
 
         Raises:
             OSError: The directory of the log cannot be made.
@@ -147,7 +148,7 @@ class Agent:
             self._lease = Lease(limit_s, lambda: self._leave(*way, limit_s))
 
     def renew(self) -> None:
-        """Receive a sign of life of the driver."""
+        """Receive a sign of life from the driver."""
         if self._lease is not None:  # it begins with the worker
             self._lease.renew()
 
@@ -183,7 +184,7 @@ class Agent:
         return self._worker.log_tail()
 
     def end(self) -> None:
-        """End the worker. The store stays, because other ranks may still need it while they end."""
+        """End the worker. The rendezvous store stays, because other ranks may still need it while they end."""
         if self._process is not None:
             end_all([self._process])
 
@@ -196,8 +197,8 @@ class Agent:
             where=f"machine {here}, process {worker.pid}",
             why=f"no sign of life came from the driver's machine {driver} for {limit_s:g} s: this machine was cut off, "
             "or the driver was stopped",
-            fix="check the network between the two machines; if the driver was stopped, or stood in a library that "
-            "holds Python's lock, raise executor.heartbeat_timeout_s",
+            fix="check the network between the two machines; if the driver was stopped, or was blocked in a library "
+            "that holds Python's lock (the GIL), raise executor.heartbeat_timeout_s",
         )
         # Ray keeps a log of its own for this process, which is never on a shared file system.
         sys.stderr.write(f"{error}\n")

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 THREADS = 4
-"""Of an agent: one awaits the worker's answer; the others write stacks, read the log and end the worker."""
+"""Threads of an agent: one awaits the worker's answer; the others write stacks, read the log and end the worker."""
 PATIENCE_S = 5.0
-"""How long a run waits for room before it says that it does."""
+"""Seconds that a run waits for free resources of the cluster before it logs that it waits."""
 END_S = 10.0
-"""How long agents may take to end their workers before they are killed, and their workers with them."""
+"""Seconds that agents may take to end their workers; then Ray kills the agents, and their workers die with them."""
 LOOPBACK = "127.0.0.1"
 OPTIONS = {"CPU": "--num-cpus={}", "GPU": "--num-gpus={}"}
-"""``ray start``'s options for the resources that have their own."""
+"""Options of ``ray start`` by resource; all other resources are given with ``--resources``."""
 
 
 def connect() -> bool:
@@ -43,7 +43,7 @@ def connect() -> bool:
         Whether this call made the connection, so that the caller must disconnect.
 
     Raises:
-        ConfigError: Connecting to the named cluster failed.
+        ConfigError: A cluster is named or runs here, but connecting to it failed.
     """
     if ray.is_initialized():
         return False
@@ -56,7 +56,8 @@ def connect() -> bool:
                 "Could not connect to the Ray cluster.",
                 where=f"RAY_ADDRESS={named}" if named else "the cluster that runs on this machine",
                 why=str(error),
-                fix="check with `ray status` that the cluster runs, and install its versions of Ray and Python",
+                fix="check with `ray status` that the cluster runs, and install the versions of Ray and Python with "
+                "which it was started",
             ) from error
         logger.warning("RAY_ADDRESS is not set and no Ray cluster runs here: starting one on this machine alone")
         start_here()
@@ -80,7 +81,7 @@ def this_host() -> Host:
 
 
 def require(ranks: int, replicas: int, resource: str | None) -> None:
-    """Check that the cluster has enough processors and devices for all processes that need their own.
+    """Check that the cluster has a CPU and, if needed, a device for each training rank and each separate replica.
 
     Args:
         ranks: Number of training ranks.
@@ -110,8 +111,8 @@ class Agents:
 
     Attributes:
         actors: Ray's handles.
-        places: Machine and resources of each.
-        reservation: The placement group that holds their resources; None = they hold none.
+        places: Machine and resources of each agent.
+        reservation: The placement group that holds the agents' resources; None = they hold no resources.
     """
 
     actors: list[Any]
@@ -146,7 +147,7 @@ class Agents:
 def place_ranks(ranks: int, resource: str | None, timeout_s: float) -> Agents:
     """Place an agent, with one device and one CPU, for each rank, on as few machines as possible.
 
-    Missing resources are waited for too, because a lost machine or a replacement for it may join the cluster.
+    Resources that the cluster does not have yet are waited for too: a lost machine, or its replacement, may join.
 
     Raises:
         WorkerError: Devices did not become free in time, or an agent could not be started.
@@ -173,7 +174,7 @@ def place_beside(trainers: Agents, wanted: Sequence[tuple[int, tuple[str, ...]]]
         trainers: The training ranks' agents.
         wanted: For each agent, a training rank on whose machine it must be, and the ids of the devices that it gets.
             Agents of one machine are adjacent.
-        timeout_s: Seconds until they must have started.
+        timeout_s: Seconds within which the agents must have started.
 
     Raises:
         ProcessLost: The machine of a training rank is gone.
@@ -267,7 +268,7 @@ def _arranged(actors: list[Any], resource: str | None, reservation: Any, timeout
 
 
 def _ids(devices: tuple[str, ...]) -> list[tuple[int, str]]:
-    # Numbers in their order, of which drivers demand that it ascends; a GPU may also be known by a name.
+    # Numeric ids ascend, as some drivers demand; a GPU may also be known by a name.
     return [(int(one), "") if one.isdigit() else (0, one) for one in devices]
 
 

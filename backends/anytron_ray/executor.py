@@ -1,4 +1,4 @@
-"""The executor ``ray``: every training rank takes a device of a Ray cluster, on whichever machine it is."""
+"""The executor ``ray``: every training rank takes a device of a Ray cluster, on any machine."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ PASSED_ON = (
     "TORCH",
     "TRANSFORMERS_",
 )
-"""Beginnings of the names of those variables of the driver that go to other machines."""
+"""Prefixes of the names of the driver's environment variables that all workers receive."""
 RUNNING = Path("ray", "ray_current_cluster")
-"""Where ``ray start`` notes a cluster, below Ray's temporary directory (``ray/_private/utils.py``)."""
+"""File with the address of the running cluster, below Ray's temporary directory (``ray/_private/utils.py``)."""
 REACHED_S = 5.0
-"""Seconds in which the head's machine must answer."""
+"""Seconds within which the cluster's head node must accept a connection."""
 PLACED_S = 60.0
-"""Seconds in which the agents of an examination must have started."""
+"""Seconds within which the agents that examine the machines must have started."""
 KEPT = "RAY_EXPERIMENTAL_NOSET_"
-"""Variables of this beginning tell Ray to leave the devices of its workers alone."""
+"""Prefix of the variables that tell Ray not to restrict the devices that its workers see."""
 
 
 def passed_on(variables: Mapping[str, str], platform: Platform, further: Sequence[str]) -> dict[str, str]:
-    """Choose the driver's environment variables that workers on other machines receive.
+    """Choose the driver's environment variables that workers receive.
 
     Args:
         variables: Environment variables of the driver.
@@ -171,7 +171,7 @@ class RayExecutor(BaseExecutor):
         return group
 
     def _introduce(self, agents: Agents) -> None:
-        """Let machines introduce themselves: those of training ranks, and those that have other processes alone.
+        """Check the machines of the agents, except those that were already checked for the training ranks.
 
         Raises:
             ConfigError: Something is missing on machines, or they do not reach each other.
@@ -227,11 +227,11 @@ class RayExecutor(BaseExecutor):
         return ranks
 
     def _environment(self, bootstrap: Bootstrap, place: Place, devices: list[str]) -> dict[str, str]:
-        """The variables with which Ray was started on the machine, and those of the driver's that a run needs.
+        """Join the variables with which Ray was started on a rank's machine with those of the driver that a run needs.
 
-        Library paths and network interfaces belong to the machine, and its devices are Ray's to give: all that a
-        group has there are visible to each of its ranks, whose local rank is the index of its own. What else is in
-        the driver's environment, such as tokens of other services, stays with the driver.
+        Library paths and network interfaces are the machine's. A rank sees all devices that Ray has assigned to its
+        group on the machine, and uses the one whose index is its local rank. Other variables of the driver, such as
+        tokens of other services, are not passed on.
         """
         platform = self._session.platform
         variable = platform.visible_devices_variable
@@ -253,7 +253,7 @@ class RayExecutor(BaseExecutor):
         return environment
 
     def _beside(self, environment: dict[str, str], spec: GroupSpec) -> dict[str, str]:
-        """Let a colocated replica see the devices of its training ranks, of all that ranks have on its machine."""
+        """Let a colocated replica see only the devices that it shares, not all devices of training ranks there."""
         variable, trainers = self._session.platform.visible_devices_variable, self._trainers
         if variable is None or trainers is None:
             return environment
@@ -271,19 +271,19 @@ class RayExecutor(BaseExecutor):
 
 
 def _examined(config: RunConfig | None, platform: Platform) -> Iterator[Result]:
-    """Look for a cluster. Starts none; for a run, agents on the machines of one that runs, which end afterwards.
+    """Report on the cluster that runs, if any; none is started. For a run, agents examine the machines, and then end.
 
     Args:
-        config: A run on Ray; None = none in particular.
+        config: A run on Ray; None = no run in particular.
         platform: Names the Ray resource that stands for its devices.
     """
     yield Result("executors.ray.version", "passed", version("ray"))
     counted = platform.ray_resource
-    what = "processors" if counted is None else f"the resource {counted}"
-    yield Result("executors.ray.devices", "passed", f"one training rank takes one of {what}")
+    what = "CPU" if counted is None else f"unit of the resource {counted}"
+    yield Result("executors.ray.devices", "passed", f"each training rank takes one {what}")
     kept = sorted(name for name in os.environ if name.startswith(KEPT))
     if kept:
-        detail = f"{', '.join(kept)}: Ray does not restrict which devices its workers see; ranks take those it assigns"
+        detail = f"{', '.join(kept)}: Ray hides no devices from its workers; a rank uses the device that Ray assigns"
         yield Result("executors.ray.visibility", "passed", detail)
     named = os.environ.get("RAY_ADDRESS")
     place = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / RUNNING  # noqa: S108 - Ray's own default
@@ -305,7 +305,8 @@ def _joined(address: str, config: RunConfig | None, platform: Platform) -> Itera
             socket.create_connection((host, int(port)), REACHED_S).close()
         ray.init(address=address, log_to_driver=False)
     except Exception as error:  # noqa: BLE001 - Ray says in a dozen classes that it did not work
-        fix = "`ray status` shows whether it runs; its Ray and its Python must be of this one's versions; or `ray stop`"
+        fix = "check with `ray status` that the cluster runs, and install the versions of Ray and Python with which it "
+        fix += "was started; if it no longer runs: ray stop"
         status: Status = "warning" if config is None else "failed"
         yield Result("executors.ray.cluster", status, f"{address} cannot be joined: {error}", fix)
         return

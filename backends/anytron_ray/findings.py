@@ -28,14 +28,14 @@ machines, not with its square.
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine, and what it has said.
+    """A machine, and what it has answered.
 
     Attributes:
         address: Its address in the cluster.
         interface: Name of the network interface that has this address; None if no interface has it.
-        said: Its answer; None if there was none in time.
-        ahead_s: Seconds by which its clock is ahead of the driver's, after the time that question and answer took was
-            taken off: 0.0 if they may be equal.
+        said: The machine's answer; None if it did not answer in time.
+        ahead_s: Seconds by which its clock is at least ahead of the driver's; negative if it is behind, 0.0 if the
+            clocks may be equal (:func:`ahead`).
     """
 
     address: str
@@ -73,8 +73,8 @@ class Finding:
     Attributes:
         machine: Name of the machine.
         what: What is wrong, as the rest of a sentence that begins with the machine.
-        fix: What solves it, for all machines of which the same is wrong.
-        fatal: Whether a run cannot work; otherwise it is probably a mistake.
+        fix: Remedy, worded for all machines that have the same fault.
+        fatal: Whether the run cannot start; False = it can, but may fail later.
     """
 
     machine: str
@@ -115,7 +115,7 @@ def compared(
 
     Args:
         driver: The driver's machine.
-        machines: Those of the ranks, which may include the driver's.
+        machines: Machines of the ranks, which may include the driver's.
         paths: The paths that machines must share or have, by key.
         obstacles: Connections that could not be made.
     """
@@ -137,7 +137,7 @@ def require(findings: Sequence[Finding]) -> None:
     """Raise one error for all machines with which a run cannot work.
 
     Raises:
-        ConfigError: There are some; the error lists each machine and what is wrong with it.
+        ConfigError: A finding is fatal; the error lists each machine and what is wrong with it.
     """
     fatal = [finding for finding in findings if finding.fatal]
     if not fatal:
@@ -169,8 +169,8 @@ def _of_machine(driver: Machine, machine: Machine, paths: Mapping[str, str]) -> 
     if said is None:
         yield Finding(
             name,
-            "did not answer in time: a file system of these directories may hang there",
-            "look at this machine's mounts and its load",
+            "did not answer in time: a file system that the run reads or writes may hang there",
+            "check the mounts and the load of each machine that did not answer",
         )
         return
     for what, version in said.versions.items():
@@ -227,7 +227,7 @@ def _of_machine(driver: Machine, machine: Machine, paths: Mapping[str, str]) -> 
 
 
 def _public(version: str) -> str:
-    """A version without the part that says how it was built: the driver's torch may know no device."""
+    """A version without the part that says how it was built: the driver may have torch for CPUs alone."""
     return version.partition("+")[0]
 
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from anytron_ray.lease import Renewal
 
 INLINE_BYTES = 100_000
-"""Ray sends smaller arguments with the call itself (``max_direct_call_object_size``)."""
+"""Smaller arguments travel in Ray's call itself (Ray's ``max_direct_call_object_size``)."""
 ASK_S = 10.0
-"""How long an agent may take to answer a question about its worker."""
+"""Seconds that an agent may take to answer a question about its worker."""
 
 
 class RayRank:
@@ -90,7 +90,7 @@ class RayRank:
         return f"{fate or 'its Ray agent is gone'} (machine {self._address})"
 
     def log_tail(self) -> str:
-        """The last lines that the process wrote, if they can be read; what Ray says of an agent that is gone."""
+        """Return the last lines that the process wrote; if its agent is gone, those that are found, and Ray's error."""
         lines: str | None = self._ask(None, "log_tail")
         if lines is None:  # the log may lie on a file system that machines share
             written = tail(self._log) if self._log.exists() else ""
@@ -131,7 +131,7 @@ class RayWorkerGroup(RankGroup[RayRank]):
         engine: Name of the engine, for messages.
         ranks: Ranks in order, just started.
         agents: Agents of the ranks, which end with the group.
-        renewal: Renews the leases of those that are on other machines; ends with the group.
+        renewal: Renews the leases of the agents on other machines; stopped when the group ends.
         settings: Section ``executor`` of the configuration, for its time limits.
     """
 
@@ -149,7 +149,7 @@ class RayWorkerGroup(RankGroup[RayRank]):
 
     @staticmethod
     def answered(ranks: Sequence[RayRank], timeout_s: float) -> Sequence[RayRank]:
-        """Wait until a rank of one or more groups has an answer, has ended or is silent."""
+        """Wait until a rank has an answer, has ended or is silent; return all ranks for which this is so."""
         awaited = {rank.answer: rank for rank in ranks}
         ready, others = ray.wait(list(awaited), timeout=timeout_s)
         if ready and others:  # one by one, the answers of N ranks would take N squared looks

@@ -1,4 +1,4 @@
-"""What a machine says of itself before a process is started there, and whether it reaches other machines.
+"""Questions to a machine before a process is started there, its answers, and its connections to other machines.
 
 Importing this module imports neither ray nor torch.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SEEN_S = 5.0
 """Seconds in which a shared file system must show a new file to other machines."""
 REACHED_S = 5.0
-"""Seconds in which a machine must accept a connection of another."""
+"""Seconds in which a machine must accept a connection from another machine."""
 _LOOK_S = 0.2
 
 
@@ -38,7 +38,7 @@ class Note:
 
     Attributes:
         path: Its absolute path.
-        text: What it holds: a number that no other file has.
+        text: Content of the file: a random number, in hexadecimal.
     """
 
     path: str
@@ -52,7 +52,7 @@ class Question:
     Attributes:
         notes: Files in the directories that machines must share, by the key that names the directory.
         paths: Absolute paths that ranks read, by the key that names them.
-        address: Address of the machine, at which it listens for the others; None = it is not asked to.
+        address: Address of the machine, at which it must listen for other machines; None = it need not listen.
     """
 
     notes: Mapping[str, Note]
@@ -68,7 +68,7 @@ class Introduction:
         name: Its host name.
         versions: Versions of Anytron, Python and torch, by name; ``none`` for what is not installed.
         memory: Bytes of memory that new processes can take.
-        disks: Free bytes of the file systems of the directories that must be shared, by key, where they exist.
+        disks: Free bytes of the file system of each shared directory that exists there, by key.
         unseen: Keys of the directories in which it does not see the driver's file.
         missing: Keys of the paths that do not exist there.
         port: Port at which it listens now; None if it does not.
@@ -86,7 +86,7 @@ class Introduction:
 
 
 class Doorstep:
-    """Where a machine listens while the others try to reach it. Nothing is read from who comes."""
+    """A socket on which a machine listens while other machines try to reach it. Nothing is read from connections."""
 
     def __init__(self) -> None:
         self._listener: socket.socket | None = None
@@ -105,7 +105,7 @@ class Doorstep:
         return port
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._listener is not None:
             with contextlib.suppress(OSError):  # wakes the thread
                 self._listener.shutdown(socket.SHUT_RDWR)
@@ -121,9 +121,9 @@ def _welcome(listener: socket.socket) -> None:
 
 
 def introduce(question: Question, doorstep: Doorstep) -> Introduction:
-    """Answer a question about this machine, and listen at its address if that is asked.
+    """Answer a question about this machine; listen through ``doorstep`` if ``question.address`` is given.
 
-    A file that is not seen is looked for again for :data:`SEEN_S`.
+    A file of the driver that is not seen at once is looked for again, for up to :data:`SEEN_S` seconds.
     """
     port, deaf = None, ""
     if question.address is not None:
@@ -150,7 +150,7 @@ def obstacles(places: Sequence[tuple[str, int]], within_s: float = REACHED_S) ->
     """Connect to several addresses and ports at once.
 
     Returns:
-        For each, why there is no connection; empty if there was one.
+        For each address and port, why no connection could be made; empty if one was made.
     """
     with ThreadPoolExecutor(max(1, len(places))) as threads:
         return list(threads.map(lambda place: _obstacle(place, within_s), places))
@@ -161,8 +161,11 @@ def written(directories: Mapping[str, str]) -> Iterator[dict[str, Note]]:
     """Write a file into each of several directories, and delete it when the ``with`` block ends.
 
     Args:
-        directories: Paths of the directories, by key. In place of one that does not exist yet, the file is written into
-            the nearest directory above it that does: there it would be made.
+        directories: Paths of the directories, by key. If a directory does not exist yet, its file is written into the
+            nearest parent that exists.
+
+    Yields:
+        The written files, by key.
 
     Raises:
         ConfigError: A directory cannot be written into.

@@ -1,10 +1,10 @@
-"""The lease of an agent on another machine than the driver's: the driver renews it, and it runs out if that is cut off.
+"""The lease of an agent on another machine than the driver's: it runs out when the driver no longer renews it.
 
 Ray ends the agents of a driver that has ended, but it may take minutes to notice that a machine is cut off, and cannot
-end what it does not reach. So an agent whose lease runs out ends its worker and itself. On the driver's own machine
-there are no leases: nothing can come between.
+end an agent that it does not reach. So an agent whose lease runs out ends its worker and itself. On the driver's own
+machine there are no leases, because no network lies between driver and agent.
 
-Importing this module imports no ray: an agent imports it, whose process has ray already.
+Only functions of this module import ray, which the agent's process has loaded already.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 class Lease:
     """The agent's side: a thread that waits for renewals.
 
-    It counts the seconds that it has waited itself, not those that a clock shows. After the whole machine stood still,
-    renewals that have arrived meanwhile count.
+    The thread counts the seconds that it has waited, not the time of a clock. So after the whole machine was suspended,
+    renewals that have arrived meanwhile are still in time.
 
     Args:
         limit_s: Seconds without a renewal after which the lease has run out.
-        run_out: Called then, in the thread.
+        run_out: Called in the thread when the lease has run out.
     """
 
     def __init__(self, limit_s: float, run_out: Callable[[], None]) -> None:
@@ -40,7 +40,7 @@ class Lease:
         threading.Thread(target=self._wait, name="anytron-lease", daemon=True).start()
 
     def renew(self) -> None:
-        """Begin to count anew."""
+        """Restart the count of seconds."""
         self._renewed.set()
 
     def _wait(self) -> None:
@@ -68,7 +68,7 @@ class Renewal:
             self._thread.start()
 
     def stop(self) -> None:
-        """Renew no more, so that what is left of the agents ends itself. Returns when the thread has ended."""
+        """Stop renewing, so that agents that still run end themselves. Returns when the thread has ended."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()

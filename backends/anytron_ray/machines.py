@@ -1,4 +1,4 @@
-"""Let the machines of a run introduce themselves and reach each other, before a process is started on them."""
+"""Check the machines of a run and the connections between them, before a process is started on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anytron_ray.findings import Finding
 
 ANSWER_S = 15.0
-"""Seconds in which an agent must answer besides those in which it looks and connects itself."""
+"""Seconds in which an agent must answer, in addition to the time limit of what it is asked to do."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ def shared_directories(config: RunConfig) -> dict[str, str]:
 
 
 def paths_read(config: RunConfig) -> dict[str, str]:
-    """The paths that training ranks and rollout processes read, by the key that names them, of those that exist here.
+    """The paths that training ranks and rollout processes read and that exist on this machine, by configuration key.
 
-    Whether one must exist is for the checks of the configuration to say.
+    A path that is missing on this machine is reported by the checks of the configuration.
     """
     model, loss = config.model, config.algorithm.loss
     named = {
@@ -86,7 +86,7 @@ def examine(members: Sequence[Member], config: RunConfig) -> tuple[list[Machine]
 
     Args:
         members: One agent of each machine, that of rank 0 first.
-        config: The run, which names the directories and paths.
+        config: The run's configuration, which names the directories and paths.
 
     Returns:
         The machines in the order of ``members``, and what is wrong with them.
@@ -121,7 +121,7 @@ def _unreached(members: Sequence[Member], machines: Sequence[Machine], driver: M
     """Let each machine connect to its partners, and rank 0's to the driver.
 
     Raises:
-        ProcessLost: A machine does not say whom it reaches.
+        ProcessLost: A machine does not say in time which machines it reaches.
     """
     targets = [[machines[one] for one in partners(index, len(machines))] for index in range(len(machines))]
     if driver is not None:
@@ -138,8 +138,8 @@ def _unreached(members: Sequence[Member], machines: Sequence[Machine], driver: M
         raise ProcessLost(
             f"{', '.join(silent)} did not say in time which other machines it can reach.",
             where="executor.kind=ray",
-            why=f"its Ray agent gave no answer within {REACHED_S + ANSWER_S:g} s",
-            fix="look at this machine's load and its connection to the Ray cluster",
+            why=f"the Ray agent there gave no answer within {REACHED_S + ANSWER_S:g} s",
+            fix="check the load of each of these machines and its connection to the Ray cluster",
         )
     return [
         Obstacle(source.name, target.name, port, why)

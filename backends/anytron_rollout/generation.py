@@ -36,7 +36,7 @@ _ARGUMENTS = frozenset({"input_ids", "attention_mask", "position_ids", "past_key
 
 
 def build_model(config: Any, dtype: torch.dtype, **arguments: Any) -> Any:
-    """Build a model from its config, with uninitialized weights: to draw random ones takes seconds per billion.
+    """Build a model from its config, with uninitialized weights: drawing random ones takes seconds per billion.
 
     Args:
         config: A ``transformers.PretrainedConfig``.
@@ -77,7 +77,7 @@ def generate(
         share_prompts: Whether to compute equal prompts only once, if the model supports it (:func:`can_share`).
         stop: Matcher of the requests' stop strings; None = no stop strings.
         processors: Logits processors, applied before a token is drawn.
-        criteria: Further stopping criteria besides the requests' own limits.
+        criteria: Stopping criteria in addition to the requests' own limits.
     """
     sampling, prompts = requests[0].sampling, [request.prompt for request in requests]
     input_ids, attention_mask = _left_pad([prompt.tokens for prompt in prompts], sampling.pad_token_id)
@@ -140,7 +140,7 @@ class TokenSampler(LogitsProcessor):
 
     Args:
         sampling: The sampling settings.
-        seeds: Each row's seed, B of them.
+        seeds: Seeds of the B rows.
         prompt_width: Columns of the prompt.
         stop: Matcher of the stop strings of ``sampling``; None = no stop strings.
     """

@@ -29,8 +29,8 @@ class TransformersOptions(Section):
     attn_implementation: str | None = None
     """Attention implementation of transformers: ``sdpa``, ``eager``, ...; default: transformers' choice."""
     device_map: Literal["balanced"] | None = None
-    """``balanced`` spreads a model that is too large for one device over all that the process can use; default: the
-    process's own device."""
+    """``balanced`` spreads a model that is too large for one device over all devices that the process can use; default:
+    the process's current device."""
 
 
 TRANSFORMERS = EngineInfo(
@@ -45,8 +45,8 @@ TRANSFORMERS = EngineInfo(
 )
 
 LOGITS = 6
-"""Tensors of ``[B, V]`` that one step of sampling has at a time: logits, the copy that transformers hands on, scaled by
-the temperature, log-probs, noise, and the choice."""
+"""Number of ``[B, V]`` tensors that exist at a time in a step of sampling: logits, transformers' copy of the logits,
+logits divided by the temperature, log-probs, noise, and the choice."""
 
 
 def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
@@ -75,7 +75,7 @@ def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -
 
 
 TOLD = ("deepseek_v3", "qwen3_moe")
-"""Types of models whose routing the engine can record: a test compares it with Megatron's."""
+"""Values of ``model_type`` for which the engine can record the routing; a test compares it with Megatron's."""
 
 
 def routing_diagnostics(config: RunConfig, platform: Platform) -> Iterator[Diagnostic]:

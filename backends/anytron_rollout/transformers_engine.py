@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 
 EXPERTS = ".mlp.experts"
-"""How the names of modules end that are called with (hidden states ``[N, H]``, experts ``[N, K]``, weights ``[N, K]``):
-what a layer's tokens are sent to, however its router has chosen."""
+"""End of the names of the modules that hold a layer's experts. Whatever the router, they are called with (hidden states
+``[N, H]``, chosen experts ``[N, K]``, weights ``[N, K]``) for N tokens of H features."""
 
 _NO_LIMIT = 1 << 60
-"""Bytes. How much fits is only known once the training engine has taken its part, which is later."""
+"""Bytes of a device. The real limit is not known here: the training engine takes its memory later."""
 
 
 class TransformersEngine:
-    """A rollout engine (:class:`anytron.workers.engines.rollout_engine.RolloutEngine`).
+    """The rollout engine ``transformers`` (:class:`anytron.workers.engines.rollout_engine.RolloutEngine`).
 
     The model is built from its config alone. Its weights always come from the training engine, even before the first
-    rollout. A poll generates one batch, of ``rollout.max_batch_size`` responses at most, to its end, however long that
-    takes, because ``generate`` cannot be interrupted.
+    rollout. ``generate`` cannot be interrupted, so a poll generates one batch of at most ``rollout.max_batch_size``
+    responses to its end, however long that takes.
 
     Args:
         context: This process and its run.
@@ -75,7 +75,7 @@ class TransformersEngine:
         self._shares_prompts = self._routing is None  # routing is of every row's every token
 
     def load_weights(self, origin: WeightOrigin) -> int:
-        """Load new weights and verify them, see :func:`anytron_rollout.weights.load_verified`."""
+        """Load and verify new weights (:func:`anytron_rollout.weights.load_verified`); return their version."""
         with origin.open() as weights:
             self._version = None  # never generate with half-loaded weights
             if self._parked is not None:
@@ -127,7 +127,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
-        """Compute the full logits of the sequences, one sequence at a time and without padding."""
+        """Compute each sequence's logits, one sequence at a time: float32 ``[tokens, vocabulary]`` on the host."""
         device = self._runtime.current_device()
         found = []
         for sequence in sequences:
@@ -162,7 +162,7 @@ class TransformersEngine:
         return with_routing(responses, [request.prompt for request in requests], passes) if passes else responses
 
     def _recording(self) -> contextlib.AbstractContextManager[list[Tensor]]:
-        """Keep the experts of every token, if they are asked for."""
+        """Record the experts of every token, if ``rollout.replay_routing`` is set."""
         return contextlib.nullcontext([]) if self._routing is None else self._routing.recording()
 
     def _stop_strings(self, sampling: SamplingParams) -> StopStrings | None:
@@ -208,7 +208,7 @@ class RoutingRecorder:
     """Records which experts the routers of one model choose.
 
     Args:
-        model: A Hugging Face model of a type that the checks accept.
+        model: A Hugging Face model of a type in :data:`anytron_rollout.options.TOLD`.
 
     Raises:
         EngineError: The model has no modules of experts with the name that transformers gives them.

@@ -111,7 +111,7 @@ class VerifiersEnvironment:
 
     @contextmanager
     def _cleaned_up(self) -> Iterator[None]:
-        """Close it if something goes wrong: nobody else does then."""
+        """Close the rollout if the block raises, because the caller does not close it then."""
         try:
             yield
         except BaseException:

@@ -11,7 +11,7 @@ from typing import Any
 from anytron.base.functions import Called, Kind
 
 ToolCallFormat = Callable[[str], tuple[str, Sequence[tuple[str, str]]]]
-"""Takes what the model wrote; gives the text without its tool calls, and each call's tool and arguments (as JSON)."""
+"""Takes a turn's text; returns the text without its tool calls, and (tool's name, arguments as JSON) for each call."""
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
@@ -80,7 +80,7 @@ TOOL_CALLS = Kind(
 )
 
 FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType({"hermes": hermes})
-"""By their name in the option ``tool_calls``."""
+"""Formats of tool calls, by their name in the option ``tool_calls``."""
 
 
 def found_in(text: str, tool_calls: ToolCallFormat) -> tuple[str, Sequence[tuple[str, str]]]:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 SUPPORTED = SpecifierSet(">=0.2.1,<0.4")
-"""The versions in which whoever runs an environment gives it the model as an object (``Environment.run_rollout(input,
-client, ...)``), without those that want older ``datasets`` than training does."""
+"""Versions whose environments take the model as a client object (``Environment.run_rollout(input, client, ...)``),
+except versions that require an older ``datasets`` than training does."""
 
 INSTALL = "pip install 'anytron[verifiers]', with Python 3.11 or newer"
 
@@ -32,7 +32,7 @@ def prompts(name: str, args: Mapping[str, Any] | None = None, count: int = -1) -
     Args:
         name: Name of the environment, as for ``verifiers.load_environment``.
         args: Keyword arguments of the environment's ``load_environment``.
-        count: How many rows, from the first; -1 = all.
+        count: Number of rows, from the first; -1 = all.
 
     Raises:
         ConfigError: The environment cannot be loaded.

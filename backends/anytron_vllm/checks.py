@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from anytron_vllm.installation import Installation
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Of vLLM's attention on the processor (vllm/v1/attention/backends/cpu_attn.py, get_supported_head_sizes, 0.32)."""
+"""Head sizes of vLLM's attention on a CPU (vllm/v1/attention/backends/cpu_attn.py, get_supported_head_sizes, 0.32)."""
 PROVED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Families whose log-probs a test compares with Hugging Face's after every update (tests/backends/vllm)."""
 PROVED_WITH_IMAGES = ("qwen2_5_vl", "qwen3_vl")
-"""Families whose log-probs with images a test compares so."""
+"""Families whose log-probs a test compares with Hugging Face's for prompts with images."""
 PROVED_WITH_ADAPTERS = ("llama", "qwen2", "qwen3")
-"""Families whose log-probs with adapters sent alone a test compares with those of merged weights."""
+"""Families for which a test compares log-probs with adapters that are sent alone to log-probs with merged weights."""
 OWN_ARGUMENTS = {
     "dtype": "model.dtype",
     "max_num_seqs": "rollout.max_batch_size",
     "seed": "trainer.seed",
-    "model": "model",
+    "model": "model.path",
     "tokenizer": "model.tokenizer",
 } | {name: f"rollout.options.{name}" for name in VllmOptions.model_fields if name != "engine_args"}
-"""Arguments of vLLM that have a key of the configuration."""
+"""Arguments of vLLM, each with the key of the configuration that sets it."""
 FIXED_ARGUMENTS = (
     "async_scheduling",
     "disable_log_stats",
@@ -63,7 +63,7 @@ FIXED_ARGUMENTS = (
     "weight_transfer_config",
     "worker_extension_cls",
 )
-"""Arguments of vLLM on which right numbers depend, or which would run code of a model directory."""
+"""Arguments of vLLM that only Anytron sets: correct numbers depend on them, or they run code of a model directory."""
 
 
 def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
@@ -108,7 +108,8 @@ def _arguments(options: VllmOptions) -> Iterator[Diagnostic]:
     for name in options.engine_args:
         key = f"rollout.options.engine_args.{name}"
         if name in OWN_ARGUMENTS:
-            yield Diagnostic("error", key, "Anytron has its own key for it", f"set {OWN_ARGUMENTS[name]} instead")
+            message = "Anytron has its own key for this argument"
+            yield Diagnostic("error", key, message, f"set {OWN_ARGUMENTS[name]} instead")
         elif name in FIXED_ARGUMENTS:
             message = "Anytron sets this argument itself, because correct or safe results depend on it"
             yield Diagnostic("error", key, message, "remove it")
@@ -148,7 +149,7 @@ def _family(key: str, config: Mapping[str, Any], installation: Installation | No
 
 
 def _images(run: RunConfig, installation: Installation | None) -> Iterator[Diagnostic]:
-    """Check what vLLM starts a model that takes images with, whether or not the run has any."""
+    """Check what vLLM needs for a model that takes images, even if no prompt has an image."""
     if installation is not None and not installation.torchvision:
         where = "this environment" if run.rollout.python is None else f"the environment of {run.rollout.python}"
         message = (

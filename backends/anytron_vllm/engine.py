@@ -1,4 +1,4 @@
-"""Generate with vLLM, in this process (and in those that it starts for tensor parallelism)."""
+"""Generate with vLLM, in this process and in the processes that vLLM starts for tensor parallelism."""
 
 from __future__ import annotations
 
@@ -101,17 +101,17 @@ class VllmEngine:
         return finished
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
-        """Stop the given requests, or all; return their partial responses."""
+        """Stop the requests with these ids, all if ``ids`` is None; return their partial responses."""
         chosen = [one for one in (list(self._under_way) if ids is None else ids) if one in self._under_way]
         self._llm.llm_engine.abort_request([str(one) for one in chosen])
         return [(one, self._under_way.pop(one).response("abort")) for one in chosen]
 
     def load_weights(self, origin: WeightOrigin) -> int:
-        """Load new weights. All are received and verified before vLLM loads the first one.
+        """Load new weights, and return their version. All are received and verified before vLLM loads the first one.
 
         Raises:
-            EngineError: A tensor is missing, unknown, or misshapen: the old weights stay in use. Or vLLM has not
-                loaded what was verified: then the engine has no weights and accepts no others.
+            EngineError: A tensor is missing, unknown, or misshapen: the old weights stay in use. Or vLLM could not load
+                the verified weights: then the engine cannot be used any more.
             TransferError: The weights did not arrive as they were sent: the old ones stay in use.
         """
         with origin.open() as received:
@@ -132,7 +132,7 @@ class VllmEngine:
         return version
 
     def load_adapter(self, origin: WeightOrigin) -> int:
-        """Load a new adapter and unload the previous one.
+        """Unload the previous adapter, load a new one, and return its version.
 
         Raises:
             EngineError: vLLM could not load the adapter; the engine cannot generate any more.
@@ -143,7 +143,7 @@ class VllmEngine:
             (tensors, _), version = put_together(received), received.version
         self._version = None
         sent, engine = self._adapter.write(tensors), self._llm.llm_engine
-        engine.remove_lora(ADAPTER_ID)  # otherwise vLLM goes on with what it has by this number
+        engine.remove_lora(ADAPTER_ID)  # otherwise vLLM keeps the adapter that it has under this number
         try:
             engine.add_lora(self._lora_request())
         except (KeyError, RuntimeError, ValueError) as error:
@@ -163,7 +163,7 @@ class VllmEngine:
         return version
 
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
-        """Return the log-softmax of the sequences' logits, because vLLM does not return logits.
+        """Return each sequence's log-probs of all tokens, float32 ``[tokens, vocabulary]``, as vLLM returns no logits.
 
         Raises:
             EngineError: Requests are being generated.
@@ -217,12 +217,12 @@ class VllmEngine:
         self._llm.llm_engine.add_request(*arguments, lora_request=self._lora_request())
 
     def _empty_caches(self) -> None:
-        """Forget what old weights have computed: for prompts to come, for responses under way, and of images."""
+        """Empty the caches of prefixes, of responses in progress and of images, which old weights have filled."""
         self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
         self._llm.llm_engine.reset_encoder_cache()
 
     def _lora_request(self) -> Any:
-        """Name the adapter to vLLM; None if adapters are merged."""
+        """Return vLLM's description of the adapter; None if adapters are merged."""
         from vllm.lora.request import LoRARequest
 
         return None if self._adapter is None else LoRARequest("anytron", ADAPTER_ID, str(self._adapter.path))
@@ -266,7 +266,7 @@ class VllmEngine:
             one.extend(new.token_ids, log_probs, self._version, ended=output.finished)
             grown.append(one)
         stopped = self._stopped(grown)
-        # To vLLM they are not over.
+        # vLLM does not know yet that they are over.
         self._llm.llm_engine.abort_request([str(one.request.id) for one in stopped if not one.ended])
         for one in grown:
             if one.ended or one in stopped:
@@ -279,7 +279,7 @@ class VllmEngine:
         del self._under_way[one.request.id]
 
     def _stopped(self, grown: Iterable[UnderWay]) -> set[UnderWay]:
-        """Find the responses that show a stop string; vLLM's own search decodes otherwise than Anytron's does."""
+        """Find the responses that show a stop string; vLLM's own search would decode tokens in another way."""
         by_strings: dict[tuple[str, ...], list[UnderWay]] = {}
         for one in grown:
             sampling = one.request.sampling

@@ -19,8 +19,8 @@ from packaging.specifiers import SpecifierSet
 from anytron.base.errors import ConfigError
 
 SUPPORTED = SpecifierSet(">=0.32,<0.33")
-"""Minor versions whose tests pass (tests/backends/vllm). vLLM changes what this engine uses of it from one to the next:
-the classes of weight transfer differ in 0.25, 0.29 and 0.33."""
+"""Minor versions whose tests pass (tests/backends/vllm). The parts of vLLM that this engine uses change often: the
+classes of weight transfer differ in 0.25, 0.29 and 0.33."""
 INSTALL = "pip install 'anytron[vllm]'"
 
 _VERSION_FILE = "_version.py"
@@ -56,7 +56,7 @@ class Installation:
         return SUPPORTED.contains(self.version, prereleases=True)
 
     def architectures(self) -> frozenset[str]:
-        """Names of its model classes, as in ``architectures`` of ``config.json``; empty = unknown."""
+        """Names of vLLM's model classes, as in ``architectures`` of ``config.json``; empty = unknown."""
         registry = self.folder / _REGISTRY_FILE
         if not registry.is_file():
             return frozenset()
@@ -75,10 +75,10 @@ def find_installation(python: str | None = None) -> Installation | None:
     """Find the vLLM that is installed in an environment.
 
     Args:
-        python: Interpreter of the environment to look into; None = this one's.
+        python: Interpreter of the environment to look into; None = this environment.
 
     Returns:
-        None if it is not installed, or if the interpreter cannot be run, which the core reports.
+        The installation; None if vLLM is not installed, or the interpreter cannot be run (the core reports that).
     """
     folder, torchvision = _look_here() if python is None else _look_into(python)
     if folder is None or not (folder / _VERSION_FILE).is_file():
@@ -130,7 +130,7 @@ def _look_here() -> tuple[Path | None, bool]:
 
 
 def _look_into(python: str) -> tuple[Path | None, bool]:
-    """Do so in the environment of an interpreter."""
+    """Do the same as :func:`_look_here` in the environment of an interpreter."""
     try:
         found = subprocess.run([python, "-c", _FIND], capture_output=True, timeout=_FIND_S, check=True)  # noqa: S603
         folder, torchvision = json.loads(found.stdout)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 BUFFER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of adapters that vLLM's buffers may have room for (vllm/config/lora.py, ``MaxLoRARanks``, 0.32)."""
+"""Values that vLLM allows for ``max_lora_rank`` (vllm/config/lora.py, ``MaxLoRARanks``, 0.32)."""
 CPU_CACHE_GIB = 1.0
 """Default memory for keys and values on the CPU, where vLLM would take half of the machine's memory."""
 
@@ -35,16 +35,16 @@ class VllmOptions(Section):
     """Share of the device's memory that vLLM takes, weights and cache together; default: vLLM's own (0.9). A training
     rank on the same device needs the rest."""
     kv_cache_gib: float | None = Field(None, gt=0.0)
-    """Memory of the cache of keys and values, in GiB; default: what ``gpu_memory_utilization`` leaves, and 1 on the
-    processor."""
+    """Memory of the cache of keys and values, in GiB; default: what ``gpu_memory_utilization`` leaves after
+    the weights; on a CPU 1."""
     max_num_batched_tokens: int | None = Field(None, ge=1)
-    """Most tokens that one step of the engine computes, prompts included; default: vLLM's. On a CPU at least
+    """Largest number of tokens in one step of the engine, prompts included; default: vLLM's. On a CPU at least
     ``max_model_len``, because each prompt is computed in one step."""
     enable_prefix_caching: bool = True
     """Compute a common beginning of prompts once. The cache is emptied at every update of the weights."""
     enforce_eager: bool = True
-    """Compute step by step. Off: vLLM compiles the model and records graphs, which takes minutes at the start and is
-    faster afterwards."""
+    """Run the model eagerly. If false, vLLM compiles the model and records graphs, which takes minutes at the start and
+    is faster afterwards."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of ``vllm.EngineArgs``, passed on unchanged; arguments that this engine sets itself are
     refused."""
@@ -75,7 +75,7 @@ def estimate(run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -
         cache = int(options.kv_cache_gib * 2**30)
         return [weights, MemoryPart("rollout-cache", cache, "rollout.options.kv_cache_gib", when, exact=True)]
     if not device.accelerator:
-        how = "what the engine asks of vLLM on a processor; rollout.options.kv_cache_gib says otherwise"
+        how = "default on a CPU; rollout.options.kv_cache_gib changes it"
         return [weights, MemoryPart("rollout-cache", int(CPU_CACHE_GIB * 2**30), how, when)]
     if device.total is None:
         return [weights]

@@ -29,7 +29,7 @@ class ImageTokens:
 
     Attributes:
         token: The image token's id.
-        merge: Patches in a row, and in a column, that make one token.
+        merge: Side length, in patches, of the square of patches that makes one token.
     """
 
     token: int
@@ -78,7 +78,7 @@ def engine_input(prompt: PromptInputs, image_tokens: ImageTokens | None) -> Any:
 
 
 def _name(patches: Tensor, grid: Tensor) -> str:
-    """Name an image by what it shows: what vLLM has cached for the name, it takes for the image."""
+    """Name an image by a hash of its content: vLLM reuses what it has cached under a name."""
     content = hashlib.sha256(patches.contiguous().numpy().tobytes())
     content.update(grid.numpy().tobytes())
     return content.hexdigest()
@@ -93,7 +93,7 @@ def sampling_params(request: GenerationRequest) -> Any:
     return VllmSamplingParams(
         max_tokens=sampling.max_new_tokens,
         min_tokens=sampling.min_new_tokens,
-        temperature=1.0,  # logits are divided before vLLM sees them
+        temperature=1.0,  # logits are divided by the temperature before vLLM sees them
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         stop_token_ids=list(sampling.end_token_ids),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def set_environment(options: VllmOptions) -> None:
-    """Set the variables that vLLM reads at import; of the user's, only VLLM_ENABLE_V1_MULTIPROCESSING is replaced."""
+    """Set the variables that vLLM reads at import; the user's are kept, except VLLM_ENABLE_V1_MULTIPROCESSING."""
     # The scheduler runs in this process: a step is over when the next one begins, and no port is opened.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     values = {
@@ -30,7 +30,7 @@ def set_environment(options: VllmOptions) -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     if options.enforce_eager:
-        values["TORCHDYNAMO_DISABLE"] = "1"  # samplers are compiled even so: 50 s at the first token
+        values["TORCHDYNAMO_DISABLE"] = "1"  # enforce_eager alone would not stop vLLM from compiling samplers: 50 s
     for name, value in values.items():
         os.environ.setdefault(name, value)
 
@@ -40,10 +40,10 @@ PREPARED_IMAGES: dict[str, Any] = {
     "mm_device_do_normalize": False,  # otherwise vLLM's vision tower normalises what the image processor has normalised
     "mm_processor_cache_gb": 0,
 }
-"""Arguments for models that take images: these come prepared (anytron_vllm.requests)."""
+"""Arguments for models that take images: vLLM receives images prepared (anytron_vllm.requests)."""
 
 WHOLE_PROMPTS = {"enable_chunked_prefill": False}
-"""Arguments on a CPU. After a part of a prompt vLLM sets the generator of a seeded request back, which torch's
+"""Arguments on a CPU. After a part of a prompt vLLM rewinds the random generator of a seeded request, which torch's
 generators for CPUs do not allow (vllm/v1/worker/gpu_model_runner.py, ``_bookkeeping_sync``, 0.32)."""
 
 
@@ -84,7 +84,7 @@ def engine_arguments(
     return {
         "model": str(directory),
         "dtype": config.model.dtype,
-        # The training engine has the only weights, but for those that adapters are added to.
+        # Weights come from the training engine, except base weights to which adapters are added.
         "load_format": "safetensors" if alone else "dummy",
         "skip_tokenizer_init": not takes_images,  # token ids in, token ids out; the processor has a tokenizer
         "generation_config": "vllm",  # not the checkpoint's own sampling defaults and end tokens

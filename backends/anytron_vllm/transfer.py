@@ -92,8 +92,8 @@ class AnytronTransfer(WeightTransferEngine[NoInit, Chunk]):  # type: ignore[misc
 def _incomplete_layers(model: nn.Module) -> list[str]:
     """Find layers with parameters that vLLM still expects, after all weights were given to the model.
 
-    A layer that has got all of them is processed at once and expects no more. Embeddings have rows of padding, some
-    workers nothing else. Tied layers share their parameters with one before them, which has loaded them.
+    A layer that has received all its parameters is processed at once and expects no more. Padding rows of embeddings
+    are never received; some workers have only padding. A tied layer's parameters are loaded by an earlier layer.
     """
     found = []
     before: set[int] = set()
@@ -114,9 +114,9 @@ def _incomplete_layers(model: nn.Module) -> list[str]:
 def _repack(model: nn.Module) -> None:
     """Load the new weights into kernels for the CPU that would silently keep the old ones in vLLM 0.32.
 
-    They compute from copies in a layout of their own. vLLM makes that of experts at the first load only
-    (UnquantizedFusedMoEMethod._setup_kernel), and that of a tied head with the layer that loads the tied tensor, which
-    is another one.
+    These kernels compute from copies of the weights in another layout. vLLM copies experts at the first load only
+    (UnquantizedFusedMoEMethod._setup_kernel), and does not copy a tied head again, because another layer loads the tied
+    tensor.
     """
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)

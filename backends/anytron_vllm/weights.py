@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 CHUNK_BYTES = 256 << 20
-"""Of weights that a worker of vLLM in another process gets at a time."""
+"""Bytes of weights that a worker of vLLM in another process gets at a time."""
 
 ADAPTER_ID = 1
-"""vLLM's number of the adapter. It is the same for every version: responses under way go on with the new one."""
+"""vLLM's number of the adapter. All versions have the same, so that responses in progress go on with the new one."""
 
 PREFIX = "anytron-adapter-"
 

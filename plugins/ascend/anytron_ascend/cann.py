@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 SIMULATOR = "ANYTRON_ASCEND_SIMULATOR"
-"""Asks for the simulator, a test tool; only this file knows of it."""
+"""Environment variable that asks for the simulator, a test tool, if its value is 1."""
 
 ACL_SUCCESS = 0
 """``ACL_SUCCESS`` of acl/acl_base.h."""
 
 OPERATORS = ("libopapi_transformer.so", "libopapi.so")
-"""Where operators for transformers are: a separate library, where CANN has one, or the library of all operators."""
+"""Libraries that may hold the operators for transformers; only the first one that CANN has is searched."""
 
 
 class CannError(Exception):
@@ -37,7 +37,7 @@ def device_nodes() -> list[str]:
 
 
 def device_count() -> int:
-    """Count the NPUs that this process sees; none is initialised.
+    """Count the NPUs that this process sees, without initialising any.
 
     ``aclrtGetDeviceCount`` needs no ``aclInit``; torch_npu calls it in the same way
     (torch_npu/csrc/core/npu/NPUFunctions.cpp).
@@ -69,7 +69,7 @@ def has_operator(name: str) -> bool:
 
 
 def preload_simulator() -> None:
-    """Load simulated CANN libraries instead of the real ones, if asked for; imports neither torch nor torch_npu.
+    """Load simulated CANN libraries instead of CANN, if :data:`SIMULATOR` is 1; imports neither torch nor torch_npu.
 
     Raises:
         PlatformError: The simulator is not installed, not built, or not for this torch_npu.
@@ -78,7 +78,7 @@ def preload_simulator() -> None:
 
 
 def activate_simulator() -> None:
-    """Import torch_npu on simulated devices, if asked for."""
+    """Import torch_npu on simulated devices, if :data:`SIMULATOR` is 1."""
     _call_simulator("activate")
 
 

@@ -50,7 +50,7 @@ class AscendOptions(BaseModel):
 
 VISIBLE_DEVICES = "ASCEND_RT_VISIBLE_DEVICES"
 EXPANDABLE_SEGMENTS_SINCE = "2.9"
-"""torch_npu whose expandable segments work with weight updates (verl, platform_npu.py, warns below it)."""
+"""First torch_npu whose expandable segments work with weight updates (verl, platform_npu.py, warns below it)."""
 
 
 def worker_environment(options: AscendOptions, *, deterministic: bool) -> dict[str, str]:

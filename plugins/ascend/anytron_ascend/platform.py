@@ -56,7 +56,7 @@ _SINKS = (
     "aclnnFlashAttentionVarLenScoreV5",
     "aclnnFlashAttentionUnpaddingScoreGradV5",
 )
-"""What ``npu_fusion_attention`` calls where attention has sinks; CANN has them since 8.5.0."""
+"""Operators that ``npu_fusion_attention`` calls for attention with sinks; CANN has had them since 8.5.0."""
 _OTHER = "or choose another platform, for example ANYTRON_PLATFORM=cpu"
 
 
@@ -102,7 +102,7 @@ class AscendPlatform(Platform):
         return [Decision("modules", modules, f"platform.options.adaptor={adaptor} {set_by}")]
 
     def limits(self) -> list[Limit]:
-        """Return the limits of the adaptor; attention sinks are one more if CANN has no operator for them."""
+        """Return the limits of the adaptor, and attention sinks if CANN lacks an operator for them."""
         missing = [name for name in _SINKS if not cann.has_operator(name)]
         reason = f"this CANN has no {missing[0]}, which came with CANN 8.5.0" if missing else ""
         own = [Limit(Feature.ATTENTION_SINKS, reason)] if missing else []
@@ -130,10 +130,12 @@ class AscendPlatform(Platform):
             reason = f"torch_npu {torch_npu} is installed, but CANN cannot be used: {error}"
             return Probe(Availability.BROKEN, reason, f"{_SOURCE_CANN}, {_OTHER}")
         if mistake := visible_devices_mistake(os.environ):
-            return Probe(Availability.BROKEN, mistake, "list existing ids in ascending order, for example 0,1")
+            fix = f"set {VISIBLE_DEVICES} to ids of NPUs in ascending order, for example 0,1"
+            return Probe(Availability.BROKEN, mistake, fix)
         if devices == 0:
             reason = f"torch_npu {torch_npu} and CANN are installed, and CANN finds no NPU"
-            return Probe(Availability.ABSENT, reason, "check npu-smi info and ASCEND_RT_VISIBLE_DEVICES")
+            fix = f"check that `npu-smi info` lists NPUs and that {VISIBLE_DEVICES} names some of them"
+            return Probe(Availability.ABSENT, reason, fix)
         return Probe(Availability.USABLE, f"{devices} NPU(s), torch_npu {torch_npu}", devices=devices)
 
     def runtime(self) -> DeviceRuntime:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "vllm-ascend"
 PINNED = ("torch", "torch-npu", "triton-ascend")
-"""What vllm-ascend's kernels were built for; it pins each by its own metadata."""
+"""Packages that vllm-ascend's kernels were built for; its metadata pins a version of each."""
 OPTIONS = (
     # examples/rl/rlhf_async_new_apis.py
     ConfigEdit(
@@ -91,7 +91,7 @@ def diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
 
 
 def _same_minor(vllm: Installation) -> str:
-    """vllm-ascend has the minor version of the vLLM that it extends (its page "versioning policy")."""
+    """Require the minor version of the vLLM that is extended (vllm-ascend's page "versioning policy")."""
     major, minor, *_ = vllm.version.split(".")
     return f"=={major}.{minor}.*"
 

@@ -53,11 +53,11 @@ def main() -> None:
 
 
 def _refuse(options: list[str]) -> None:
-    """Refuse here, once and without ``torchrun``'s traceback, what each rank would refuse.
+    """Make the checks of each rank beforehand, so that an error is printed once, without ``torchrun``'s traceback.
 
     Raises:
         PluginError: ms-swift is missing or not supported.
-        AnytronError: See :func:`anytron.train.open_session`.
+        AnytronError: The platform cannot be used (:func:`anytron.train.open_session`).
     """
     from anytron.train import open_session
     from anytron_swift import installation

@@ -10,7 +10,7 @@ from anytron import PluginError, Requirement
 from anytron.train import examine_requirements
 
 MS_SWIFT = Requirement("ms-swift", ">=4.6,<4.7", "pip install --no-deps ms-swift==4.6.0")
-"""The releases that this was tested with."""
+"""Releases of ms-swift that this plugin was tested with."""
 
 
 def require_supported() -> None:

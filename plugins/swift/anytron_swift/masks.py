@@ -32,7 +32,7 @@ _rows: tuple[RaggedBatch, int] | None = None
 
 
 def prepare_batch(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Replace the mask of a micro-batch of padded rows by the data that :func:`forward` passes to the platform."""
+    """Wrap ms-swift's ``prepare_batch``: for padded rows, make no mask, and store the sequences for :func:`forward`."""
 
     @functools.wraps(original)
     def prepare(args: Any, data: dict[str, Any], vp_stage: int | None = None) -> dict[str, Any]:
@@ -47,10 +47,10 @@ def prepare_batch(original: Callable[..., dict[str, Any]]) -> Callable[..., dict
 
 
 def _padded_rows(args: Any, data: dict[str, Any]) -> tuple[RaggedBatch, int] | None:
-    """Return the sequences of ms-swift's rows, and how long the rows are, before anything is cut for this rank.
+    """Return the sequences of ms-swift's rows, and the length of the rows before they are sharded for this rank.
 
-    None where ms-swift's own mask stays: packed sequences, rows that are padded on the left, which no layout of Anytron
-    describes, and losses that find the last tokens by the mask.
+    None where ms-swift's own mask stays: for packed sequences, for rows that are padded on the left, which no layout of
+    Anytron describes, and for losses that find the last tokens by the mask.
     """
     lengths, tokens = data.get("seq_lens"), data.get("input_ids")
     if (
@@ -66,7 +66,7 @@ def _padded_rows(args: Any, data: dict[str, Any]) -> tuple[RaggedBatch, int] | N
 
 
 def forward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a model with the platform's mask for the micro-batch, in its scope."""
+    """Wrap a model's forward pass: use the platform's mask for the stored micro-batch, and enter its scope."""
 
     @functools.wraps(original)
     def run(
@@ -91,7 +91,7 @@ def _prepared(config: TransformerConfig, batch: RaggedBatch, columns: int) -> Pr
 
 
 class _Hashed:
-    """A configuration by its identity; Megatron's have no hash."""
+    """A configuration that is hashed by its identity, because Megatron's configurations have no hash."""
 
     def __init__(self, config: TransformerConfig) -> None:
         self.config = config
@@ -105,7 +105,7 @@ class _Hashed:
 
 @functools.lru_cache(maxsize=64)
 def _preparer(hashed: _Hashed, columns: int) -> BatchPreparer:
-    """Make what lays out rows of ``columns`` tokens for a model; layouts agree with ms-swift's rows by their length."""
+    """Make the preparer that lays out a model's micro-batches in rows of ``columns`` tokens, as ms-swift does."""
     config = hashed.config
     portable = stack().platform.portable_modules
     return batch_preparer(

@@ -12,7 +12,7 @@ from anytron_swift.cli import fail
 from anytron_swift.installation import MS_SWIFT, load
 
 REPORT = "ANYTRON_SWIFT_REPORT"
-"""The variable that names a directory in which each rank writes what was changed in it."""
+"""Environment variable that names a directory, in which each rank writes what Anytron has patched in it."""
 
 _stack: DeviceStack | None = None
 
@@ -71,7 +71,7 @@ PATCHES = (
         phase=Phase.BEFORE_BUILD,
         package=MS_SWIFT.package,
         requires=MS_SWIFT.specifier,
-        reason="ms-swift makes a mask of all pairs of tokens, except on NPUs, and layers that keep a state get none",
+        reason="ms-swift makes a mask of all pairs of tokens, except on NPUs, and layers that keep a state get no mask",
         upstream="https://github.com/modelscope/ms-swift/pull/9196; swift/template/base.py, lines 2151 to 2157",
         remove_when="ms-swift asks its platform for masks",
         replacement="anytron_swift.masks:prepare_batch",
@@ -87,4 +87,4 @@ PATCHES = (
         replacement="anytron_swift.masks:forward",
     ),
 )
-"""They join the device stack's own of the phase."""
+"""Applied together with the device stack's own patches of the phase."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEARCH_PATH = "pkg://verl.trainer.config"
-"""Where the defaults lie that a user's file names, for example ``ppo_trainer``."""
+"""Hydra's path of verl's defaults, which a user's file names, for example ``ppo_trainer``."""
 ALONE = {
     "tensor_model_parallel_size": 1,
     "pipeline_model_parallel_size": 1,
@@ -22,7 +22,7 @@ ALONE = {
     "expert_tensor_parallel_size": None,
     "sequence_parallel": False,
 }
-"""The sizes of one rank, by verl's names in ``actor.megatron``."""
+"""Parallel sizes for a single rank, by verl's names in ``actor.megatron``."""
 
 
 def compose(path: Path, overrides: Sequence[str]) -> Any:
@@ -33,7 +33,7 @@ def compose(path: Path, overrides: Sequence[str]) -> Any:
         overrides: Overrides in hydra's grammar, as on that command line.
 
     Raises:
-        ConfigError: hydra cannot compose it, or its strategy is not Megatron.
+        ConfigError: hydra cannot compose the file, or its strategy is not Megatron.
     """
     from hydra import compose as composed
     from hydra import initialize_config_dir
@@ -91,7 +91,7 @@ def engine_parts(section: Any, *, packed: bool, alone: bool, trains: bool) -> di
     with open_dict(actor):
         dtype = actor.megatron.dtype
         actor.megatron.update(ALONE if alone else {})
-        # verl knows 16-bit types only; whose rounding hides faults.
+        # verl accepts 16-bit types only, whose rounding hides faults; the true dtype is set below.
         actor.megatron.update({"forward_only": not trains, "use_remove_padding": packed, "dtype": "bfloat16"})
         actor.optim.update({"lr_decay_steps": 10, "lr_warmup_steps": 0, "total_training_steps": 10})
     engine = omega_conf_to_dataclass(actor.megatron)

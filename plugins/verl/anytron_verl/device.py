@@ -107,7 +107,7 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
         return self._runtime.communication_backend
 
     def visible_devices_envvar(self) -> str:
-        """The variable that lists the devices; if the platform has none, CUDA's, which is then not read."""
+        """The variable that lists the visible devices; if the platform has none, CUDA's, which is then not read."""
         return self._platform.visible_devices_variable or "CUDA_VISIBLE_DEVICES"
 
     @contextmanager
@@ -132,7 +132,7 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
         return self._platform.ray_resource or "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
-        """The variable that keeps Ray from setting the list of devices."""
+        """The variable that keeps Ray from setting the list of visible devices."""
         return [f"RAY_EXPERIMENTAL_NOSET_{self.visible_devices_envvar()}"]
 
     def is_ipc_supported(self) -> bool:
@@ -145,9 +145,10 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
 
 
 def _register_rollout() -> None:
-    """Add the rollout to verl's two registries, of replicas and of what training workers have of them; once.
+    """Register the rollout in verl's two registries, of replicas and of their adapters in training workers, once.
 
-    Not before verl's own rollouts are imported, which takes seconds. Our rollout's code is not imported.
+    Does nothing before verl's own rollouts are imported, because importing them takes seconds. The code of this rollout
+    is not imported.
     """
     if ROLLOUTS not in sys.modules:
         return

@@ -50,8 +50,8 @@ PATCHES = (
     _patch("preprocess_bshd_engine", _BSHD),
     _patch("postprocess_bshd_engine", _BACK),
 )
-"""Joined to the device stack's own patches of the phase. Calls from outside of our engines' forward passes go to
-verl's functions."""
+"""Applied together with the device stack's own patches of the phase. Outside of the forward passes of this module's
+engines, the replacements call verl's functions."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def register(device_name: str) -> None:
 
 
 class _OnTheStack:
-    """Before one of verl's engines in its classes: what the device stack does at each of its steps."""
+    """Base class that precedes one of verl's engines, and runs the device stack's phases around the engine's steps."""
 
     engine_config: Any
     model_config: Any

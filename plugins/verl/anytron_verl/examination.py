@@ -35,7 +35,7 @@ def examine(subject: Subject) -> Iterator[Result]:
     if found.fits:
         yield Result("verl.version", "passed", f"{found.installed} is in {SUPPORTED}")
     else:
-        detail = f"{found.installed} is outside of {SUPPORTED}: its own layouts are used, and its engine was not tested"
+        detail = f"{found.installed} is outside of {SUPPORTED}: verl's layouts are used, and its engine was not tested"
         yield Result("verl.version", "warning", detail, found.remedy)
     named = {} if subject.session is None else {"ANYTRON_PLATFORM": subject.session.platform.name}
     yield from _loading(named)

@@ -216,10 +216,10 @@ def postprocess_bshd_engine(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_other_shards(options: dict[str, Any]) -> None:
-    """Refuse what no layout of Anytron has.
+    """Refuse ways of sharding for which Anytron has no layout.
 
     Raises:
-        EngineError: The micro-batch is sharded in its own way.
+        EngineError: verl requests such a way.
     """
     wanted = [name for name in ("local_cp_size", "min_local_rows") if options.get(name) is not None]
     if options.get("cp_layout", "zigzag") != "zigzag":

@@ -10,7 +10,7 @@ from anytron_verl import CHOICE, PLATFORM, process
 logger = logging.getLogger(__name__)
 
 RAY_RESOURCES = "RAY_OVERRIDE_RESOURCES"
-"""The variable that tells a cluster that Ray starts by itself what it has, in JSON."""
+"""Environment variable that gives the resources of a cluster that Ray starts by itself, in JSON."""
 RANKS = '{"GPU": 1024}'
 """verl reserves a GPU or an NPU for each rank. Where the platform has no device that Ray counts, ranks are processes,
 whose number is not limited."""
@@ -22,7 +22,7 @@ def load() -> None:
     verl continues without a plugin that fails and logs this at level DEBUG only, so the error is logged here too.
 
     Raises:
-        AnytronError: There is no device stack in this process.
+        AnytronError: The device stack cannot be opened in this process.
     """
     chosen = os.environ.get(CHOICE, "").strip().lower()
     if chosen not in ("", PLATFORM):

@@ -22,12 +22,11 @@ _told = ExitStack()
 def begin() -> DeviceStack:
     """Open the device stack of this process, once.
 
-    Its platform is that of ``ANYTRON_PLATFORM``, else the only usable one.
-
-    ``ANYTRON_PLATFORM_OPTIONS`` gives the platform's options.
+    ``ANYTRON_PLATFORM`` names its platform; without it, the only usable platform is taken. ``ANYTRON_PLATFORM_OPTIONS``
+    gives the platform's options.
 
     Raises:
-        AnytronError: Its platform cannot be used, or Megatron is imported already.
+        AnytronError: The platform cannot be used, or Megatron is imported already.
     """
     global _stack  # noqa: PLW0603 - the device stack is a state of the process, as what it patches is
     _stack = _stack or open_device_stack()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOKENS_PER_MICRO_BATCH = 64
-"""So few that the checks' sequences go in several micro-batches."""
+"""Most tokens in a micro-batch: so few that the checks' sequences need several micro-batches."""
 
 
 class ScoringEngine:

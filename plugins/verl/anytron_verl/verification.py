@@ -94,7 +94,7 @@ def _run(what: str, arguments: Sequence[str], ranks: int, directory: Path, envir
 
 
 def _joined(answers: list[dict[str, list[dict[str, object]]]]) -> list[Result]:
-    """Take the results of the rank that has outputs, and of the gradients the first that is wrong on any."""
+    """Take the results of a rank that has outputs, but for gradients the first failed result of any rank."""
     found = [
         [Result(**one) for one in answer["results"]]  # type: ignore[arg-type]
         for answer in answers

@@ -114,8 +114,8 @@ _BRIDGE_WITHOUT_MINDSPEED = Patch(
     phase=Phase.BEFORE_IMPORT,
     before="mcore_bridge",
     reason=(
-        "where torch_npu is, mcore-bridge assumes MindSpeed's modules: it takes MindSpeed's defaults into the "
-        "model's config and expects linear layers without Transformer Engine's interface; portable ones have it"
+        "if torch_npu is installed, mcore-bridge assumes MindSpeed's modules: it puts MindSpeed's defaults into the "
+        "model's config and expects linear layers without Transformer Engine's interface, which portable layers have"
     ),
     upstream="mcore_bridge/config/model_config.py, _augment_mindspeed_defaults; tuners/lora.py, line 204",
     remove_when="mcore-bridge asks for MindSpeed instead of torch_npu",

@@ -68,7 +68,7 @@ class MindSpeedAdaptor(Adaptor):
         repatch(engine_arguments(default_arguments(), facts.sizes, self._options), ledger)
 
     def patch_model(self, phase: Phase, context: PatchContext) -> Iterable[Patch]:
-        """Return the patch that imports MindSpeed, then fixes of its violations of the kernels' documentation."""
+        """Return the patch that imports MindSpeed, then fixes where it calls kernels against their documentation."""
         del context
         return [patch for patch in PATCHES if patch.phase is phase]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MindSpeedLlmAdaptor(Adaptor):
-    """MindSpeed-LLM on top of MindSpeed; they import ``torch_npu.contrib.transfer_to_npu`` themselves."""
+    """MindSpeed-LLM on top of MindSpeed; both import ``torch_npu.contrib.transfer_to_npu`` themselves."""
 
     def requirements(self) -> Iterable[Requirement]:
         """Return the packages that MindSpeed-LLM and its weights need; :meth:`configure` finds MindSpeed-LLM."""
@@ -76,7 +76,7 @@ class MindSpeedLlmAdaptor(Adaptor):
 
 
 def _try_translation(config: RunConfig) -> Mapping[str, Any]:
-    """Translate as the ranks will; return the model's Hugging Face config."""
+    """Translate the configuration as training ranks will; return the model's Hugging Face config."""
     from anytron.engines import load_hf_config
 
     options = MindSpeedLlmOptions.model_validate(config.engine.options)
@@ -98,7 +98,7 @@ def _try_translation(config: RunConfig) -> Mapping[str, Any]:
 
 
 def _unsupported(config: RunConfig) -> Iterator[Diagnostic]:
-    """Refuse what other engines have and this one would silently leave out."""
+    """Refuse settings of other engines that this engine would silently ignore."""
     if config.model.freeze:
         yield Diagnostic(
             "error",

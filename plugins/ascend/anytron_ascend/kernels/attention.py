@@ -29,13 +29,13 @@ COMPRESSED = 2048
 UNLIMITED = 2147483647
 """``pre_tockens`` and ``next_tockens`` that hide nothing (their default)."""
 MAX_HEADS = 256
-"""Most query heads; a multiple of the key and value heads."""
+"""Largest number of query heads, which must be a multiple of the number of key/value heads."""
 MAX_HEAD_SIZE = 768
-"""Largest head of queries and keys; values may be smaller, not larger."""
+"""Largest dimension of query and key heads; value heads may be smaller, not larger."""
 FULL_MASK, RIGHT_DOWN_CAUSAL, BAND = 1, 3, 4
-"""``sparse_mode``."""
+"""Values of ``sparse_mode``."""
 INVALID_ROWS = 2
-"""``inner_precise``: a row without any visible key gives zeros, where it would see all keys otherwise."""
+"""Value of ``inner_precise``: a row without any visible key gives zeros; by default it would see all keys."""
 
 
 def make_attention(spec: AttentionSpec) -> AttentionKernel:
@@ -47,7 +47,7 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
     Raises:
         PlatformError: The operator does not support the sizes or the number of heads. When the kernel is called: the
             mask is not bool or does not broadcast to ``[B, H, Sq, Sk]``.
-        HookContractError: When the kernel is called: the mode is not neutral.
+        HookContractError: When the kernel is called: ``kernel_mode`` of the mask is not a neutral mode.
     """
     if spec.sinks and spec.v_dim != spec.qk_dim:
         raise PlatformError(
@@ -100,7 +100,7 @@ class Sight:
 
     @property
     def mode(self) -> int:
-        """The ``sparse_mode`` that expresses this with the compressed mask."""
+        """The ``sparse_mode`` that expresses both numbers with the compressed mask."""
         return RIGHT_DOWN_CAUSAL if (self.before, self.after) == (UNLIMITED, 0) else BAND
 
 

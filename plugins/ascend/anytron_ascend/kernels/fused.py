@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 MAX_ROTARY_SIZE = 896
-"""Largest head that ``npu_rotary_mul`` turns (its documentation)."""
+"""Largest head dimension that ``npu_rotary_mul`` rotates (its documentation)."""
 _ROWS, _REDUCED = 0, 2
 """``group_type`` of ``npu_grouped_matmul``: which dimension the groups divide, rows or the reduced one."""
 _ONE_OUTPUT = 3
@@ -48,7 +48,7 @@ def swiglu(x: Tensor) -> Tensor:
 def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
     """As :func:`anytron.kernels.fused.rope`.
 
-    The operator takes four dimensions and cosines that broadcast to them. Heads that are longer than it supports are
+    The operator takes four dimensions and cosines that broadcast to them. Heads that are larger than it supports are
     left to the neutral kernel.
     """
     import torch_npu
@@ -73,7 +73,7 @@ def _four_dimensions(tensor: Tensor) -> Tensor:
 
 
 class _GroupedMatmul(torch.autograd.Function):
-    """Differentiate ``npu_grouped_matmul``, which has no gradient; both parts of it are grouped products too."""
+    """``npu_grouped_matmul`` with the gradients that torch_npu lacks; both are grouped products too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, counts: Tensor, *weights: Tensor) -> Tensor:

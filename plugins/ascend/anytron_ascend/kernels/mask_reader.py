@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def read_mindspeed(mask: AttnMask, layouts: Sequence[SequenceLayout], traits: ModelTraits) -> set[Pair]:
     """Read a mask as MindSpeed's attention does, which makes the compressed triangle itself if it gets no mask.
 
-    ``layouts`` are those of all context-parallel shards, in rank order.
+    ``layouts`` has the layout of each context-parallel shard, in rank order.
 
     Raises:
         ValueError: The operator does not allow such a mask.
@@ -45,8 +45,8 @@ def read_npu_fusion_attention(
     The mode is written ``sparse_mode=4,pre_tokens=128,next_tokens=0``. 0: the given mask and the
     window of ``pre_tokens`` and ``next_tokens``; 1: the given mask; 2: left-up causal; 3: right-down
     causal; 4: band, from the right-down corner; 2 to 4 need the compressed mask. Without a mask, mode and
-    windows are ignored. thd is TND: sequences end where ``cu_seqlens_padded[1:]`` says; several shards are
-    MindSpeed's ring, whose blocks lie in zigzag. ``forbidden`` is ``atten_mask``, True = MASKED.
+    windows are ignored. thd is TND: sequences end where ``cu_seqlens_padded[1:]`` says; several
+    layouts are shards of MindSpeed's ring attention, in zigzag order. ``forbidden`` is ``atten_mask``, True = MASKED.
 
     Raises:
         ValueError: The operator does not allow such a mask.

@@ -70,18 +70,18 @@ def find_installation() -> Installation:
 
 
 def check_pair(found: Installation) -> None:
-    """Check that MindSpeed and megatron-core are of the same release, and that this release is tested.
+    """Check that MindSpeed and megatron-core are both of the tested release, :data:`SUPPORTED`.
 
     MindSpeed replaces Megatron's functions with its own copies, which belong to one release of Megatron.
 
     Raises:
-        PlatformError: They are of different releases, or of a release that is not tested.
+        PlatformError: One of the two is not of release :data:`SUPPORTED`.
     """
     releases = [Version(text).release[:2] for text in (found.mindspeed, found.megatron)]
     if releases == [Version(SUPPORTED).release] * 2:
         return
     raise PlatformError(
-        "MindSpeed and megatron-core are of different releases.",
+        f"MindSpeed and megatron-core are not both of release {SUPPORTED}.",
         where=f"{_WHERE}, {found.folder}",
         why=f"MindSpeed {found.mindspeed} and megatron-core {found.megatron} are installed; MindSpeed's branch "
         f"core_rX.Y.Z is for megatron-core X.Y, and this adaptor was made for {SUPPORTED}",

@@ -25,7 +25,7 @@ TRITON_IMPORTS = Patch(
     target="mindspeed.ops.triton",
     phase=Phase.BEFORE_IMPORT,
     before="megatron.core",
-    reason="it imports its triton kernels whether a model needs them or not; triton-ascend may be absent",
+    reason="MindSpeed imports its triton kernels even if no model needs them, and triton-ascend may be absent",
     upstream="mindspeed/features_manager/megatron_basic/requirements_basic.py, te_adaptation",
     remove_when="MindSpeed imports triton where it uses it",
     install=f"{_HERE}.patches:stand_in_for_mindspeed",
@@ -66,7 +66,7 @@ ATTENTION = tuple(
         phase=Phase.BEFORE_BUILD,
         reason=(
             "MindSpeed passes cu_seqlens with its leading 0 and real lengths to a kernel that wants the ends of "
-            "the sequences in the buffer, and takes the kernel's mode from a config that calls change for good"
+            "the sequences in the buffer, and takes the kernel's mode from a config that earlier calls have changed"
         ),
         upstream="mindspeed/te/pytorch/attention/dot_product_attention/backend.py, line 83; "
         "mindspeed/core/context_parallel/dot_product_attention.py, line 137",
@@ -85,10 +85,10 @@ CAUSAL, FULL = "sparse_mode=2", "sparse_mode=1"
 """Kernel modes of masks: left-up causal with the compressed triangle, and a mask of full size."""
 
 MASK_TYPES = {CAUSAL: "causal", FULL: "general"}
-"""``config.attention_mask_type``, from which MindSpeed's Transformer Engine modules take the mode."""
+"""``config.attention_mask_type`` by kernel mode; MindSpeed's Transformer Engine modules read it."""
 
 MODES = {CAUSAL: 2, FULL: 1}
-"""``config.sparse_mode``, which its other modules read; a call without a mask would set it to 2 for good."""
+"""``config.sparse_mode`` by kernel mode; MindSpeed's other modules read it, and a call without a mask sets it to 2."""
 
 KERNELS = "Gated DeltaNet and other kernels for triton-ascend"
 
@@ -134,9 +134,9 @@ def call_as_documented(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _ends_of_padded_sequences(packed: Any) -> Any:
     """Describe packed sequences as they lie in the buffer, by their ends alone.
 
-    MindSpeed passes ``cu_seqlens_q`` to the kernel: with its leading 0, which TND does not have, and the real
-    lengths, although sequences lie at the padded ones. Padding stands behind the real tokens of its sequence,
-    where causal attention sees it from padding alone.
+    MindSpeed passes ``cu_seqlens_q`` to the kernel: with a leading 0, which TND does not have, and with the real
+    lengths, although sequences have their padded lengths in the buffer. Padding stands behind the real tokens of its
+    sequence, where causal attention sees it from padding alone.
     """
     if packed is None:
         return None

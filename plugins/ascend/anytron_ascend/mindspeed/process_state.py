@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _last: list[dict[str, Any]] = []
-"""What was asked of MindSpeed last in this process, and the arguments that it had then."""
+"""The arguments that :func:`repatch` was last given in this process, and all that MindSpeed had afterwards."""
 
 GLOBALS = (
     ("mindspeed.utils", "_ACTUAL_SEQ_LEN"),
@@ -36,7 +36,7 @@ a global of the same name; both are set and restored, also when a recomputation 
 
 
 def engine_arguments(defaults: Mapping[str, Any], sizes: ParallelSizes, options: MindSpeedOptions) -> dict[str, Any]:
-    """Return every argument of an engine: ``defaults`` (MindSpeed's own), its sizes, and those that the options select.
+    """Return all arguments of an engine: ``defaults`` (MindSpeed's own), changed by the sizes and the options.
 
     Arguments are process-wide and persist: an engine would inherit missing ones from the previous engine. So each
     engine gets a complete set, including MindSpeed's defaults.
@@ -65,7 +65,7 @@ def engine_arguments(defaults: Mapping[str, Any], sizes: ParallelSizes, options:
 
 def import_mindspeed(context: PatchContext) -> Installed:
     """Import MindSpeed, which patches torch and Megatron for its defaults."""
-    # First of all: MindSpeed answers for importlib.metadata.version afterwards.
+    # Before the import, because MindSpeed replaces importlib.metadata.version.
     installation = find_installation()
     context.platform.runtime()
     with bare_command_line():
@@ -84,11 +84,11 @@ def default_arguments() -> dict[str, Any]:
 
 
 def repatch(arguments: Mapping[str, Any], ledger: Ledger) -> bool:
-    """Let MindSpeed apply its patches for these arguments (a complete set), without those of an earlier engine.
+    """Let MindSpeed apply its patches for ``arguments`` (a complete set) and remove those of an earlier engine.
 
-    MindSpeed starts from the objects that it saw first, and so drops later patches of others (mcore-bridge, the
-    ledger). Where MindSpeed's part is the same as before, those patches are restored; elsewhere the ledger applies its
-    patches again. Returns False if the previous engine had the same arguments.
+    MindSpeed starts from the original objects, and so drops patches that others (mcore-bridge, the ledger) have made on
+    top of its own. They are restored where MindSpeed's own patch is the same as before; elsewhere the ledger applies
+    its patches again. Returns False if the previous engine had the same arguments.
 
     Raises:
         PatchError: A change that is not in the ledger would be lost.
@@ -104,7 +104,7 @@ def repatch(arguments: Mapping[str, Any], ledger: Ledger) -> bool:
         del current[key]
     with bare_command_line():
         mindspeed_repatch(dict(arguments))
-    # Features add arguments of their own as they patch.
+    # Features add further arguments while they patch.
     _last[:] = dict(arguments), dict(current)
     changed = [top for top in tops if not top.put_back()]
     ledger.revalidate()
@@ -137,9 +137,9 @@ class _Top(NamedTuple):
 
     Attributes:
         name: The patched target.
-        patch: MindSpeed's record.
-        recipe: What MindSpeed had put there.
-        held: What stood there.
+        patch: MindSpeed's record of its patch.
+        recipe: MindSpeed's replacement and wrappers of the target.
+        held: The object that the target held, with the change.
     """
 
     name: str
@@ -148,7 +148,7 @@ class _Top(NamedTuple):
     held: Any
 
     def put_back(self) -> bool:
-        """Restore it if MindSpeed's part is the same as before; say whether."""
+        """Restore the change if MindSpeed's patch is the same as before; return whether it was."""
         if _recipe(self.patch) != self.recipe:
             return False
         setattr(self.patch.orig_module, self.patch.orig_func_name, self.held)
@@ -156,7 +156,7 @@ class _Top(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether MindSpeed has dropped it."""
+        """Whether MindSpeed has dropped the change."""
         return vars(self.patch.orig_module).get(self.patch.orig_func_name) is self.patch.final_patch_func
 
 

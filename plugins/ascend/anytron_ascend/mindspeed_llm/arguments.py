@@ -28,13 +28,13 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 WITH_EXPERTS = ("qwen3_moe",)
 
 CAUSAL, BAND = 2, 4
-"""``sparse_mode`` of ``npu_fusion_attention`` with the compressed triangle: left-up causal, and a band. Its attention
-takes the latter for packed sequences, whatever the argument says, with a window that nothing reaches over
-(``custom_dot_product_attention.py``)."""
+"""``sparse_mode`` of ``npu_fusion_attention`` with the compressed triangle: left-up causal, and a band.
+MindSpeed-LLM's attention uses the band for packed sequences, whatever the argument says, with a window that is longer
+than any sequence (``custom_dot_product_attention.py``)."""
 
 
 def translate(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmOptions) -> dict[str, Any]:
-    """Translate the configuration into MindSpeed-LLM's arguments, by name; others keep MindSpeed-LLM's defaults.
+    """Translate the configuration into MindSpeed-LLM's arguments, by name; all others keep their defaults.
 
     Raises:
         ConfigError: The engine lacks the model's family or a feature of the run; or ``options.arguments`` sets an
@@ -90,7 +90,7 @@ def _model(model: PretrainedConfig) -> dict[str, Any]:
     if getattr(model, "use_sliding_window", None):
         raise _refusal("sliding-window attention", "model", "its packed attention is causal over whole sequences")
     if getattr(model, "mlp_bias", None) or getattr(model, "attention_bias", None):
-        raise _refusal("biases in linear layers", "model", "its layer specification has none")
+        raise _refusal("biases in linear layers", "model", "its layer specification has no biases")
     if model.hidden_act != "silu":
         raise _refusal(f"the activation function {model.hidden_act}", "model", "its layers are gated by silu")
     heads = model.num_attention_heads
@@ -154,7 +154,7 @@ def _parallel(config: RunConfig, model: PretrainedConfig, options: MindSpeedLlmO
         "make_vocab_size_divisible_by": 1,
         "variable_seq_lengths": True,
         "use_ascend_mc2": options.parallel.ascend_mc2,
-        # How the run is divided into micro-batches is the trainer's; these two only have to be valid.
+        # The trainer divides the run into micro-batches; these two only have to be valid.
         "micro_batch_size": 1,
         "global_batch_size": sizes.data,
     }

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _LOADING_FAILS = (KeyError, AssertionError, RuntimeError, ValueError, OSError, SafetensorError)
-"""What mbridge raises, from various places, when a tensor is missing or has another shape."""
+"""Errors that mbridge raises when a tensor is missing or has another shape."""
 
 VALUE_HEAD = "value_head."
 """Beginning of the names of a critic's head (:class:`anytron_megatron.critic.ValueHead`)."""
@@ -66,11 +66,11 @@ class MindSpeedLlmSource:
     """
 
     attention_heads = None
-    """Its attention is its own: the other checks of ``anytron verify`` cover it."""
+    """Masks and kernels of the platform do not reach the attention; other checks of ``anytron verify`` cover it."""
     vision = None
     fp8 = False
     experts_config = None
-    """Its experts balance their own load, and their routing is not replayed."""
+    """MindSpeed-LLM balances the load of experts itself, and their routing is not replayed."""
 
     def __init__(self, directory: Path, dtype: torch.dtype) -> None:
         self._arguments = get_args()
@@ -187,7 +187,7 @@ class HuggingFaceWeights:
             failure = f"{type(error).__name__}: {error}"
         unfilled = [name for chunk in chunks for name, value in chunk.named_parameters() if value.isnan().any()]
         if not failure and unfilled:
-            failure = f"{len(unfilled)} of the model's parameters got no finite values, {min(unfilled)} for one"
+            failure = f"{len(unfilled)} of the model's parameters were not fully loaded, for example {min(unfilled)}"
         failures: list[str] = [""] * dist.get_world_size()
         dist.all_gather_object(failures, failure)
         if any(failures):
@@ -205,10 +205,9 @@ class HuggingFaceWeights:
 
 
 class _Named:
-    """A model, its parameters named as mbridge names them.
+    """A model whose parameters have the names that mbridge expects, without a critic's head.
 
-    Experts that are computed one by one are numbered like those of one grouped matrix product, and a critic's
-    head is no part of it.
+    Experts that are computed one by one are numbered like the experts of a grouped matrix product.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -19,7 +19,7 @@ LLM_BRANCH = "26.1.0"
 MINDSPEED_BRANCH = f"26.1.0_core_r{MEGATRON}"
 MEGATRON_TAG = f"core_v{MEGATRON}"
 BRANCHES = {"MindSpeed-LLM": LLM_BRANCH, "MindSpeed": MINDSPEED_BRANCH, "Megatron-LM": MEGATRON_TAG}
-"""What the engine was tested with."""
+"""Branches and tags that the engine was tested with."""
 PACKAGES = f"megatron-core=={MEGATRON} mbridge==0.15.1"
 INSTALL = (
     f"run: git clone -b {LLM_BRANCH} https://gitcode.com/Ascend/MindSpeed-LLM "
@@ -41,11 +41,11 @@ class Installation:
 
 
 def find_installation() -> Installation:
-    """Find the three packages, installed or on ``sys.path``.
+    """Find MindSpeed-LLM, MindSpeed and Megatron, installed or on ``sys.path``.
 
     Raises:
-        PlatformError: A package is not installed or not for Megatron 0.12.1; or the Megatron that would be imported is
-            not the distribution that pip has installed, whose version selects patches.
+        PlatformError: A package is not installed or not for Megatron 0.12.1; or the package megatron.core and the
+            distribution megatron-core, whose version selects patches, have different versions.
     """
     folders = {name: _folder(name, module) for name, module in _MODULES.items()}
     found = Installation(

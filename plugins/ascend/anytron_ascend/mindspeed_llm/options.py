@@ -20,11 +20,11 @@ class ModelOptions(Section):
     fused_rotary_embedding: bool = True
     """Rotate with the kernel that MindSpeed compiles with CANN at the first use (``use_fused_rotary_pos_emb``)."""
     fused_swiglu: bool = True
-    """``npu_swiglu`` (``use_fused_swiglu``)."""
+    """Use the kernel ``npu_swiglu`` (``use_fused_swiglu``)."""
     fused_rms_norm: bool = True
-    """``npu_rms_norm`` (``use_fused_rmsnorm``)."""
+    """Use the kernel ``npu_rms_norm`` (``use_fused_rmsnorm``)."""
     softmax_in_fp32: bool = True
-    """Softmax in float32 outside of the fused attention (``attention_softmax_in_fp32``)."""
+    """Compute softmax in float32 outside of the fused attention (``attention_softmax_in_fp32``)."""
 
 
 class ParallelOptions(Section):
@@ -38,16 +38,17 @@ class OptimizerOptions(Section):
     """The optimizer, beyond ``optimizer`` and ``engine.distributed_optimizer``."""
 
     adam: Literal["fused_adamw", "fused_torch_adamw"] = "fused_adamw"
-    """Which implementation of AdamW MindSpeed puts in (``optimizer_selection``)."""
+    """Implementation of AdamW that MindSpeed uses (``optimizer_selection``)."""
 
 
 class RecomputeOptions(Section):
     """Recomputation, beyond ``engine.recompute``."""
 
     method: Literal["uniform", "block"] = "uniform"
-    """With ``engine.recompute=full``: groups of layers, or the first layers of each stage (``recompute_method``)."""
+    """With ``engine.recompute=full``: ``uniform`` = all layers, in groups; ``block`` = the first layers of each
+    pipeline stage (``recompute_method``)."""
     num_layers: int = Field(1, ge=1)
-    """Layers of a group, or how many of a stage (``recompute_num_layers``)."""
+    """Layers in a group (``uniform``), or recomputed layers of a stage (``block``) (``recompute_num_layers``)."""
     activation_function: bool = False
     """Recompute activation functions alone, without ``engine.recompute`` (``recompute_activation_function``)."""
 
@@ -58,10 +59,10 @@ class MoeOptions(Section):
     token_dispatcher: Literal["alltoall", "allgather"] = "alltoall"  # noqa: S105 - no password
     """How tokens reach experts (``moe_token_dispatcher_type``)."""
     grouped_gemm: bool = True
-    """One grouped matrix product for the experts of a rank, which needs bfloat16; off, one after the other
-    (``moe_grouped_gemm``)."""
+    """One grouped matrix product for the experts of a rank, which needs bfloat16; if false, one product after the
+    other (``moe_grouped_gemm``)."""
     fused_permutation: bool = False
-    """``npu_moe_token_permute`` and its inverse (``use_fused_moe_token_permute_and_unpermute``)."""
+    """Use the kernel ``npu_moe_token_permute`` and its inverse (``use_fused_moe_token_permute_and_unpermute``)."""
     aux_loss_coefficient: float = Field(0.0, ge=0.0)
     """Weight of the load-balancing loss; 0 = none, as is usual in reinforcement learning (``moe_aux_loss_coeff``)."""
 
@@ -75,8 +76,8 @@ class MindSpeedLlmOptions(Section):
     recompute: RecomputeOptions = RecomputeOptions()
     moe: MoeOptions = MoeOptions()
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Any other argument of MindSpeed-LLM, by its name with underscores. A name that it does not have, and one
-    that follows from the rest of the configuration, are errors."""
+    """Any other argument of MindSpeed-LLM, by its name with underscores. Unknown names are errors, and so are
+    arguments that follow from other keys of the configuration."""
 
 
 MINDSPEED_LLM = EngineInfo(
@@ -96,8 +97,8 @@ def estimate(run: RunConfig) -> TrainingEstimate:
     """Estimate the memory as for the engine ``megatron``: tensors, split, gradients, optimizer and log-probs are equal.
 
     Raises:
-        ConfigError: ``engine.options.recompute`` keeps other activations than that engine would; or the tensors of the
-            model are not known before it is built.
+        ConfigError: ``engine.options.recompute`` keeps other activations than the engine ``megatron`` would; or the
+            tensors of the model are not known before it is built.
     """
     from anytron_megatron import estimate_training
 
@@ -108,7 +109,7 @@ def estimate(run: RunConfig) -> TrainingEstimate:
             "The memory of this run cannot be estimated.",
             where=", ".join(f"engine.options.recompute.{name}" for name in others),
             why="the activations that these options keep cannot be counted",
-            fix="remove these options and estimate twice: most of them need more memory than engine.recompute=full, "
-            "and all of them need less than engine.recompute=none",
+            fix="remove these options for the estimate: with them, the run needs less memory than with "
+            "engine.recompute=none, and usually more than with engine.recompute=full",
         )
     return estimate_training(run)

@@ -17,7 +17,7 @@ TRITON_IMPORTS = Patch(
     target="mindspeed_llm.ops.triton",
     phase=Phase.BEFORE_IMPORT,
     before="megatron.core",
-    reason="it imports its triton kernels whether a model needs them or not; triton-ascend may be absent",
+    reason="MindSpeed imports triton kernels even if no model needs them, and triton-ascend may be absent",
     upstream="mindspeed/features_manager/megatron_basic/requirements_basic.py, te_adaptation",
     remove_when="MindSpeed imports triton where it uses it",
     install="anytron_ascend.mindspeed.patches:stand_in_for_mindspeed_llm",
@@ -39,8 +39,8 @@ SEQUENCE_ENDS = Patch(
     target="mindspeed_llm.training.utils:recompute_valid_actual_seq_len",
     phase=Phase.BEFORE_BUILD,
     reason=(
-        "it takes a packed sequence of one token for the beginning of padding and joins all that follow it to "
-        "one sequence, whose tokens then see each other"
+        "MindSpeed-LLM takes a packed sequence of one token for the beginning of padding and joins all that follow "
+        "to one sequence, whose tokens then see each other"
     ),
     upstream="mindspeed_llm/training/utils.py, recompute_valid_actual_seq_len",
     remove_when="MindSpeed-LLM's own data loader drops its padding",

@@ -1,4 +1,4 @@
-"""MindSpeed-LLM's process-wide state: arguments, the patches that follow from them, and state that passes leave."""
+"""MindSpeed-LLM's process-wide state: arguments, the patches for them, and what forward passes leave behind."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from anytron.sequences.scopes import ScopeFactory
 
 _installed: list[dict[str, Any]] = []
-"""The translated arguments of each engine that is alive in this process: all the same."""
+"""The translated arguments of each engine that is alive in this process; all are equal."""
 _patched_for: list[dict[str, Any]] = []
-"""The arguments that MindSpeed-LLM has patched for: none or one."""
+"""The arguments for which MindSpeed-LLM's patches are in place, as the only entry; empty if there are no patches."""
 
 
 def import_mindspeed_llm(context: PatchContext) -> Installed:
     """Import MindSpeed-LLM, which patches torch and Megatron for its defaults."""
-    # First of all: MindSpeed answers for importlib.metadata.version afterwards.
+    # Before the import, because MindSpeed replaces importlib.metadata.version.
     found = find_installation()
     context.platform.runtime()
     with bare_command_line():
@@ -40,7 +40,7 @@ def import_mindspeed_llm(context: PatchContext) -> Installed:
 
 
 def install_arguments(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace:
-    """Make ``arguments`` those of this process, and let MindSpeed-LLM apply its patches for them.
+    """Install ``arguments`` in this process, and let MindSpeed-LLM apply its patches for them.
 
     No state of an earlier engine remains: neither its arguments, nor the layer specification that was made
     from them when its module was imported, nor its mask and sequence lengths.
@@ -51,7 +51,7 @@ def install_arguments(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace
 
     Raises:
         EngineError: Another engine with other arguments is alive in this process, or MindSpeed-LLM refuses
-            these.
+            or changes the arguments.
         ConfigError: MindSpeed-LLM has no argument of one of the names.
     """
     wanted = dict(arguments)
@@ -68,7 +68,7 @@ def install_arguments(arguments: Mapping[str, Any], ledger: Ledger) -> Namespace
     if _patched_for != [wanted]:
         from mindspeed_llm.tasks.megatron_adaptor_v2 import repatch
 
-        _patched_for.clear()  # if it fails half-way, nobody's patches are in place
+        _patched_for.clear()  # if it fails half-way, no complete set of patches is in place
         with bare_command_line():
             repatch(dict(vars(full)))
         _patched_for.append(wanted)
@@ -89,7 +89,7 @@ def uninstall_arguments() -> None:
 def layer_specification() -> Any:
     """Return MindSpeed-LLM's specification of a layer for the installed arguments.
 
-    Its module reads them when it is imported, so it is imported again.
+    The specification's module reads the arguments when it is imported, so it is imported again.
     """
     module, name = SPEC
     sys.modules.pop(module, None)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 REFUSED = 161002
-"""``ACLNN_ERR_PARAM_INVALID``: what an entry point answers when its arguments break the contract."""
+"""``ACLNN_ERR_PARAM_INVALID``: the status that an entry point returns when its arguments break the contract."""
 
 CALLS: Counter[str] = Counter()
 """How often each entry point was called, by name."""
@@ -32,7 +32,7 @@ _DTYPES = {
     12: torch.bool,
     27: torch.bfloat16,
 }
-"""``aclDataType`` (acl/acl_base_rt.h)."""
+"""torch dtypes by ``aclDataType`` (acl/acl_base_rt.h)."""
 
 
 class _Tensor(ctypes.Structure):
@@ -109,7 +109,7 @@ _callbacks: list[Any] = []  # ctypes frees a callback together with its object
 
 
 def install(opapi: ctypes.CDLL, runtime: ctypes.CDLL) -> None:
-    """Fill the slots of all entry points; ``runtime`` (libascendcl.so) keeps the text of the last error."""
+    """Bind all entry points of ``opapi`` to Python kernels; ``runtime`` (libascendcl.so) keeps the last error."""
     from anytron_ascend_simulator.kernels import KERNELS
 
     for name, signature in SIGNATURES.items():

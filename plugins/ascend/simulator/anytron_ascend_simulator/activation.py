@@ -28,7 +28,7 @@ class _PyAcl(ModuleType):
         self._soc_name.restype = ctypes.c_char_p
 
     def get_soc_name(self) -> str:
-        """The chip that is simulated."""
+        """Return the name of the simulated chip."""
         return str(self._soc_name().decode())
 
     def __getattr__(self, name: str) -> Any:

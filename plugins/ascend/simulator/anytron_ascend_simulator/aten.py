@@ -58,7 +58,7 @@ FORMULAS: dict[str, Callable[..., object]] = {
     "aten._masked_scale.default": _masked_scale,
     "aten.histc.default": _histc,
 }
-"""By the operator's name; the signatures are aten's."""
+"""Formulas that replace the CPU's operators, by the operator's name; the signatures are aten's."""
 
 KEPT = frozenset(
     {
@@ -88,13 +88,13 @@ KEPT = frozenset(
         "_fused_adamw_",
     }
 )
-"""What stays torch_npu's own: it touches metadata only, copies through the runtime, which checks pointers, or has an
-aclnn kernel here."""
+"""Operators whose torch_npu kernel stays: it touches metadata only, copies through the runtime, which checks pointers,
+or calls an aclnn kernel of the simulator."""
 
 HOST_ARGUMENTS = frozenset(
     {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::copy_"}
 )
-"""Operators that take tensors of the host besides the device's, as torch's do (indices, sources of copies)."""
+"""Operators that accept host tensors together with device tensors, as in torch (indices, sources of copies)."""
 
 CALLS: Counter[str] = Counter()
 """How often each operator ran, by name."""
@@ -107,7 +107,7 @@ class DeviceMismatchError(RuntimeError):
 
 
 def install() -> int:
-    """Replace torch_npu's aten kernels; return how many."""
+    """Replace torch_npu's aten kernels; return the number of replaced kernels."""
     global _library  # noqa: PLW0603 - torch drops the kernels together with this object
     _library = torch.library.Library("aten", "IMPL")
     count = 0

@@ -30,7 +30,7 @@ LIBRARIES = (
     "ascend_protobuf",
     "opapi",
 )
-"""What torch_npu links against or opens, in the order in which they must be loaded."""
+"""Libraries that torch_npu links against or opens, in the order in which they must be loaded."""
 
 
 class SimulatorError(RuntimeError):
@@ -68,8 +68,8 @@ def package_directory(name: str) -> Path:
 def library_directory() -> Path:
     """The directory of the libraries for the installed torch_npu and these sources; it may not exist yet.
 
-    ``ANYTRON_ASCEND_SIMULATOR_DIR``, or a directory under the user's cache; its name follows from the
-    version and the sources, so that stale libraries are never used.
+    It is in ``ANYTRON_ASCEND_SIMULATOR_DIR``, by default in the user's cache; its name contains torch_npu's version
+    and a hash of the sources, so that stale libraries are never used.
     """
     digest = hashlib.sha256(torch_npu_version().encode())
     here = Path(__file__)
@@ -86,7 +86,7 @@ def library_paths() -> list[Path]:
 
 
 _RUNTIME_PREFIXES = ("acl", "rt", "Hccl", "Msprof")
-"""CANN's C functions, by how their names begin."""
+"""Beginnings of the names of CANN's C functions."""
 
 
 def build() -> Path:
@@ -136,7 +136,7 @@ class _Build:
         self._link("ge_runner", self._source("graph_refusals.S", self._graph_refusals()))
 
     def _runtime_refusals(self, runtime: Path) -> str:
-        """Every function of the runtime that torch_npu links against and the simulator lacks answers with an error."""
+        """Write C functions that return an error, for those that torch_npu links against and the simulator lacks."""
         libraries = [*self._torch_npu.glob("_C*.so"), *(self._torch_npu / "lib").glob("*.so")]
         wanted = {name for name in _symbols("--undefined-only", libraries) if name.startswith(_RUNTIME_PREFIXES)}
         missing = sorted(wanted - _symbols("--defined-only", [runtime], dynamic=False))
@@ -145,7 +145,7 @@ class _Build:
         return f'extern "C" {{\n{functions}}}\n'
 
     def _graph_refusals(self) -> str:
-        """The graph compiler's C++ symbols: torch_npu's torch.compile backend has to load, and is never called."""
+        """Define the graph compiler's C++ symbols, so that torch_npu's torch.compile backend loads; none is called."""
         backend = sorted((self._torch_npu / "dynamo" / "torchair" / "core").glob("*.so"))
         # Names alone: versioned symbols (memcpy@GLIBC) are the system's.
         wanted = {name for name in _symbols("--undefined-only", backend) if "@" not in name}
@@ -183,7 +183,7 @@ _NO_EXECUTABLE_STACK = '.section .note.GNU-stack,"",@progbits\n'
 
 
 def _thunks() -> str:
-    """For each entry point, a jump through a slot that Python fills (x86-64)."""
+    """Write, for each entry point, a jump through a pointer (slot) that Python sets (x86-64)."""
     machine = platform.machine()
     if machine != "x86_64":
         raise SimulatorError(f"The simulator's thunks are written for x86_64, and this is {machine}.")

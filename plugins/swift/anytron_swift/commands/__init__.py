@@ -1,1 +1,1 @@
-"""One script for each command of ms-swift, which starts a command by running a file, on several ranks with torchrun."""
+"""One script for each command: ms-swift starts a command by running a file, on several ranks with torchrun."""

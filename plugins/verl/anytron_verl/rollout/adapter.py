@@ -42,7 +42,7 @@ class ServerAdapter(BaseRollout):  # type: ignore[misc]
         """Send all weights to the server, in buckets of ``checkpoint_engine.update_weights_bucket_megabytes``.
 
         Args:
-            weights: The weights; iterating is a collective of all training workers, so that all are read.
+            weights: The weights; iterating is a collective of all training workers, so each worker must read all.
             global_steps: verl's count of updates.
             wire_format: verl's format name, which must be that of whole tensors.
             peft_config: Must be None, because adapters are merged.

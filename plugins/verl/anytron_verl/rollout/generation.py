@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GREEDY_BELOW = 1e-5
-"""The temperature at which vLLM, whose requests these are, takes the likeliest token (``_SAMPLING_EPS``)."""
+"""Temperature below which vLLM takes the likeliest token (``_SAMPLING_EPS``); verl's requests are in vLLM's form."""
 DEFAULTS: dict[str, Any] = {
     "temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0,
     "max_tokens": None, "max_new_tokens": None, "stop_token_ids": None, "ignore_eos": None,
 }  # fmt: skip
-"""What a request may say of sampling, besides ``logprobs`` and ``seed``, and what holds if it does not."""
+"""Sampling parameters that a request may have besides ``logprobs`` and ``seed``, with their defaults."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Generation:
     def __init__(self, rollout: Any, model: Any, device: torch.device) -> None:
         _refuse_settings(rollout, model)
         config = copy.deepcopy(model.hf_config)
-        # verl asks transformers for flash-attn, unless it is told otherwise, which is for its own engines.
+        # verl asks transformers for flash-attn, unless its configuration says otherwise, which is for its own engines.
         built = build_model(config, getattr(torch, rollout.dtype), attn_implementation="sdpa")
         self._model = built.to(device).eval().requires_grad_(requires_grad=False)
         self._device = device
@@ -195,11 +195,11 @@ def _end_tokens(model: Any) -> set[int]:
 
 
 def _refuse_settings(rollout: Any, model: Any) -> None:
-    """Refuse what verl's configuration can say and this rollout cannot do.
+    """Refuse settings of verl that this rollout does not support.
 
     Raises:
-        ConfigError: The first setting of the rollout.
-        EngineError: The model or the dtype.
+        ConfigError: A setting of the rollout is not supported; the error names the first one.
+        EngineError: The model or the dtype is not supported.
     """
     lora = max(model.lora_rank, model.lora.get("rank", 0)) if not model.lora.get("merge", False) else 0
     wrong = {

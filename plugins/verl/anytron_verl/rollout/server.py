@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anytron.engines import Response
 
 ARRIVAL_S = 0.02
-"""A batch begins when no request has arrived for this time: agent loops send theirs one by one."""
+"""A batch begins when no request has arrived for this many seconds: agent loops send requests one by one."""
 
 
 def server_name(replica_rank: int) -> str:
@@ -220,6 +220,6 @@ class TransformersReplica(RolloutReplica):  # type: ignore[misc]
 
 
 def _place(_worker: Any, resource: str) -> tuple[str, list[str]]:
-    """Ray's number of this worker's machine, and its devices."""
+    """Ray's ids of this worker's machine and devices."""
     context = ray.get_runtime_context()
     return context.get_node_id(), context.get_accelerator_ids()[resource]

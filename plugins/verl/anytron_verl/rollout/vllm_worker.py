@@ -28,5 +28,5 @@ class WorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]  # vLL
         self.finish_weight_update()
 
     def _update_weights(self, weights: list[tuple[str, Tensor]], *arguments: Any, **named: Any) -> None:
-        """Copy a bucket: layers load once they have all of theirs, and the next bucket comes in the same memory."""
+        """Load a copy of a bucket: layers wait for all their weights, and the next bucket reuses the memory."""
         super()._update_weights([(name, tensor.clone()) for name, tensor in weights], *arguments, **named)

@@ -21,4 +21,4 @@ KERNELS: dict[str, Callable[..., None]] = {
     **permutation.KERNELS,
     **routing_permutation.KERNELS,
 }
-"""By the name of the entry point."""
+"""Kernels by the name of their entry point."""

@@ -75,7 +75,7 @@ class Sparsity:
             raise ContractError("the compressed mask is the upper triangle without diagonal, 1 = masked")
 
     def masked(self, queries: int, keys: int, sequence: int = 0, sequences: int = 1) -> Tensor | None:
-        """Masked pairs of one sequence of a packed batch: bool ``[Sq, Skv]`` or ``[*, *, Sq, Skv]``; None = none."""
+        """Masked pairs of one sequence of a packed batch: bool ``[Sq, Skv]`` or ``[*, *, Sq, Skv]``; None = no mask."""
         if self.mask is None:
             return None
         if self.mode in (0, 1):
@@ -121,7 +121,7 @@ negative number to all scores of such a row, and its softmax is uniform over all
 
 @dataclass(frozen=True)
 class Attributes:
-    """The arguments that are not tensors, in their order."""
+    """The arguments that are not tensors, in the operator's order."""
 
     scale: float
     keep_prob: float
@@ -141,7 +141,7 @@ class Piece:
         query: float32 ``[..., N, Sq, D]``.
         key: float32 ``[..., Nkv, Skv, D]``.
         value: float32 ``[..., Nkv, Skv, Dv]``.
-        masked: bool, broadcastable to ``[..., N, Sq, Skv]``; None = nothing is.
+        masked: bool, broadcastable to ``[..., N, Sq, Skv]``; None = nothing is masked.
         kept: bool ``[..., N, Sq, Skv]``, True = dropout keeps the pair; None = no dropout.
         rows: Rows of the queries in dimension 0 (TND).
         columns: Rows of the keys in dimension 0 (TND).
@@ -157,7 +157,7 @@ class Piece:
 
 
 class Attention:
-    """One call: arguments checked, and cut into pieces.
+    """One call of the operator: its arguments, checked and cut into pieces.
 
     Args:
         query: Queries, in the layout of ``attributes``.

@@ -48,7 +48,7 @@ def _forward(piece: Piece, attention: Attention) -> tuple[Tensor, Tensor, Tensor
 def _backward(
     piece: Piece, attention: Attention, cotangent: Tensor, output: Tensor, maximum: Tensor, total: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients from the *given* softmax statistics and output, on which ring attention relies; of sinks ``[N]``."""
+    """Gradients from the *given* softmax statistics and output, as ring attention needs; that of sinks is ``[N]``."""
     scores, values = _scores(piece, attention)
     group = piece.query.size(-3) // piece.key.size(-3)
     total = total.clamp_min(TINY)
@@ -72,7 +72,7 @@ def _backward(
 
 
 def _attend(attention: Attention, outputs: tuple[Tensor, ...]) -> None:
-    """Compute ``softmax_max``, ``softmax_sum``, nothing, and the output."""
+    """Write ``softmax_max``, ``softmax_sum`` and the output; the third of the four ``outputs`` is not written."""
     maximum, total, _, output = outputs
     for tensor in (maximum, total, output):
         tensor.zero_()  # rows behind the last sequence of a packed batch

@@ -62,7 +62,7 @@ HALF, INTERLEAVED = 0, 1
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
-    """``npu_rotary_mul``."""
+    """Rotate as ``npu_rotary_mul`` does."""
     if mode == HALF:
         first, second = x.chunk(2, -1)
         rotated = torch.cat((-second, first), -1)
@@ -100,9 +100,9 @@ def _rotary_grad(
 
 
 ROWS, REDUCED = 0, 2
-"""``group_type``."""
+"""Values of ``group_type``."""
 SUMS, COUNTS = 0, 1
-"""``group_list_type``."""
+"""Values of ``group_list_type``."""
 
 
 def _grouped_matmul(*arguments: Any) -> None:

@@ -99,7 +99,7 @@ def _unpermute_grad(
     permuted_grad: Tensor,
     probs_grad: Tensor | None,
 ) -> None:
-    """``[N, H]`` -> ``[N * K, H]``, and ``[N, K]`` for ``probs``; only these need the permuted tokens."""
+    """``[N, H]`` -> ``[N * K, H]``, and ``[N, K]`` for ``probs``, which needs the permuted tokens."""
     rows = permuted_grad.size(0)
     top_k = _check_unpermute(tokens_grad.dtype, rows, sorted_indices, probs, padded_mode, restore_shape)
     expected = (sorted_indices.numel() // top_k, permuted_grad.size(1))
@@ -124,7 +124,7 @@ def _check_unpermute(
     padded_mode: bool,
     restore_shape: list[int] | None,
 ) -> int:
-    """Return K."""
+    """Check the arguments of unpermuting and of its gradient; return K."""
     require(not padded_mode, "padded_mode is not supported")
     require(restore_shape in (None, _NO_SHAPE), f"restore_shape {restore_shape}: only None is supported")
     require(dtype in FLOATS, f"tokens are {dtype}: float16, bfloat16 or float32")

@@ -61,7 +61,7 @@ def _permute_grad(
     tokens_grad: Tensor,
     probs_grad: Tensor | None,
 ) -> None:
-    """Sum gradients over a token's copies, to ``[N, H]``; bring those of probs to ``[N, E]``, 0 where the map is 0."""
+    """Sum gradients over a token's copies, to ``[N, H]``; scatter gradients of probs to ``[N, E]``."""
     require(not drop_and_pad, "drop_and_pad is not modelled")
     require(tuple(routing_map.shape) == (count, experts), f"routing_map {tuple(routing_map.shape)}: {(count, experts)}")
     top_k = permuted_grad.size(0) // count
@@ -85,7 +85,7 @@ def _unpermute(
     permuted_token_id: Tensor,
     permuted_probs: Tensor | None,
 ) -> None:
-    """``[N * K, H]`` -> ``[N, H]``: the sum over a token's copies, each by its probability if there are any."""
+    """``[N * K, H]`` -> ``[N, H]``: the sum over a token's copies, weighted by ``probs`` if given."""
     require(not drop_and_pad, "drop_and_pad is not modelled")
     require(permuted.size(1) == restore_shape[1], f"restore_shape {restore_shape} for rows of {permuted.size(1)}")
     weighted = permuted.float()
@@ -112,9 +112,9 @@ def _unpermute_grad(
     permuted_grad: Tensor,
     probs_grad: Tensor | None,
 ) -> None:
-    """Bring gradients to a token's copies, ``[N * K, H]``; compute those of probs, ``[N, E]``, 0 where the map is 0.
+    """Copy gradients to a token's copies, ``[N * K, H]``; compute gradients of probs, ``[N, E]``, 0 where the map is 0.
 
-    Without ``drop_and_pad`` ``sorted_indices`` stand in the places of ``out_index`` and ``permuted_token_id``.
+    Without ``drop_and_pad``, ``sorted_indices`` are passed as ``out_index`` and as ``permuted_token_id``.
     """
     require(not drop_and_pad, "drop_and_pad is not modelled")
     rows = permuted_grad.size(0)
@@ -135,7 +135,7 @@ def _unpermute_grad(
 
 
 def _holders(routed: Tensor) -> Tensor:
-    """Whose copy each row is: int64 ``[N * K]``."""
+    """The token of which each permuted row is a copy: int64 ``[N * K]``."""
     return routed.T.nonzero()[:, 1]
 
 
@@ -155,7 +155,7 @@ def _scatter(target: Tensor, routed: Tensor, values: Tensor) -> None:
 
 
 def _check_map(routing_map: Tensor, count: int, top_k: int) -> Tensor:
-    """The map as bool."""
+    """Check a routing map; return it as bool."""
     require(routing_map.dtype in (torch.bool, torch.int8), f"routing_map is {routing_map.dtype}: bool or int8")
     require(
         routing_map.dim() == 2 and routing_map.size(0) == count,
@@ -171,7 +171,7 @@ def _check_map(routing_map: Tensor, count: int, top_k: int) -> Tensor:
 
 
 def _check_positions(sorted_indices: Tensor, rows: int, count: int) -> int:
-    """Return K."""
+    """Check ``sorted_indices``; return K."""
     require(not bool((sorted_indices == -1).any()), "-1 in sorted_indices is not modelled")
     check_permutation(sorted_indices)
     require(sorted_indices.numel() == rows, f"{sorted_indices.numel()} sorted_indices for {rows} permuted tokens")
