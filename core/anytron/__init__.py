@@ -11,8 +11,8 @@ For authors of platforms and of other plugins::
         @hookimpl
         def attention_kernel(self, spec): ...
 
-Importing this package imports no other module. ``python -m anytron`` imports it while the current directory is still
-first on ``sys.path``, where a file could take the place of a module of the standard library.
+Importing this package imports no other module, because ``python -m anytron`` imports it while the current directory is
+still first on ``sys.path``: a file there could take the place of a module of the standard library.
 """
 
 TYPE_CHECKING = False  # the constant of typing, without importing it

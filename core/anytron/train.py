@@ -1,4 +1,4 @@
-"""Opens the plugins and the platform of a device, for programs that bring their own trainer."""
+"""Public names for programs with their own trainer: functions that open the plugins and platform of a device."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The checks of `anytron verify` and of `anytron doctor`, for other trainers."""
+"""Public names for programs with their own trainer: the checks of `anytron verify` and of `anytron doctor`."""
 
 from typing import TYPE_CHECKING
 

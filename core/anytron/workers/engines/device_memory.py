@@ -22,8 +22,8 @@ class MemoryUse:
     """Device memory of one process, in bytes.
 
     Attributes:
-        peak: Most bytes that were allocated since the last query, or since the process began.
-        released: Bytes that were returned to the device.
+        peak: Peak of allocated bytes since the peak was last read, or since the process began.
+        released: Bytes that the process has returned to the device.
     """
 
     peak: int
@@ -31,7 +31,7 @@ class MemoryUse:
 
 
 class Parked:
-    """Storages that are empty until :meth:`take_back`.
+    """Tensors whose storages are empty until :meth:`take_back`.
 
     Args:
         kept: Tensors whose values are needed again: they are copied to the host.
@@ -72,7 +72,7 @@ class Parked:
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:
-    """The storages of tensors, by address: each once, however many tensors share it, and none that is empty."""
+    """Return the storages of tensors by address, without empty ones; a shared storage is returned once."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {storage.data_ptr(): storage for storage in storages if storage.nbytes()}
 

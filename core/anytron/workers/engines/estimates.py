@@ -1,4 +1,4 @@
-"""What an engine estimates from a configuration alone: device memory, and the operations that training needs."""
+"""Estimates from a configuration alone: device memory, and the floating-point operations of training."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from anytron.config.schema import RunConfig
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
-"""Of one number, by ``model.dtype``."""
+"""Bytes of one number, by ``model.dtype``."""
 Phase = Literal["training", "generation", "scoring"]
-"""``scoring``: a reward model reads responses, between the other two."""
+"""Phases of a step. In ``scoring``, between generation and training, a reward model scores the responses."""
 When = Literal["always"] | Phase
-"""``always``: from the start to the end; otherwise only in that phase."""
+"""When memory is in use: ``always``, or only in one phase of each step."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class EstimatesTraining(Protocol):
     """The type of a training engine's ``EngineInfo.memory``: the function that estimates a rank's memory."""
 
     def __call__(self, run: RunConfig) -> TrainingEstimate:
-        """Estimate, from the configuration alone.
+        """Estimate a rank's memory from the configuration alone.
 
         Raises:
             ConfigError: The sizes of the model are not known.
@@ -70,11 +70,11 @@ class EstimatesTraining(Protocol):
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A device, as far as an estimate depends on it.
+    """The facts about a device on which an estimate of memory depends.
 
     Attributes:
-        total: Bytes; None = not known.
-        accelerator: Whether it is an accelerator; False = the CPU, which uses the machine's memory.
+        total: Size of the device's memory in bytes; None = not known.
+        accelerator: Whether the device is an accelerator; False = the CPU, which uses the machine's memory.
     """
 
     total: int | None
@@ -85,17 +85,17 @@ class EstimatesRollout(Protocol):
     """The type of a rollout engine's ``EngineInfo.memory``: the function that estimates a replica's memory."""
 
     def __call__(self, run: RunConfig, training: TrainingEstimate, device: DeviceMemory) -> Sequence[MemoryPart]:
-        """Estimate what a replica takes of one device.
+        """Estimate the memory that a replica takes on one device.
 
         Args:
             run: The configuration.
-            training: The model's sizes.
-            device: Where it lies.
+            training: Estimate of the training engine, which has the model's sizes.
+            device: The replica's device.
         """
 
 
 def peak(parts: Sequence[MemoryPart]) -> int:
-    """Return the peak in bytes: the parts that are ``always`` there, plus the largest phase."""
+    """Return the peak in bytes: the parts that are ``always`` there, plus the parts of the largest phase."""
 
     def held(when: When) -> int:
         return sum(part.size for part in parts if part.when == when)
@@ -120,7 +120,7 @@ def key_value_elements(config: Mapping[str, Any]) -> int:
 
 
 def readable(size: float) -> str:
-    """Write a number of bytes for people, in GiB or MiB."""
+    """Format a number of bytes for display, in GiB or MiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
 
 
@@ -138,7 +138,10 @@ class AttentionLayers:
     window: int | None = None
 
     def pairs(self, length: int) -> float:
-        """Count the attended pairs (query, key) of a sequence: n^2 / 2, as a token's pair with itself counts half."""
+        """Count the attended (query, key) pairs of a sequence of ``length`` tokens.
+
+        Without a window these are length^2 / 2, because a token's pair with itself counts half.
+        """
         if self.window is None or self.window >= length:
             return length**2 / 2
         return self.window * length - self.window**2 / 2
@@ -146,7 +149,7 @@ class AttentionLayers:
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """The size of a model's computation for a token, and the floating-point operations of its updates.
+    """The sizes of a model that determine the floating-point operations of an update.
 
     A pass forward and backward through a matrix takes 6 operations for each of its numbers and each token: a
     multiplication and an addition in the forward pass, twice as many in the backward pass, for the gradient of the

@@ -1,7 +1,7 @@
 """The protocols of rollout engines, and their inputs and outputs.
 
-As with :mod:`anytron.workers.engines.training_engine`: every engine implements :class:`RolloutEngine`, and each
-optional ability is a separate protocol and capability.
+Every engine implements :class:`RolloutEngine`. As with :mod:`anytron.workers.engines.training_engine`, each optional
+ability is a separate protocol, and a capability that the engine declares.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PromptInputs:
 
     Attributes:
         tokens: Token ids, at least one; each image token is repeated once for each embedding of its image.
-        images: The prompt's images; None without.
+        images: The prompt's images; None if it has no images.
     """
 
     tokens: tuple[int, ...]
@@ -42,7 +42,12 @@ class PromptInputs:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample; fields as in ``rollout`` of the configuration, token ids resolved."""
+    """Sampling parameters: the keys of the same names in the section ``rollout``, and token ids.
+
+    Attributes:
+        end_token_ids: Tokens that end a response.
+        pad_token_id: Token in padding slots.
+    """
 
     max_new_tokens: int
     min_new_tokens: int = 0
@@ -84,9 +89,9 @@ class GenerationRequest:
         id: Number that the driver assigns, unique among the requests that an engine holds.
         prompt: The prompt.
         sampling: Sampling parameters.
-        seed: Seed of this response alone, in ``[0, 2**63)``: its tokens depend neither on other requests of its
-            batch nor, among engines of one kind, on the engine. (Rounding differs between batches of different
-            shapes, which changes about one token in a million.)
+        seed: Seed of this response alone, in ``[0, 2**63)``: the response's tokens depend neither on other
+            requests of its batch nor on which of several replicas generates it. (Rounding differs between batches of
+            different shapes, which changes about one token in a million.)
     """
 
     id: int
@@ -97,7 +102,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class Response:
-    """One response: a turn, as engines make it, or several turns with the tokens of an environment in between.
+    """One response: a single turn, as engines return it, or several turns with an environment's tokens in between.
 
     Attributes:
         tokens: All ids after the prompt, the end token included if there is one; may be empty.
@@ -105,12 +110,12 @@ class Response:
             suppression of end tokens; 0 for tokens of an environment. They are rounded to float32.
         stop_reason: ``stop`` = an end token, a stop string or the environment ended it, ``length`` = a limit of length
             or of turns did, ``abort`` = :meth:`RolloutEngine.abort` did.
-        versions: Version of the weights that generated each token of the model.
+        versions: For each token that the model wrote: version of the weights that generated it.
         routing: The experts of each token of prompt and response except the last (:class:`RoutingShape`), on
-            the host, up to the last turn; tokens that an environment wrote after that have no routing. None unless
+            the host. Tokens that an environment wrote after the model's last turn have no routing. None unless
             ``rollout.replay_routing`` is set.
-        response_mask: For each token, whether the model wrote it; None = it wrote all of them.
-        environment: The environment's outcome; None without one.
+        response_mask: For each token, whether the model wrote it; None = the model wrote all of them.
+        environment: The environment's outcome; None = no environment took part.
     """
 
     tokens: Sequence[int]
@@ -135,7 +140,7 @@ class Response:
 
     @property
     def finished(self) -> bool:
-        """Whether the response is complete, and not cut off by a limit."""
+        """Whether the response is complete: neither cut off by a limit nor aborted."""
         return self.stop_reason == "stop"
 
 
@@ -153,8 +158,8 @@ class RolloutEngine(Protocol):
         """Generate until a response has finished or about the given time is over.
 
         Returns:
-            Number and response of each request that has finished since the last poll; each is returned once. If there
-            are no requests, the result is empty and returned at once.
+            Id and response of each request that has finished since the last poll; each is returned once. If the engine
+            holds no requests, it returns an empty list at once.
 
         Raises:
             EngineError: No weights have been loaded.
@@ -164,10 +169,10 @@ class RolloutEngine(Protocol):
         """Cancel requests.
 
         Args:
-            ids: Numbers of the requests; None = all that the engine holds. Unknown numbers are ignored.
+            ids: Ids of the requests; None = all that the engine holds. Unknown ids are ignored.
 
         Returns:
-            Their responses so far, with the stop reason ``abort``.
+            Id of each cancelled request, and its response so far with the stop reason ``abort``.
         """
 
     def load_weights(self, origin: WeightOrigin) -> int:
@@ -179,7 +184,7 @@ class RolloutEngine(Protocol):
         Responses in progress continue with the new weights.
 
         Raises:
-            EngineError: A tensor is missing, unknown, or of another shape.
+            EngineError: A tensor is missing or unknown, or its shape is not the model's.
             TransferError: The weights did not arrive as they were sent.
         """
 
@@ -215,7 +220,7 @@ class ComparableRollout(RolloutEngine, Protocol):
         """Compare the weights in use with sent weights, bit for bit, without changing them.
 
         Args:
-            origin: The weights to compare with, which are cast as :meth:`load_weights` does.
+            origin: The weights to compare with; they are cast as :meth:`load_weights` casts them.
 
         Returns:
             Names of the weights that differ, or exist on one side only.
@@ -239,20 +244,21 @@ class ObservableRollout(RolloutEngine, Protocol):
     """A rollout engine whose logits can be compared with those of other engines: capability ``observation``."""
 
     def logits(self, sequences: Sequence[PromptInputs]) -> list[Tensor]:
-        """Compute whole logits of given sequences, each by itself and without padding.
+        """Compute the logits of given sequences over the whole vocabulary, each by itself and without padding.
 
         Returns:
-            float32 ``[L, V]`` host tensors, row t after token t, not divided by a temperature. Any constant may be
-            added to a row: an engine may return the log-softmax.
+            For each sequence a float32 ``[L, V]`` host tensor. Row t holds the logits *after* token t, not divided by a
+            temperature. Any constant may be added to a row: an engine may return the log-softmax.
         """
 
 
 @dataclass(frozen=True)
 class RoutingShape:
-    """The experts to which a model sends tokens: a rollout engine reports them, and a training engine repeats them.
+    """Shape of the routing, the experts to which a model sends tokens.
 
-    The routing has one row for each token of prompt and response *but the last*: no engine computes the last token of a
-    sequence, and no loss depends on its experts. Legend: T tokens, L mixture-of-experts layers, K experts of a token.
+    A rollout engine records the routing, and a training engine repeats it. The routing has one row for each token of
+    prompt and response *but the last*: no engine computes the last token of a sequence, and no loss depends on its
+    experts. Legend: T tokens, L mixture-of-experts layers, K experts of a token.
 
     Attributes:
         layers: L, number of layers with a router; they are in the model's order.
@@ -280,8 +286,11 @@ class RoutingShape:
             return None
         low, high = (int(value) for value in routing.aminmax())
         if low < 0 or high >= self.experts:
-            return f"its routing names expert {high if high >= self.experts else low} of {self.experts}"
+            return (
+                f"its routing names expert {high if high >= self.experts else low}, but experts are numbered from 0 to "
+                f"{self.experts - 1}"
+            )
         ordered = routing.sort(-1).values
         if bool((ordered[..., 1:] == ordered[..., :-1]).any()):
-            return "its routing sends a token to one expert twice"
+            return "its routing sends a token to the same expert twice"
         return None

@@ -1,6 +1,6 @@
 """Sampling for engines that generate with their own loop, batch by batch.
 
-This module queues requests, draws the next token of each row with random numbers of its response alone, returns its
+This module queues requests, draws the next token of each row with a random number of the row's response, returns its
 log-prob, and finds stop strings. A random number is a hash of the response's seed and the token's position, so that
 there is no generator state that batches would share.
 
@@ -31,8 +31,8 @@ class TokenDraws:
     distribution exists at a time.
 
     Args:
-        sampling: How to sample.
-        seeds: Each row's seed, B of them.
+        sampling: Sampling parameters.
+        seeds: Seed of each row, B numbers.
     """
 
     def __init__(self, sampling: SamplingParams, seeds: Sequence[int]) -> None:
@@ -47,7 +47,7 @@ class TokenDraws:
             self._warpers.append(TopPLogitsWarper(sampling.top_p))
 
     def __call__(self, logits: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Draw.
+        """Draw the next token of each row.
 
         Args:
             logits: float32 ``[B, V]``.
@@ -72,7 +72,7 @@ class TokenDraws:
 
 
 def uniform_numbers(seeds: Sequence[int], position: int | Tensor) -> Tensor:
-    """Return each row's number for a position: output ``position`` of the SplitMix64 generator of its seed.
+    """Return a random number for each row: output ``position`` of the SplitMix64 generator with the row's seed.
 
     G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014); the constants are those of
     java.util.SplittableRandom. Computed on the host, so that all devices draw the same.
@@ -92,7 +92,7 @@ def uniform_numbers(seeds: Sequence[int], position: int | Tensor) -> Tensor:
 
 
 def _signed(value: int) -> int:
-    """Return the int64 of the same 64 bits: torch multiplies those modulo 2**64, and unsigned ones hardly at all."""
+    """Return the int64 with the same 64 bits: torch multiplies int64 modulo 2**64, and hardly supports uint64."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -120,14 +120,14 @@ def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
 
 
 STRIPPED_TOKENS = 2
-"""Tokens decoded before the longest stop string: SentencePiece decoders strip a leading space."""
+"""Tokens decoded in addition, before the longest stop string: SentencePiece decoders strip a leading space."""
 
 
 class StopStrings:
     """Decides whether a response ends with a stop string.
 
     It searches the decoded tail of a response. (transformers' ``StopStringCriteria`` derives a table from the
-    vocabulary instead, and fails on tokenizers that lack one of their letters.)
+    vocabulary instead, and fails on tokenizers that cannot encode the letters a to f.)
 
     Args:
         strings: The stop strings, at least one.
@@ -161,7 +161,7 @@ class RequestQueue:
         self._requests.sort(key=lambda request: -len(request.prompt.tokens))
 
     def take(self, count: int) -> list[GenerationRequest]:
-        """Take the next batch: ``count`` requests at most with equal sampling parameters; empty if there are none."""
+        """Take the next batch: at most ``count`` requests, all with equal sampling parameters; empty if none wait."""
         if not self._requests:
             return []
         sampling = self._requests[0].sampling

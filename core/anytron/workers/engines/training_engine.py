@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 ScoringRole = Literal["policy", "reference", "teacher"]
 UpdatedModel = Literal["policy", "critic"]
 Additions = Literal["none", "prediction", "all"]
-"""What an engine adds to a loss: nothing; the loss of multi-token prediction modules, with its coefficient; all that an
-update has, as routers' balance."""
+"""Losses that an engine adds to the given one: ``prediction`` = the loss of multi-token prediction modules, times its
+coefficient; ``all`` = all losses that an update adds, such as the load-balancing loss of routers."""
 VALUE_HEAD_FILE, VALUE_HEAD = "value_head.safetensors", "value_head.weight"
-"""What a critic's directory has beside its trunk: one float32 tensor ``[1, H]``."""
+"""In a critic's directory, beside its trunk: the file of the value head, and the name of its one tensor, float32
+``[1, H]`` (H = hidden size)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Topology:
         dp_size: Number of data-parallel replicas.
         reports: True on the one rank of each replica whose results are used (last pipeline stage, first
             tensor- and context-parallel rank).
-        micro_batch_multiple: The engine takes a multiple of this many micro-batches in a pass.
+        micro_batch_multiple: The number of micro-batches in a pass must be a multiple of this.
         replays_scoring: Whether updates repeat the routing that scoring of the policy has recorded
             (``TokenOutputs.routing``); the policy must then be scored before every update.
         rollout_routing: Required shape of the rollout's routing (``RaggedBatch.routing``), which updates and scoring of
@@ -59,12 +60,12 @@ class Topology:
 
 @dataclass(frozen=True)
 class Conformance:
-    """How far a platform's masks and kernels are from the definition.
+    """How far a platform's masks and attention kernels are from the definition of attention.
 
     Attributes:
-        difference: The largest difference: of a kernel's values and gradients, relative to the largest one, or 1 for
-            each pair of tokens that a mask wrongly includes or hides.
-        tolerance: Largest difference allowed.
+        difference: Largest difference of a kernel's values and gradients, relative to the largest value or gradient;
+            or the number of token pairs that are wrongly attended or hidden, if that is larger.
+        tolerance: Largest ``difference`` allowed.
         detail: Description of what was compared.
     """
 
@@ -84,7 +85,7 @@ class TrainingEngine(Protocol):
 
         Args:
             micro_batches: As :meth:`anytron.sequences.batch.RaggedBatch.for_scoring` returns them.
-            role: The model.
+            role: The model that scores.
 
         Returns:
             One entry per micro-batch on reporting ranks (host tensors), None elsewhere. For the policy the entries
@@ -115,22 +116,23 @@ class TrainingEngine(Protocol):
         """Write a complete Hugging Face model directory (without tokenizer and processor)."""
 
     def describe(self) -> Mapping[str, Any]:
-        """Return facts for the run's records: ``device``, ``patches`` of this process, and ``kernels`` by supplier.
+        """Return facts for the run's records: ``device``, ``patches`` of this process, and ``kernels``.
 
         ``kernels`` is the result of :meth:`anytron.device.hooks.facade.Hooks.suppliers`, and the optional
-        ``kernel_descriptions`` is the result of ``Hooks.kernel_descriptions``. ``peak_flops`` is the result of
-        :meth:`anytron.device.platform.Platform.peak_flops` as a mapping; without it there is no ``throughput/mfu``.
+        ``kernel_descriptions`` is the result of ``Hooks.kernel_descriptions``. The optional ``peak_flops`` is the
+        result of :meth:`anytron.device.platform.Platform.peak_flops` as a mapping; without it there is no metric
+        ``throughput/mfu``.
         """
 
     def close(self) -> None:
-        """Release what the engine holds; another may be built in this process afterwards."""
+        """Release the engine's resources; another engine may be built in this process afterwards."""
 
 
 class CriticEngine(TrainingEngine, Protocol):
     """A training engine that also trains the critic of PPO: capability ``critic``. Used only in runs with a critic."""
 
     def values(self, micro_batches: Sequence[RaggedBatch]) -> list[Tensor] | None:
-        """Ask the critic for its values, without gradients.
+        """Compute the critic's values, without gradients.
 
         Returns:
             float32 ``[T]`` for each micro-batch on reporting ranks (host tensors), None elsewhere. Entry t is the
@@ -141,7 +143,7 @@ class CriticEngine(TrainingEngine, Protocol):
         """Do one optimizer update of the critic. Arguments and results as in :meth:`TrainingEngine.update`."""
 
     def save_critic(self, path: str) -> None:
-        """Write the critic, so that ``critic.path`` can name the directory: its trunk as a model, and its value head.
+        """Write the critic's trunk, as a Hugging Face model, and its value head to a directory for ``critic.path``.
 
         The head is :data:`VALUE_HEAD` in the file :data:`VALUE_HEAD_FILE`.
         """
@@ -214,12 +216,12 @@ class OffloadingEngine(TrainingEngine, Protocol):
         """Move the parts that ``engine.offload`` names from the device to the host. A collective.
 
         ``export_weights`` works while they are offloaded. Any other call that needs them first brings them back, bit
-        for bit; gradients, which no update needs from the previous one, come back as zeros.
+        for bit, except gradients: they come back as zeros, because no update needs the previous update's gradients.
         """
 
 
 class GeneratingEngine(TrainingEngine, Protocol):
-    """A training engine that generates with the weights that it trains, for a rollout engine that is ``part_of`` it.
+    """A training engine that generates with the weights that it trains (``EngineInfo.part_of`` of a rollout engine).
 
     For the driver, its ranks together are one :class:`~anytron.workers.engines.rollout_engine.RolloutEngine` without
     weights to load. Generation has no effect on training.
@@ -232,10 +234,10 @@ class GeneratingEngine(TrainingEngine, Protocol):
         """Generate, as a rollout engine's ``poll`` does; each reporting rank returns the responses of its replica."""
 
     def abort(self, ids: Sequence[int] | None = None) -> list[tuple[int, Response]]:
-        """Cancel requests, as a rollout engine's ``abort`` does; one of the ranks returns the responses so far."""
+        """Cancel requests, as a rollout engine's ``abort`` does; only one of the ranks returns the responses so far."""
 
     def weights_version(self) -> int:
-        """Return the version of the weights for the next response: their number of completed optimizer updates."""
+        """Return the version of the current weights: the number of completed optimizer updates."""
 
 
 class ObservableEngine(TrainingEngine, Protocol):
@@ -245,9 +247,9 @@ class ObservableEngine(TrainingEngine, Protocol):
     """
 
     def logits(self, micro_batch: RaggedBatch) -> Tensor | None:
-        """Compute the policy's whole logits, without gradients, to compare them with another computation.
+        """Compute the policy's logits over the whole vocabulary, without gradients, to compare them.
 
-        For small micro-batches only: whole logits need much memory, and training never makes them.
+        For small micro-batches only: these logits need much memory, and training never makes them.
 
         Args:
             micro_batch: The micro-batch, the same on every rank.
@@ -323,7 +325,7 @@ class NonFinite:
         size: How many numbers the tensor has.
         micro_batch: Number of the micro-batch, from 0.
         sequence: Position of the sequence in the micro-batch; None if the tensor has no entry for each token.
-        token: Position of the token in its sequence; None like ``sequence``.
+        token: Position of the token in its sequence; None if ``sequence`` is None.
     """
 
     place: str
@@ -374,4 +376,4 @@ class RewardModelEngine(Protocol):
         """Return facts for the run's records, as :meth:`TrainingEngine.describe` does."""
 
     def close(self) -> None:
-        """Release what the engine holds; another may be built in this process afterwards."""
+        """Release the engine's resources; another engine may be built in this process afterwards."""

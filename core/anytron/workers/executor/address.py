@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SCHEME = "anytron"
-"""Of the ``init_method`` of ranks on several machines. torch's own ``tcp`` listens on every address of rank 0's."""
+"""Scheme of the ``init_method`` of ranks on several machines. torch's ``tcp`` listens on all addresses of a machine."""
 WAITING = 4096
 """Connections that may wait to be accepted: all ranks connect at once. The kernel lowers it to ``somaxconn``."""
 
@@ -42,7 +42,8 @@ class Stores:
 
         Raises:
             WorkerError: This machine does not have the address.
-            ResourceError: No file can be opened any more.
+            ResourceError: No file descriptor is left for a port.
+            OSError: No file can be made in memory.
         """
         if address is None:
             self._descriptors.append(os.memfd_create("anytron-store"))
@@ -74,11 +75,11 @@ def register() -> None:
 
 
 def _meet(url: str, **settings: Any) -> Iterator[tuple[Any, int, int]]:
-    """Handle a rendezvous as ``torch.distributed.rendezvous`` asks for it: yield the store, this rank, all ranks.
+    """Handle a rendezvous for ``torch.distributed.rendezvous``: yield the store, this rank, and the number of ranks.
 
     Args:
-        url: With rank and number of ranks in its query.
-        settings: ``timeout``, of the store.
+        url: The ``init_method``, with rank and number of ranks in its query.
+        settings: Settings of the store: ``timeout``.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # of torch's C++
 
@@ -96,10 +97,10 @@ def _meet(url: str, **settings: Any) -> Iterator[tuple[Any, int, int]]:
 
 
 def _bound(address: str, port: int) -> socket.socket:
-    """Take a port of one address; 0: a free one.
+    """Bind a socket to a port of one address; port 0 = a free port.
 
-    Other processes of this user can take it too, if they ask for it in this way, and nothing else can. So rank 0 finds
-    the port free that was chosen for it.
+    Only processes of this user can bind the same port too, and only with SO_REUSEPORT as here. So rank 0 can bind the
+    port that the driver has chosen and keeps bound.
     """
     taken = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:

@@ -31,16 +31,17 @@ if TYPE_CHECKING:
     from anytron.workers.executor.protocol import GroupSpec, Host, Pending
 
 SPIN_COUNT = "30000"
-"""How long GNU OpenMP's threads spin for new work, unless the user says: a tenth of its default.
+"""Value of ``GOMP_SPINCOUNT``, unless the user sets it: how long GNU OpenMP's threads spin while they wait for work.
 
-Ranks and the rollout process take turns on the same processors: with the default, the threads of the one that
-has just finished spin for milliseconds on the cores of the next (12% of a step of examples/grpo_sort.yaml).
+It is a tenth of OpenMP's default. Ranks and the rollout process take turns on the same processors: with the default,
+the threads of a process that has just finished spin for milliseconds on the cores that the next process needs (12% of
+a step of examples/grpo_sort.yaml).
 """
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
-"""When glibc takes memory from the system and gives it back, in bytes, unless the user says.
+"""Thresholds in bytes at which glibc takes memory from the system and gives it back, unless the user sets them.
 
-It raises both by itself, to these at most, once larger blocks were freed. Until then each update takes all memory for
-its activations from the system anew, page by page, whose zeroing costs a tenth of its time on processors.
+glibc itself raises both thresholds, at most to these values, once larger blocks have been freed. Until then each update
+takes all memory for its activations from the system anew; on CPUs, zeroing the pages takes a tenth of its time.
 """
 _GET_FLAGS, _GET_ADDRESS, _LOOPBACK = 0x8913, 0x8915, 0x8
 """``SIOCGIFFLAGS``, ``SIOCGIFADDR`` and ``IFF_LOOPBACK`` of Linux's net/if.h."""
@@ -72,7 +73,7 @@ class BaseExecutor(abc.ABC):
         """Start one process per rank."""
 
     def wait(self, calls: Sequence[Pending], timeout_s: float = math.inf) -> list[Pending]:
-        """Wait until one of several calls is done; return the calls that are, none if the time is over."""
+        """Wait until one of several calls is done, or the time is over; return the calls that are done."""
         started = cast("Sequence[PendingCall[Any]]", calls)
         deadline = time.monotonic() + timeout_s
         left_s = timeout_s
@@ -82,7 +83,7 @@ class BaseExecutor(abc.ABC):
         return [call for call in calls if call.done]
 
     def end(self) -> None:
-        """End every process without notifying its engine; others may be started afterwards."""
+        """End every process without notifying its engine; new ones may be started afterwards."""
         groups, self._groups = self._groups, []
         for group in groups:
             group.end()
@@ -115,8 +116,8 @@ class BaseExecutor(abc.ABC):
         Args:
             spec: Group of the worker.
             rank: Rank of the worker.
-            here: The group's ranks on its machine, itself among them.
-            processors: Those of its machine.
+            here: Ranks of the group on the worker's machine, ``rank`` included, in order.
+            processors: Number of CPUs of the worker's machine.
         """
         return Bootstrap(
             role=spec.role,
@@ -136,12 +137,12 @@ class BaseExecutor(abc.ABC):
         )
 
     def _leave(self) -> None:
-        """End every process, and give back what the executor holds."""
+        """End every process, and release the executor's resources."""
         self.end()
 
 
 def loopback_interface() -> str | None:
-    """Name of this machine's loopback interface: mostly ``lo``."""
+    """Name of this machine's loopback interface, mostly ``lo``; None if there is none."""
     return next((name for name, (flags,) in _interfaces(_GET_FLAGS, "H") if flags & _LOOPBACK), None)
 
 
@@ -153,7 +154,7 @@ def interface_of(address: str) -> str | None:
 
 
 def _interfaces(question: int, form: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Ask the kernel about each interface; yield its name and the answer, from those that have one."""
+    """Ask the kernel about each network interface; yield its name and the answer, if there is an answer."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("16s16x", name.encode())
@@ -162,15 +163,16 @@ def _interfaces(question: int, form: str) -> Iterator[tuple[str, tuple[Any, ...]
 
 
 def interface_variables(platform: Platform, interface: str | None) -> dict[str, str]:
-    """Make collectives listen on one interface alone.
+    """Return environment variables that make collectives listen on one network interface alone.
 
-    gloo would take the interface of the address to which the machine's name resolves: one that others may reach, where
-    all ranks are on one machine; the loopback interface, where they are not and the name resolves to 127.0.1.1.
+    Without them, gloo takes the interface of the address to which the machine's name resolves. If all ranks are on one
+    machine, other machines may reach that interface. If they are not, it may be the loopback interface (a name that
+    resolves to 127.0.1.1), which no other machine reaches.
 
     Args:
         platform: The platform, which names the variables for the device's own collectives.
-        interface: The ranks' machine's :func:`loopback_interface` if all ranks are on it, or else the one that has its
-            address (:func:`interface_of`); None = set no variables.
+        interface: If all ranks are on one machine, its :func:`loopback_interface`; otherwise the interface of the
+            machine's address (:func:`interface_of`). None = return no variables.
     """
     names = ("GLOO_SOCKET_IFNAME", *platform.socket_interface_variables)
     return {} if interface is None else dict.fromkeys(names, interface)
@@ -215,12 +217,12 @@ def worker_environment(inherited: Mapping[str, str], bootstrap: Bootstrap, hooks
 
 
 def with_devices(environment: Mapping[str, str], variable: str, indices: Sequence[int]) -> dict[str, str]:
-    """Restrict the devices of a process to some of those that it would see.
+    """Return an environment in which a process sees only some of its devices.
 
     Args:
         environment: Environment variables of the process.
         variable: Environment variable that restricts the visible devices.
-        indices: Indices of the devices among those that the process would see.
+        indices: Indices of these devices among those that ``environment`` shows.
     """
     visible = environment.get(variable)
     ids = visible.split(",") if visible else None

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from anytron.device.hooks.types import Role
 
 Message = bytes
-"""A pickled message; made once and sent to as many workers as need it."""
+"""A serialised message; made once and sent to as many workers as need it."""
 Model = Literal["policy", "reward_model"]
-"""Whose ranks processes are: those of the policy, with all that stands beside it in them, or of a reward model."""
+"""The model that a process belongs to: the policy (with the models in the same processes, such as the reference), or a
+reward model."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class Result:
 class Failure:
     """Worker to driver: the exception that was raised, as text, and as an :class:`AnytronError` if it is one.
 
-    ``error`` is converted to its nearest base class in :mod:`anytron.base.errors`, because a class that an engine
-    derives from it would import the engine into the driver.
+    ``error`` is converted to its nearest base class in :mod:`anytron.base.errors`, because unpickling a class
+    that an engine defines would import the engine into the driver.
     """
 
     traceback: str
@@ -138,8 +139,8 @@ class Build:
 
     Attributes:
         init_method: Rendezvous of the group's ranks, for ``torch.distributed``.
-        log: File to which all that the process has written, and all that it will write, is appended; None = its output
-            goes there already.
+        log: File to which all output of the process is appended, including its output so far; None = the output goes
+            to a log already.
     """
 
     init_method: str

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_S = 1.0
-"""When a rank fails, how long the others are heard."""
+"""Seconds that a group waits for answers of its other ranks after one has failed."""
 PEER_LOST_S = 15.0
-"""How long they are heard while all failures are complaints of a lost peer: a rank that was killed makes its peers fail
-in their collectives, and a busy machine may take long to notice its end."""
+"""Seconds that a group waits instead while all failures are lost connections to a peer: a rank that was killed makes
+its peers fail in their collectives, and on a busy machine its own end may be noticed much later."""
 _PEER_LOST = re.compile(r"(?i)by peer|broken pipe|remote process exited|connection (closed|reset|lost)")
 STACKS_S = 0.5
 """How long a rank that does not answer gets to write its stacks."""
@@ -99,7 +99,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     def close(self) -> None:
         """Let every engine close, then end the processes. An engine whose process has ended already is skipped.
 
-        Engines are not closed during a call whose result has not been awaited.
+        If a call is in progress, or there has been no call yet, the processes are ended without closing their engines.
 
         Raises:
             WorkerError: An engine failed to close.
@@ -135,7 +135,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
     @staticmethod
     @abc.abstractmethod
     def answered(ranks: Sequence[AnyRank], timeout_s: float) -> Sequence[AnyRank]:
-        """Wait until a rank has an answer, has ended or is silent; return such ranks, none if the time is over.
+        """Wait until a rank has an answer, has ended or is silent; return such ranks, if any.
 
         The ranks may belong to several groups of this kind.
         """
@@ -194,7 +194,7 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         return (yield from self._collect(method, timeout_s, timeout_s, key))
 
     def _collect(self, method: str, left_s: float, timeout_s: float, key: str) -> _Steps[AnyRank]:
-        """Await one answer of each rank: ``left_s`` from now, of the ``timeout_s`` that ``key`` allows."""
+        """Wait at most ``left_s`` for one answer of each rank; errors name the limit ``timeout_s`` and its ``key``."""
         results: list[Any] = [None] * self.size
         failures: dict[int, Failure | None] = {}  # by rank, in order of arrival; None: it died without a word
         first = 0.0  # when the first failure arrived
@@ -228,14 +228,14 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         return results
 
     def _gone(self, failed: set[int], pending: set[int]) -> list[int]:
-        """Find a rank that ended without an error message, besides those that are known to have failed; one will do."""
+        """Return at most one rank that ended without an error message and is not known to have failed."""
         for number, rank in enumerate(self._ranks):
             if number not in failed and rank.wait(0.0) and (number not in pending or rank.receive() is None):
                 return [number]
         return []
 
     def _failed(self, failures: dict[int, Failure | None], method: str) -> Exception:
-        """Make the error for what was most likely the cause: a death without an error message, else the first."""
+        """Make the error for the likeliest cause: a rank that died without an error message, else the first failure."""
         number = next((number for number, failure in failures.items() if failure is None), next(iter(failures)))
         rank, failure = self._ranks[number], failures[number]
         doing = f"could not start engine {self._engine!r}" if method == "start" else f"failed in {method}()"
@@ -291,13 +291,13 @@ class RankGroup(abc.ABC, Generic[AnyRank]):
         return kind(
             _sentence(f"{', '.join(rank.name for rank in ranks)} {doing} within {timeout_s:g} s"),
             where=", ".join(rank.where for rank in ranks),
-            why=f"where its threads stand, at the end of the log:\n{tails}",
-            fix=f"if it is only slow, raise {key}" if key else "",
+            why=f"the end of each log, which shows where the threads stand:\n{tails}",
+            fix=f"if the ranks are only slow, raise {key}" if key else "",
         )
 
 
 def _patience_s(failures: Iterable[Failure | None]) -> float:
-    """Return how long other ranks are heard after the first failure."""
+    """Return the seconds to wait for answers of other ranks after the first failure."""
     complaints = all(failure is not None and _PEER_LOST.search(failure.traceback) for failure in failures)
     return PEER_LOST_S if complaints else LAST_WORDS_S
 
@@ -313,5 +313,8 @@ def _remedy(fate: str) -> str:
             "engine.max_tokens_per_micro_batch or rollout.max_batch_size"
         )
     if "no sign of life" in fate:
-        return "if it was only slow, in a library that holds Python's lock, raise executor.heartbeat_timeout_s"
+        return (
+            "if the process was only slow, in a library that holds Python's global interpreter lock, raise "
+            "executor.heartbeat_timeout_s"
+        )
     return ""

@@ -4,9 +4,9 @@ No messages are needed: a process that is stopped, frozen or stuck in a library 
 clock is CLOCK_MONOTONIC, which all processes of a machine share and which changes of the date do not affect.
 
 A note describes what the main thread does, which collectives the rank has begun, and which of them are not over. The
-collectives come from torch's flight recorders, a ring buffer of the last ones for each library (gloo, NCCL). The
-heartbeat's thread reads them, only when the driver asks, and only while the main thread does not move. This module
-does not import torch.
+collectives come from torch's flight recorders, which keep the last collectives of each library (gloo, NCCL) in a ring
+buffer. The heartbeat's thread reads the recorders only when the driver asks for a note, and only while the main thread
+does not move. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ logger = logging.getLogger(__name__)
 BEAT_S = 1.0
 """Time between two beats."""
 FRESH_S = 10.0
-"""Age at which a note is no longer true: the worker writes it within two beats after it was asked."""
+"""Age in seconds at which a note is no longer used: the worker writes a note within two beats after a request."""
 _SIZE = 1 << 18
 _MOMENT = struct.Struct("d")
 _NOTE = struct.Struct("dII")  # when it was written, its length and its checksum; the note follows
 _BEAT_AT, _ASKED_AT, _NOTE_AT = 0, 8, 16
 _TEXT_AT = _NOTE_AT + _NOTE.size
 FRAMES = 6
-"""Innermost frames of the main thread that are told."""
+"""Number of innermost frames of the main thread in a note."""
 _DUMP = re.compile(r"_dump_\w+_trace_json")
 
 
 class Heartbeat:
-    """The time at which a worker was last alive.
+    """A worker's heartbeat (the time at which it was last alive) and its note, in shared memory.
 
-    The worker signals that it is alive once its engine is built; the start has a separate time limit.
+    The heartbeat begins when the worker's engine is built; until then, the time limit of the start applies.
 
     Args:
         descriptor: File descriptor of the shared memory; the caller closes it, the memory stays.
@@ -103,7 +103,7 @@ class Heartbeat:
 
 
 def shared_memory() -> int:
-    """Make memory for a heartbeat, without a name that others could open; its descriptor goes to the worker."""
+    """Make memory for a heartbeat; return its descriptor. It has no name by which other processes could open it."""
     descriptor = os.memfd_create("anytron-heartbeat")
     os.ftruncate(descriptor, _SIZE)
     return descriptor
@@ -138,15 +138,15 @@ class Standing:
     """The state of one rank at one time.
 
     Attributes:
-        moment: When it was noted, in seconds of the rank's own clock. Two states are equal if all else is equal.
+        moment: When it was noted, in seconds of the rank's own clock; ignored when two states are compared.
         answers: Number of messages that the rank had answered before.
         place: A checksum of the main thread's stack; if it changes, the thread has moved.
         frames: The innermost frames of that stack, the innermost first, for people.
-        groups: The ranks of each process group of this rank, by its name; empty if the thread moves.
+        groups: The ranks of each process group of this rank, by the group's name; empty if the main thread moves.
         descriptions: Descriptions of the groups, by name, for display.
         begun: Number of collectives that this rank has begun, by :attr:`Collective.sequence`.
-        complete: Whether the recorders hold all collectives since the start, so that a sequence without an entry has
-            had none.
+        complete: Whether the recorders hold all collectives since the start, so that a sequence that is not in
+            ``begun`` has had no collectives.
         waits: Collectives of the main thread that are not over, the oldest first.
     """
 
@@ -186,7 +186,7 @@ class StandingReporter:
         self._fails = False
 
     def beat(self) -> None:
-        """Record the main thread if a note is requested; write the note at the second call."""
+        """Look at the main thread if a note is requested; at the next call, look again and write the note."""
         if self._fails or not self._heartbeat.asked:
             return
         try:
@@ -272,13 +272,13 @@ def summary(recorded: Iterable[Sequence[dict[str, Any]]], beside: set[str]) -> t
 
 
 def _recorders() -> list[Callable[[bool, bool], str]]:
-    """Find the flight recorders of this torch: functions that take whether to dump collectives, and only active."""
+    """Find this torch's flight recorders: functions of two bools, to dump collectives, and to dump only active ones."""
     bindings = sys.modules.get("torch._C._distributed_c10d")
     return [getattr(bindings, name) for name in dir(bindings) if _DUMP.fullmatch(name)]
 
 
 def _beside_the_main_thread() -> set[str]:
-    """Ids of Python's other threads; threads of libraries, which backward passes run in, are none of them."""
+    """Ids of Python's threads besides the main one, without threads of libraries, which run backward passes."""
     main = threading.main_thread()
     return {
         str(thread.ident)

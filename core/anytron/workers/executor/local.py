@@ -52,7 +52,7 @@ class LocalWorkerGroup(RankGroup[WorkerProcess]):
 
     @staticmethod
     def answered(ranks: Sequence[WorkerProcess], timeout_s: float) -> Sequence[WorkerProcess]:
-        """Wait until a rank of one or more groups has an answer, has ended or is silent; return such ranks, or none."""
+        """Wait until a rank of one or more groups has an answer, has ended or is silent; return such ranks, if any."""
         return answered(ranks, timeout_s)
 
     def _new_store(self) -> str:
@@ -105,7 +105,7 @@ class LocalExecutor(BaseExecutor):
         return group
 
     def end(self) -> None:
-        """End every process, also of groups that were not started."""
+        """End every process, also those of groups that were warmed up and never started."""
         warm, self._warm = self._warm, []
         for _, processes in warm:
             end_all(processes)
@@ -135,7 +135,7 @@ class LocalExecutor(BaseExecutor):
         return processes
 
     def _with_devices(self, environment: dict[str, str], spec: GroupSpec) -> dict[str, str]:
-        """Let a replica see its devices; training rank i has device i. The only one, if colocated, sees all."""
+        """Show a replica only its own devices (training rank i has device i); a single colocated replica sees all."""
         variable, ranks = self._session.platform.visible_devices_variable, self._config.parallel.world_size
         if self._config.rollout.placement == "separate":
             assert variable is not None, "a platform without one is refused before"

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from anytron.workers.executor.channel import Bootstrap
 
 OBSERVED = ("begin_trace", "end_trace", "peak_memory")
-"""Methods that a worker answers itself."""
+"""Methods that a worker calls on its :class:`RankObserver`, not on its engine."""
 BUILDING = "start"
-"""What stands for a method while the engine is built."""
+"""Used in place of a method's name while the engine is built."""
 WITH_GRADIENTS = ("update", "update_critic", "inspect_update", "export_gradients")
 """Methods of a training engine that keep activations."""
 WITH_TOKENS = ("score", "values", "logits", *WITH_GRADIENTS)
-"""Methods of a training engine that compute a micro-batch."""
+"""Methods of a training engine that run micro-batches through a model."""
 
 
 class RankObserver:
@@ -44,7 +44,7 @@ class RankObserver:
 
     @contextlib.contextmanager
     def marked(self, method: str) -> Iterator[None]:
-        """Mark a call as a range with the method's name, in the device's profiler and in a trace that is recorded."""
+        """Mark a call as a range with the method's name, in the device's profiler and in a trace being recorded."""
         with contextlib.ExitStack() as ranges:
             if self._runtime is not None:
                 ranges.enter_context(self._runtime.profiler_range(method))
@@ -82,7 +82,7 @@ class RankObserver:
         self._profiler = profiler
 
     def end_trace(self, path: str, largest: int) -> str | None:
-        """Write what was recorded, as a file for Perfetto or ``chrome://tracing``.
+        """End the recording, and write it as a file for Perfetto or ``chrome://tracing``.
 
         Args:
             path: The file, ``.json.gz``; an existing file is replaced.
@@ -129,7 +129,7 @@ class MemoryExplainer:
         """Return an error that explains an out-of-memory error; None for any other error.
 
         Args:
-            error: The exception, or a ``DataError`` of a user's function whose cause is the exception.
+            error: The exception that was raised. If it is a ``DataError`` of a user's function, its cause is examined.
             method: The engine's method that was called, or :data:`BUILDING`.
         """
         try:
@@ -165,7 +165,7 @@ def advice(config: RunConfig, role: Role, method: str) -> Iterator[str]:
         yield f"lower rollout.max_batch_size (now {rollout.max_batch_size}) or rollout.max_new_tokens"
         for name, value in rollout.options.items():
             if "memory" in name:
-                yield f"change rollout.options.{name} (now {value}): the memory that it reserves is not free"
+                yield f"change rollout.options.{name} (now {value}), which may reserve more memory than is free"
         if not engine.offload and rollout.placement == "colocated":
             yield "engine.offload=[optimizer,gradients,reference] lets generation use the memory of the training ranks"
         return
@@ -198,8 +198,8 @@ def advice_for_scores(config: RunConfig) -> Iterator[str]:
     yield f"lower reward_model.max_tokens_per_micro_batch (now {section.max_tokens_per_micro_batch})"
     if not section.offload:
         yield "reward_model.offload=true frees the device while nothing is scored"
-    yield "rollout.sleep=true and engine.offload=[optimizer,gradients] leave more memory for it"
-    yield f"split it over more devices: reward_model.parallel.tensor_model_parallel_size (now {tensor})"
+    yield "rollout.sleep=true and engine.offload=[optimizer,gradients] leave more memory for the reward model"
+    yield f"split the reward model over more devices: reward_model.parallel.tensor_model_parallel_size (now {tensor})"
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from anytron.workers.executor.heartbeat import Standing
 
 POLL_S = 1.0
-"""How often silent processes are looked for, and ended ones whose channel a child of theirs keeps open."""
+"""Seconds between checks for processes that are silent, or have ended while a child keeps their channel open."""
 
 
 class Rank(Protocol):
@@ -71,7 +71,7 @@ class Awaited(Generic[AnyRank]):
 
 
 class CallingGroup(Protocol[AnyRank]):
-    """A group of workers, as a call in progress uses it."""
+    """The members of a group of workers that a call in progress uses."""
 
     @property
     def ended(self) -> bool:
@@ -85,7 +85,7 @@ class CallingGroup(Protocol[AnyRank]):
 
     @staticmethod
     def answered(ranks: Sequence[AnyRank], timeout_s: float) -> Sequence[AnyRank]:
-        """Wait until a rank of one or more groups has an answer, has ended or is silent; return such ranks, or none."""
+        """Wait until a rank of one or more groups has an answer, has ended or is silent; return such ranks, if any."""
 
 
 class PendingCall(Generic[AnyRank]):
@@ -95,10 +95,10 @@ class PendingCall(Generic[AnyRank]):
         method: Name of the method.
         steps: Generator that makes the call: it yields the ranks for which it waits, receives those that are ready,
             perhaps none, and returns the results.
-        group: Group of these ranks. A call that fails or is interrupted ends the group.
+        group: Group of the ranks. A call that fails or is interrupted ends the group.
 
     Attributes:
-        group: The argument.
+        group: Group of the ranks.
         awaited: The ranks for which the call waits.
     """
 
@@ -153,7 +153,7 @@ def wait_once(calls: Sequence[PendingCall[AnyRank]], timeout_s: float) -> None:
 
     Args:
         calls: One or more calls, all on groups of the same class.
-        timeout_s: Longest time to wait.
+        timeout_s: Longest time to wait, in seconds; :data:`POLL_S` is never exceeded.
     """
     now = time.monotonic()
     left_s = min([timeout_s, POLL_S, *(call.awaited.deadline - now for call in calls)])

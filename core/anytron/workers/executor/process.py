@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 LOG_TAIL_LINES = 30
 """Lines of a worker's log that an error shows."""
 LOG_TAIL_BYTES = 1 << 16
-"""No more of the log is read for them."""
+"""Bytes at the end of a log that are read to find these lines."""
 END_GRACE_S = 2.0
 """Seconds between SIGHUP and SIGKILL."""
 SECOND_LOOK_S = 2 * BEAT_S
-"""How long a worker that seems silent is watched: if the whole machine stood still, it beats again."""
+"""Seconds after which a worker without heartbeats is checked again: if the machine stood still, it beats again."""
 # ``python -m`` and ``-c`` put the current directory first on sys.path: a logging.py that lies there would be imported.
 # Not ``-P``, which Python 3.10 lacks, and not PYTHONSAFEPATH, which processes that the engine starts would inherit.
 START_WORKER = (
@@ -62,8 +62,8 @@ class WorkerProcess:
     Attributes:
         name: Display name: role, replica and rank.
         connection: The driver's end of the channel, a socket pair.
-        log: The argument, or what :meth:`build` was given.
-        log_name: Name that the log should have.
+        log: The argument ``log``, or the log that was passed to :meth:`build`.
+        log_name: File name that the log should have.
 
     Raises:
         ResourceError: No file descriptors or disk space are left for the process.
@@ -86,8 +86,8 @@ class WorkerProcess:
         """Let the process build its engine; it answers when the engine is built.
 
         Args:
-            init_method: Where the ranks meet.
-            log: File to which all output of the process is appended, what it has written so far too; not used if the
+            init_method: Rendezvous of the group's ranks, for ``torch.distributed``.
+            log: File to which all output of the process is appended, including its output so far; not used if the
                 process had a log from the beginning.
 
         Raises:
@@ -104,7 +104,7 @@ class WorkerProcess:
 
     @contextlib.contextmanager
     def _started(self) -> Iterator[None]:
-        """Make errors of the system say that this process could not be started."""
+        """Convert an ``OSError`` to an error which says that this process could not be started."""
         try:
             yield
         except OSError as error:
@@ -178,7 +178,7 @@ class WorkerProcess:
         return self._process.poll() is not None
 
     def silent(self) -> bool:
-        """Whether two checks, some time apart, found no heartbeat for ``heartbeat_timeout_s``."""
+        """Whether there was no heartbeat for ``heartbeat_timeout_s``, and still none :data:`SECOND_LOOK_S` later."""
         if self._heartbeat.silence_s() < self._heartbeat_timeout_s:
             self._suspected_at = None
             return False
@@ -221,7 +221,7 @@ class WorkerProcess:
     def release(self) -> None:
         """Kill the remaining processes of its group, reap the process, and close the channel.
 
-        What a process wrote that ended before it had its log is appended to the log.
+        Output that the process kept in memory until its end is appended to the log.
         """
         self.signal(signal.SIGKILL)
         self._process.wait()
@@ -259,16 +259,16 @@ class WorkerProcess:
         return _last_lines(written + self._early())
 
     def _early(self) -> bytes:
-        """What the process has written into memory, and not moved to its log."""
+        """Return the output that the process has kept in memory, and not moved to its log."""
         early = self._early_output
         return b"" if early < 0 else os.pread(early, os.fstat(early).st_size, 0)
 
 
 def _open_log(log: Path, name: str) -> tuple[int, int]:
-    """Open a log to append to it: an earlier process may have written there why it ended.
+    """Open a log to append to it, because an earlier process may have written there why it ended.
 
     Returns:
-        A descriptor, and the length of what is there.
+        A descriptor, and the offset at which the new process's output begins.
     """
     descriptor = open_to_append(log)
     os.write(descriptor, f"=== {name} starts at {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n".encode())
@@ -276,7 +276,7 @@ def _open_log(log: Path, name: str) -> tuple[int, int]:
 
 
 def _standing(pid: int) -> str:
-    """Say, in a bracket, what the kernel knows of a process that does nothing."""
+    """Describe in brackets the state in which the kernel holds a process; empty if it is not held."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
     except OSError:

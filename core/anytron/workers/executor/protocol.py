@@ -3,17 +3,16 @@
 Implementations are found by entry point (group ``anytron.executors``; the value is a class that is
 constructed with ``(config, session)``). Every implementation promises:
 
-* A worker bootstraps before it unpickles anything: plain data, environment, plugins, the
-  ``before_import`` patches, the engine; only then it reads the arguments of the first call.
+* A worker bootstraps before it unpickles anything: it reads plain data, sets its environment, loads plugins, applies
+  the ``before_import`` patches and builds the engine. Only then does it unpickle the arguments of the first call.
 * A rank that raises, exits, is killed, gives no sign of life, waits for ever in a collective or does not answer in
   time ends its whole group promptly. The call that was waiting raises, and so does every later one: a broken group
   cannot be used again. A failure while no call is waiting is reported by the next call.
 * When the driver itself dies, its workers end themselves.
-* SIGTERM, which schedulers send to every process of a job, does not end a worker: the driver does.
+* SIGTERM, which schedulers send to every process of a job, does not end a worker; the driver ends its workers.
 
-:func:`submit`, :func:`call`, :func:`submit_each` and :func:`scatter` name a method by its protocol, so that a name that
-the protocol does not have, and an argument that the method does not take, are errors of mypy; the result has the
-method's type::
+:func:`submit`, :func:`call`, :func:`submit_each` and :func:`scatter` take a method of an engine's protocol instead of a
+name, so that mypy finds unknown methods and wrong arguments, and knows the type of the results::
 
     call(group, TrainingEngine.score, micro_batches, "policy")
 """
@@ -62,7 +61,7 @@ class GroupSpec:
     """The processes of one engine, one per rank, before they are started.
 
     Attributes:
-        role: Role of the processes, on which plugins base environment and patches.
+        role: Role of the processes, by which plugins choose environment variables and patches.
         engine_group: Entry-point group of the engine, for example ``anytron.training_engines``.
         engine_name: Name of the engine in that group.
         world_size: Number of processes.
@@ -104,8 +103,8 @@ class Pending(Protocol[Answer]):
                 sign of life for ``executor.heartbeat_timeout_s``, waited for ``executor.stall_timeout_s`` in a
                 collective that other ranks never join (the error names the collective and the line of code), or did
                 not answer within ``executor.call_timeout_s`` (the error shows where the rank stands).
-            WorkerError: A rank raised (``why`` holds its traceback), or was not started in time. If what it raised is
-                an ``AnytronError``, that error is raised itself, with the ``WorkerError`` as its cause.
+            WorkerError: A rank raised (``why`` holds its traceback), or was not started in time. If the rank raised an
+                ``AnytronError``, that error is raised instead, with the ``WorkerError`` as its cause.
         """
 
 
@@ -131,6 +130,7 @@ class WorkerGroup(Protocol):
         the call is made once they are ready, while the caller waits. A group can have only one call in progress.
 
         Raises:
+            RuntimeError: An earlier call is still in progress.
             WorkerError: The processes have ended.
         """
 
@@ -155,7 +155,7 @@ class WorkerGroup(Protocol):
         """End the processes without notifying their engines."""
 
     def rebuild(self, config: RunConfig) -> None:
-        """Close the engine of each rank and build one of another configuration in the same processes.
+        """Close the engine of each rank and build one with another configuration in the same processes.
 
         Environment, plugins, platform, patches and the number of ranks do not change.
 
@@ -185,11 +185,11 @@ class Executor(Protocol):
     def warm_up(self, specs: Iterable[GroupSpec]) -> None:
         """Start the processes of groups for which :meth:`start` will be called, if this executor can.
 
-        They import their engines while the caller prepares data, and build nothing. Groups that wait already go on
-        waiting; those that are never started end with the executor.
+        The processes import their engines while the caller prepares data, and build nothing. A group whose processes
+        wait already is not warmed up again. Processes of a group that is never started end with the executor.
 
         Args:
-            specs: Descriptions of the groups. :meth:`start` uses these processes for an equal description only.
+            specs: Descriptions of the groups. :meth:`start` uses waiting processes only for an equal description.
 
         Raises:
             ConfigError: No such engine is installed.
@@ -216,14 +216,14 @@ class Executor(Protocol):
 
         Args:
             calls: One or more calls.
-            timeout_s: How long to wait at most.
+            timeout_s: Longest time to wait, in seconds.
 
         Returns:
-            The calls that are done, in the given order; none if the time is over.
+            The calls that are done, in the given order; empty if no call is done when the time is over.
         """
 
     def end(self) -> None:
-        """End every process without notifying its engine, whatever its state; others may be started afterwards."""
+        """End every process without notifying its engine, whatever its state; new ones may be started afterwards."""
 
     def close(self) -> None:
         """Close every engine and end every process; may be called more than once."""

@@ -1,14 +1,14 @@
 """Find ranks that wait in collectives that can never end. A rank is reported only if this is certain.
 
 A rank is held if it has begun a collective that is not over, and another rank of the collective's group has not begun
-it and never will, either because it has answered the call or because it is itself held in another collective. The held
-ranks are the largest set with this property. If all ranks of a group begin its collectives in the same order, a healthy
-run has no held ranks: the rank that is furthest behind has begun no collective that others have not begun, so that
-neither it nor the ranks that wait for it are held. It may compile, write a file or sleep for any time.
+it and never will, because that rank has answered the call or is itself held in another collective. The held ranks are
+the largest set with this property. If all ranks of a group begin its collectives in the same order, a healthy run has
+no held ranks: the rank that is furthest behind has begun no collective that others have not begun, so that neither it
+nor the ranks that wait for it are held. It may compile, write a file or sleep for any time.
 
 The notes of several ranks are not taken at the same time. So only ranks count whose position and collectives have not
-changed for all of ``executor.stall_timeout_s``. A note arrives late on a busy machine: the time between two equal notes
-counts, by the rank's own clock, and a rank that has answered counts only by notes that it took afterwards.
+changed for all of ``executor.stall_timeout_s``. A note arrives late on a busy machine. So this time is measured between
+two equal notes, by the rank's own clock, and of a rank that has answered, only notes after its answer count.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from anytron.workers.executor.heartbeat import Collective, Standing
 
 LOOKS = 6
-"""How often ranks are checked while ``executor.stall_timeout_s`` passes."""
+"""Number of times that ranks are checked within ``executor.stall_timeout_s``."""
 LOOK_S = 5.0
-"""Longest time between two checks: a note that was asked for at the last one is discarded when it is twice as old."""
+"""Longest time between two checks, in seconds. One check requests a note and the next one reads it; a note older than
+twice this time is discarded."""
 SHOWN = 8
-"""Ranks, and kinds of waiting, that a message names at most."""
+"""Largest number of ranks, and of places where ranks wait, that a message names."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def held_ranks(standings: Sequence[Standing | None], answered: AbstractSet[int])
 
     Args:
         standings: State of each rank; None = the rank makes progress, or its state is unknown.
-        answered: Ranks that have done the call.
+        answered: Ranks that have answered the call.
     """
     held: dict[int, Held] = {}
     candidates = {number for number, one in enumerate(standings) if one and one.waits} - set(answered)
@@ -77,7 +78,7 @@ def _holds(standings: Sequence[Standing | None], number: int, gone: AbstractSet[
 
 
 def _never_joins(standing: Standing | None, collective: Collective, members: list[int]) -> bool:
-    """Whether a rank that does nothing more has not begun a collective, or has begun another in its stead."""
+    """Whether a rank that begins no more collectives has not begun this one, or has begun another one in its place."""
     if standing is None or standing.groups.get(collective.group) != members:
         return False
     if any(
@@ -110,7 +111,7 @@ class StallWatch(Generic[AnyRank]):
         """Check the ranks if a check is due.
 
         Args:
-            answered: Ranks that have done the call.
+            answered: Ranks that have answered the call.
 
         Returns:
             The ranks that wait for ever; empty unless that is certain.
@@ -146,19 +147,21 @@ class StallWatch(Generic[AnyRank]):
         parts = [self._waiting(holds, numbers) for (holds, _), numbers in list(alike.items())[:SHOWN]]
         missing = {one for holds in held.values() for one in holds.missing} - set(held)
         answered = [self._ranks[number].name for number in sorted(missing)[:SHOWN]]
-        return "\n".join([*parts, *(f"{name} has answered {method}() and begins no other" for name in answered)])
+        return "\n".join(
+            [*parts, *(f"{name} has answered {method}() and begins no more collectives" for name in answered)]
+        )
 
     def _waiting(self, holds: Held, numbers: Sequence[int]) -> str:
         one, standing = holds.collective, self._of(numbers[0])
         joined = {number: self._of(number).begun.get(one.sequence, 0) for number in holds.missing}
         others = ", ".join(
-            f"{self._ranks[number].name} (its last one there is number {begun})"
+            f"{self._ranks[number].name} (which has begun {begun} collectives of this group)"
             for number, begun in list(joined.items())[:SHOWN]
         )
         place = "\n".join(f"    {frame}" for frame in standing.frames)
         members = ", ".join(map(str, standing.groups[one.group][: 2 * SHOWN]))
         return (
-            f"{names(self._ranks, numbers)} in {one.call} ({one.library}) with inputs {one.shapes or '-'}, number "
+            f"{names(self._ranks, numbers)} in {one.call} ({one.library}) with inputs {one.shapes or '-'}, collective "
             f"{one.number} of group {one.group} ({standing.descriptions.get(one.group)}; ranks {members}), without "
             f"{others}:\n{place}"
         )

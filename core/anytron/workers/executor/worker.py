@@ -1,10 +1,10 @@
 """A worker process, started by :class:`anytron.workers.executor.process.WorkerProcess`.
 
 The order matters. The first message is plain JSON. It determines the environment, the plugins, and the
-patches that must be applied before an engine is imported. Then the engine is imported. Only then does this
-process build the engine, when the second message, JSON too, says so. A process that waited for it has written into
-memory until then, and the message names its log. Only with an engine does this process unpickle anything, because
-unpickling imports any module that the message names.
+patches that must be applied before an engine is imported. Then the engine is imported. The second message, JSON too,
+makes this process build the engine. If the process has kept its output in memory until then, the message also names
+the log for it. Only after that does this process unpickle messages, because unpickling imports any module that a
+message names.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ class Parts(NamedTuple):
     Attributes:
         build: Function that builds the engine, from a configuration (JSON values) and the ``init_method`` of
             ``torch.distributed``.
-        observer: Observer that marks each call as a range in profilers, and implements the methods that ranks of any
-            engine have. It uses the device on training ranks only, because other engines may do without the device.
+        observer: Observer that marks each call as a range in profilers, and implements the methods in
+            :data:`~anytron.workers.executor.observer.OBSERVED` for any engine. It uses the device on training ranks
+            only, because other engines may do without the device.
         memory: Explainer of the device's out-of-memory errors.
     """
 
@@ -208,7 +209,7 @@ def _move_output(early: int, log: Path) -> None:
     """Append to a log what this process has written into memory so far; all that follows goes there directly.
 
     Args:
-        early: Descriptor of the memory. If a library has redirected the output to something else, it stays there.
+        early: Descriptor of the memory. Output that a library has redirected elsewhere stays redirected.
         log: The log.
     """
     output, copied = open_to_append(log), 0
@@ -235,7 +236,7 @@ def _failure(error: Exception, memory: MemoryExplainer | None, doing: str) -> Fa
 
 
 def _other_version(told: dict[str, Any]) -> Failure:
-    """Refuse to work with a driver of another version: what crosses between the two are pickled classes of Anytron."""
+    """Make the error for a driver of another version: driver and worker exchange pickled classes of Anytron."""
     chosen = f", rollout.python = {told['python']}" if told["python"] else ""
     error = ConfigError(
         "The driver and a worker process have different versions of Anytron.",
@@ -251,9 +252,9 @@ def _stay(number: int, frame: object) -> None:
 
 
 def _watch(channel: int, heartbeat: Heartbeat) -> None:
-    """Beat, report where this process stands, and end it with all that it started when the driver's end is gone.
+    """Send heartbeats, report where this process stands, and when the driver is gone, kill it and all that it started.
 
-    A thread, because the main one may be in a collective that waits for a rank that has gone too.
+    This runs in a thread, because the main thread may be in a collective that waits for a rank that has gone too.
     PR_SET_PDEATHSIG would not do: it fires when the *thread* that started this process ends.
     """
     poller = select.poll()

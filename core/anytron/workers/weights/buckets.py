@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALIGNMENT = 64
-"""Pieces begin at a multiple of so many bytes: of every dtype's size, and of a processor's cache line."""
+"""Pieces begin at a multiple of this many bytes, which every dtype's size and a CPU's cache line divide."""
 BUCKETS = 2
-"""Of each end: one is filled, or on its way, while the other one is loaded."""
+"""Number of the sender's buckets: one is filled or sent while readers load the other."""
 
 
 class Bucket:
@@ -47,7 +47,7 @@ class Bucket:
         self.data = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
 
     def checksum(self, used: int) -> int:
-        """Compute the XXH3 of the first ``used`` bytes. crc32 takes four times as long: most of the transfer."""
+        """Compute the XXH3 of the first ``used`` bytes; crc32 would take four times as long, most of a transfer."""
         return xxhash.xxh3_64_intdigest(self.data[:used].numpy().data)
 
 
@@ -146,7 +146,8 @@ class TensorOrder:
             raise TransferError(
                 "Pieces of weights are missing or arrived twice.",
                 where=f"the piece of {entry.name} that begins at element {entry.start}",
-                why=f"the previous piece ended at element {self._next} of {self._name}, which has {self._size}",
+                why=f"the previous piece ended at element {self._next} of {self._name}, which has "
+                f"{self._size} elements",
             )
         self._next += entry.size
 
@@ -156,8 +157,8 @@ class TensorOrder:
             raise TransferError(
                 "Weights are missing.",
                 where=self._name,
-                why=f"the transfer ended after {self._next} of {self._size} elements of this tensor, number "
-                f"{len(self._seen)} of the {tensors} that were sent",
+                why=f"the transfer ended after {self._next} of {self._size} elements of this tensor, which is "
+                f"number {len(self._seen)} of the {tensors} tensors that were sent",
             )
 
 
@@ -171,7 +172,7 @@ class SenderEnd(Protocol):
     buckets: Sequence[Bucket]
 
     def accept(self, timeout_s: float) -> socket.socket | None:
-        """Wait for a connection for messages; None if no authenticated peer has connected."""
+        """Wait for a reader's connection for messages; None if no authenticated reader has connected in time."""
 
     def admit(self, reader: int, connection: socket.socket) -> None:
         """Send a reader what it needs before the first bucket. Raises OSError if the reader has ended."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 FIRST_LOOK_S, LOOK_S = 0.0002, 0.005
-"""How soon a reader looks for its sender again, which mostly comes at the same time, and how often in the end."""
+"""First and longest pause, in seconds, between a reader's attempts to connect; the sender mostly comes soon."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class SharedMemory:
 
     @contextlib.contextmanager
     def _address(self) -> Iterator[str]:
-        """A name of the socket that is never too long for one."""
+        """Yield a path of the socket that is short enough for a socket's address."""
         path = Path(self.path)
         directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -176,13 +176,13 @@ class _ReaderEnd:
         _, descriptors, _, _ = socket.recv_fds(self.connection, 1, BUCKETS, socket.MSG_CMSG_CLOEXEC)
         try:
             if len(descriptors) != BUCKETS:
-                raise EOFError("no buckets came")
+                raise EOFError("it sent no buckets")
             self._buckets = [Bucket(descriptor, self._bucket_bytes) for descriptor in descriptors]
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
     def receive(self, number: int, used: int) -> Bucket:
-        """The sender's bucket itself."""
+        """Return the sender's bucket itself."""
         del used
         return self._buckets[number % BUCKETS]

@@ -2,8 +2,8 @@
 
 A message is sent over a socket as its length, followed by JSON.
 
-Each end answers a random challenge of the other with an HMAC of both challenges. The listening side receives the
-first answer, and sends nothing to a side that does not know the secret. Proofs have fixed sizes, so that no data of an
+Each end answers a random challenge of the other with an HMAC of both challenges. The calling side answers first; the
+listening side does not answer a caller that does not know the secret. Proofs have fixed sizes, so that no data of an
 unauthenticated peer are parsed. ``multiprocessing.connection`` does the same, but with MD5 before Python 3.12, and
 without a time limit. Later data on the connection are neither encrypted nor signed.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SECRET_BYTES = 32
 _CHALLENGE_BYTES = 32
 CALLER_BYTES = _CHALLENGE_BYTES + hashlib.sha256().digest_size
-"""What a caller says: its own challenge, and its proof."""
+"""Size of a caller's answer: its own challenge, then its proof."""
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ def receive_into(connection: socket.socket, data: memoryview, deadline: float | 
         if deadline is not None:
             left_s = deadline - time.monotonic()
             if left_s <= 0.0:
-                raise TimeoutError("it took too long")
+                raise TimeoutError("the other end took too long")
             connection.settimeout(left_s)
         count = connection.recv_into(data)
         if not count:
@@ -107,8 +107,8 @@ def prove_to_called(connection: socket.socket, secret: bytes, purpose: str, time
 
     Args:
         connection: The new connection; afterwards it has no time-out.
-        secret: As for :class:`Challenge`.
-        purpose: As for :class:`Challenge`.
+        secret: The secret that both sides must know.
+        purpose: Purpose of the connection, which must be the same on both sides.
         timeout_s: Seconds that the whole authentication may take.
 
     Raises:

@@ -2,8 +2,8 @@
 
 ::
 
-    driver  <--- port ----  rank 0  <-- come --  reader 0, reader 1 ...
-            -- withdraw -->         -- buckets ->
+    driver  <--- port ----  rank 0  <-- connect --  reader 0, reader 1 ...
+            -- withdraw -->         -- buckets --->
 
 Rank 0 listens at a free port during the transfer and tells the driver its number; only then are readers told where to
 connect. Each connection is authenticated in both directions with a secret that the driver makes for this transfer and
@@ -43,16 +43,16 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 CONNECTED_S = 20.0
-"""How long a connection may take to be made, to one that listens already: a firewall is no slow call."""
+"""Seconds to open a connection to a peer that listens already: if it takes longer, a firewall blocks it."""
 MOMENT_S = 0.05
-"""How long the driver waits for rank 0 at one time."""
+"""Seconds that :meth:`NetworkMeeting.reader` waits for rank 0."""
 PROOF_S = 10.0
-"""How long one that has connected may take to prove that it knows the secret, in all."""
+"""Seconds within which a peer that has connected must prove that it knows the secret."""
 CALLERS = 64
-"""Connections that may be about to prove it. One more, and the one that has taken longest is refused: a reader takes as
-long as a message and its answer."""
+"""Largest number of connections that have not proved that they know the secret. One more, and the oldest is refused: a
+reader needs only the time of a message and its answer."""
 REFUSALS = 10
-"""Refusals of a transfer that are written down: strangers must not fill the disk."""
+"""Number of refused connections that are logged per transfer: strangers must not fill the disk."""
 BACKLOG = 64
 _DRIVER, _READER = "anytron weights, driver", "anytron weights, reader"
 
@@ -174,12 +174,12 @@ class NetworkReader:
 
 
 class _Door:
-    """Lets in connections that know a secret, of all that come at the same time: none holds up another.
+    """Accepts connections of peers that prove that they know a secret; a slow peer does not delay the others.
 
     Args:
-        listener: Where they come; closed with the door.
-        secret: What they must know.
-        purpose: What the connections are for.
+        listener: Listening socket; closed with the door.
+        secret: The secret that peers must know.
+        purpose: Purpose of the connections, as for :class:`~anytron.workers.weights.messages.Challenge`.
     """
 
     def __init__(self, listener: socket.socket, secret: bytes, purpose: str) -> None:
@@ -205,7 +205,7 @@ class _Door:
                 return None
 
     def close(self) -> None:
-        """Close the listener, and whatever has proved nothing yet."""
+        """Close the listener, and connections that have not proved yet that they know the secret."""
         self.listener.close()
         while self._callers:
             self._callers.pop().connection.close()
@@ -282,11 +282,11 @@ class _SenderEnd:
         self._admitted: dict[int, socket.socket] = {}
 
     def accept(self, timeout_s: float) -> socket.socket | None:
-        """Wait for a connection of one that knows the secret."""
+        """Wait for a connection of a peer that knows the secret."""
         return self._door.accept(timeout_s)
 
     def admit(self, reader: int, connection: socket.socket) -> None:
-        """Note who it is."""
+        """Record which reader a connection belongs to."""
         with self._lock:
             if reader in self._lost:
                 raise ConnectionAbortedError("the driver says that it has ended")
@@ -301,9 +301,9 @@ class _SenderEnd:
         connection.sendall(_memory(bucket, used))
 
     def heed(self, control: socket.socket) -> None:
-        """Do what the driver says, until the connection to it ends.
+        """Follow the driver's messages about readers, until its connection ends.
 
-        A connection shows the end of a process on another machine; only the driver sees the end of the machine.
+        A reader's connection shows the end of its process, but not of its machine, which only the driver notices.
         """
         with contextlib.suppress(OSError, EOFError):
             while True:
@@ -337,7 +337,7 @@ def _listening(address: str) -> socket.socket:
     """Listen at a free port of one address.
 
     Raises:
-        TransferError: This machine does not have it.
+        TransferError: This machine does not have the address.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -388,6 +388,6 @@ def _memory(bucket: Bucket, used: int) -> memoryview:
 
 
 def _shut(connection: socket.socket) -> None:
-    """End a connection that another thread may be waiting for."""
+    """Shut down a connection from which another thread may be reading."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,10 +1,10 @@
 """Weights on a stream from rank 0 to rollout processes, bucket by bucket: the protocol for all carriers.
 
-Rank 0 fills one bucket while rollout processes load the other. A carrier connects them and transports
+Rank 0 fills one bucket while rollout processes load the other. A carrier connects both sides and transports
 buckets: memory that processes of one machine share (:mod:`anytron.workers.weights.memory`), or connections
 between machines (:mod:`anytron.workers.weights.network`).
 
-* If a reader ends or refuses the weights, the others still receive theirs.
+* If a reader ends or refuses the weights, the other readers still receive them.
 * If the sender ends early, its readers raise an error.
 * A reader that will not connect must be withdrawn (:class:`~anytron.workers.weights.buckets.Meeting`); otherwise the
   sender would wait for it.
@@ -40,9 +40,9 @@ LOOK_S = 0.005
 
 
 def bucket_bytes_for(num_bytes: int) -> int:
-    """Choose the size of buckets for weights of about the given number of bytes; small weights use one bucket.
+    """Choose the size of buckets for weights of about the given number of bytes; small weights need only one bucket.
 
-    Buckets are new in each transfer, and new memory costs as much as filling it.
+    Buckets are allocated for each transfer, and allocating memory takes as long as filling it.
     """
     return max(ALIGNMENT, min(BUCKET_BYTES, 1 << num_bytes.bit_length()))
 
@@ -62,7 +62,7 @@ class WeightStream:
     Attributes:
         carrier: Carrier, which connects readers and transports buckets.
         readers: Number of rollout processes that receive the weights; they are numbered from 0.
-        timeout_s: How long one end waits for the other at any point.
+        timeout_s: Seconds that one end waits for the other at any point.
         bucket_bytes: Size of each of the two buckets, a multiple of 64.
     """
 
@@ -109,7 +109,7 @@ class StreamOrigin:
     Attributes:
         carrier: Carrier, which connects the reader to the sender and transports buckets.
         reader: Number of the reader.
-        timeout_s: How long one end waits for the other at any point.
+        timeout_s: Seconds that one end waits for the other at any point.
         bucket_bytes: Size of each of the two buckets, a multiple of 64.
     """
 
@@ -171,7 +171,7 @@ class _Received:
             send(self.end.connection, {"done": number})
 
     def _transfer_errors(self) -> contextlib.AbstractContextManager[None]:
-        return _transfer_errors("The weights ended before all had arrived.", self.where)
+        return _transfer_errors("Only a part of the weights arrived.", self.where)
 
 
 class _Sender:
@@ -182,12 +182,12 @@ class _Sender:
         self._readers: list[socket.socket] | None = None  # None: not waited for yet
 
     def close(self) -> None:
-        """Leave the readers."""
+        """Close the connections to the readers."""
         for reader in self._readers or []:
             reader.close()
 
     def add(self, name: str, tensor: Tensor, *, optional: bool) -> None:
-        """Put a tensor into buckets; those that are full are sent."""
+        """Put a tensor into buckets, and send each bucket that is full."""
         if name in self._names:
             raise EngineError("A weight was exported twice.", where=f"{name}, version {self._version}")
         self._names.add(name)
@@ -230,7 +230,7 @@ class _Sender:
             self._await(self._number - BUCKETS)
 
     def _tell(self, message: dict[str, Any]) -> None:
-        """Tell all readers of a bucket, and bring it to them; or of the end."""
+        """Send a message to all readers: the end of the weights, or a table of entries, followed by its bucket."""
         if self._readers is None:
             self._readers = []
             self._accept(self._readers)
@@ -248,7 +248,7 @@ class _Sender:
                 assert done == number, f"a reader is done with {done}, not {number}"
 
     def _accept(self, come: list[socket.socket]) -> None:
-        """Wait for the readers, and give them what they need."""
+        """Wait for the readers to connect, and send each what it needs before the first bucket."""
         stream, end = self._stream, self._end
         deadline = time.monotonic() + stream.timeout_s
         missing = set(range(stream.readers))

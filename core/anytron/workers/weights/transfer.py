@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Sent = TypeVar("Sent", covariant=True)  # noqa: PLC0105 - a word, as in the signatures that use it
 WeightPart = Literal["weights", "adapter"]
-"""What is sent: all of the policy's weights, or only what is trained of them with ``model.lora``."""
+"""What is sent: all of the policy's weights, or only the adapters that ``model.lora`` trains."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Piece:
         shape: Shape of the whole tensor.
         start: Index of the piece's first element, row-major.
         values: Elements of the piece, 1-D, on the host: verified, and valid until the next piece is requested.
-        optional: Whether a rollout engine may ignore the tensor if its model has none of that name: it belongs to
-            modules for speculative decoding, which not every engine builds.
+        optional: Whether a rollout engine may ignore the tensor if its model has no tensor of that name. Such tensors
+            belong to modules for speculative decoding, which not every engine builds.
     """
 
     name: str
@@ -86,7 +86,8 @@ class WeightDestination(Protocol[Sent]):
             weights: Tensors by their Hugging Face names; they may be views of parameters. Iterating is a collective, so
                 all tensors are read even if no process receives them.
             version: Number of completed optimizer updates.
-            is_optional: Whether a rollout engine may leave out the tensor of a name (:attr:`Piece.optional`).
+            is_optional: Function that returns, for a tensor's name, whether rollout engines may ignore the tensor
+                (:attr:`Piece.optional`).
 
         Returns:
             The facts about the weights that the driver needs.
@@ -101,7 +102,7 @@ class WeightManifest:
         path: safetensors file, readable by the rollout process.
         version: Number of completed optimizer updates.
         checksums: crc32 of each tensor's bytes, by Hugging Face name.
-        optional: Names of tensors that may be left out (:attr:`Piece.optional`).
+        optional: Names of tensors that rollout engines may ignore (:attr:`Piece.optional`).
     """
 
     path: str
@@ -133,7 +134,7 @@ class WeightManifest:
             names = set(file.keys())  # type: ignore[no-untyped-call]
             differing = sorted((names ^ self.checksums.keys()) | (self.optional - self.checksums.keys()))
             if differing:
-                why = f"{len(differing)} weights are missing from one of the two, for example {differing[0]}"
+                why = f"{len(differing)} weights are missing from the file or the manifest, for example {differing[0]}"
                 raise TransferError(
                     "The file and its manifest do not list the same weights.", where=self._where, why=why
                 )

@@ -28,8 +28,8 @@ def test_every_token_but_the_last_goes_to_different_experts():
         (RIGHT[:, :2], "(5, 2, 2), expected"),
         (RIGHT[:, :, :1], "(5, 3, 1), expected"),
         (RIGHT.long(), "its routing is torch.int64 (5, 3, 2), expected torch.uint8"),
-        (changed((4, 2, 1), 8), "its routing names expert 8 of 8"),
-        (changed((2, 1), 5), "its routing sends a token to one expert twice"),
+        (changed((4, 2, 1), 8), "its routing names expert 8, but experts are numbered from 0 to 7"),
+        (changed((2, 1), 5), "its routing sends a token to the same expert twice"),
     ],
 )
 def test_anything_else_is_a_mistake(routing, mistake):
@@ -45,4 +45,5 @@ def test_the_type_holds_every_expert(experts, dtype):
 
 def test_a_negative_number_is_no_expert():
     shape = RoutingShape(layers=1, chosen=2, experts=300)
-    assert shape.mistake_in(torch.tensor([[[-1, 4]]], dtype=torch.int16), 2) == "its routing names expert -1 of 300"
+    mistake = shape.mistake_in(torch.tensor([[[-1, 4]]], dtype=torch.int16), 2)
+    assert mistake == "its routing names expert -1, but experts are numbered from 0 to 299"

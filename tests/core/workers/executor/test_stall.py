@@ -51,12 +51,12 @@ def test_ranks_that_wait_for_ever_are_named_with_their_collective_and_stacks(sta
     assert caught.value.what == (
         f"{held} would wait for ever in follow(), in a collective that {missing} never joined."
     )
-    assert "in all_reduce (gloo) with inputs [3], number 3 of group 0 (default_pg; ranks 0, 1)" in caught.value.why
+    assert "in all_reduce (gloo) with inputs [3], collective 3 of group 0 (default_pg; ranks 0, 1)" in caught.value.why
     assert "testchip_engine.py" in caught.value.why
     assert "in follow" in caught.value.why
     if missing == "trainer rank 0":
-        assert "without trainer rank 0 (its last one there is number 2)" in caught.value.why
-        assert "trainer rank 0 has answered follow() and begins no other" in caught.value.why
+        assert "without trainer rank 0 (which has begun 2 collectives of this group)" in caught.value.why
+        assert "trainer rank 0 has answered follow() and begins no more collectives" in caught.value.why
     assert "executor.stall_timeout_s" in caught.value.fix
     assert "trainer-1.log" in caught.value.where
     assert wait_until_gone(pids)
