@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 TRAINING_ENGINES, ROLLOUT_ENGINES = "anytron.training_engines", "anytron.rollout_engines"
 EXECUTORS, METRIC_SINKS = "anytron.executors", "anytron.metric_sinks"
 VERIFICATIONS = "anytron.verifications"
-"""By the name of a framework: the function that verifies its engine as the framework's own configuration says. It takes
-the configuration's path, overrides, a directory for logs and a :class:`anytron.proof.checks.Watcher`, and
-gives an :class:`anytron.proof.checks.Report`."""
+"""Entry-point group of functions that verify the engine of another training framework, each named like the framework
+(``verl``). Such a function takes the path of the framework's configuration file, overrides, a directory for logs and a
+:class:`anytron.proof.checks.Watcher`, and returns an :class:`anytron.proof.checks.Report`."""
 
 Capability = Literal[
     "critic",
@@ -47,8 +47,8 @@ Capability = Literal[
 (responses of a rollout engine record the experts of each token, and passes of a training engine use these experts)."""
 
 PlaceOf = Callable[[str], str | None]
-"""Takes the name of an option that an engine does not know where it was set; returns the key at which it may be set, or
-None."""
+"""Function that takes an option name that is unknown at the place where it was set, and returns the key at which an
+option of this name exists; None if there is no such key."""
 
 
 def nowhere(name: str) -> None:
@@ -62,7 +62,7 @@ class Component:
 
     Attributes:
         distribution: Name of the library in ``pip list``.
-        module: The module of it that the engine imports, for example ``megatron.core``.
+        module: Module of the library that the engine imports, for example ``megatron.core``.
     """
 
     distribution: str
@@ -81,16 +81,16 @@ class EngineInfo:
         platform_check: ``module:function`` of a function that yields a diagnostic for each setting of a run that the
             engine does not support on a platform: (:class:`anytron.config.schema.RunConfig`,
             :class:`anytron.device.platform.Platform`) -> diagnostics. It must not import the engine. Empty = no checks.
-        takes_stream: Rollout engines only: whether the process that builds the engine also loads weights, so that they
-            may come on a stream (:class:`anytron.workers.weights.stream.WeightStream`).
-        part_of: Rollout engines only: the name of the training engine whose ranks generate by themselves
-            (:class:`anytron.workers.engines.training_engine.GeneratingEngine`); empty = it has its own processes and
-            weights.
-        metrics: The metrics of a step that it reports besides the ones that every training engine reports
+        takes_stream: Rollout engines only: whether the process that builds the engine also loads its weights, so that
+            weights may be streamed to it (:class:`anytron.workers.weights.stream.WeightStream`).
+        part_of: Rollout engines only: the name of the training engine whose ranks also generate the responses
+            (:class:`anytron.workers.engines.training_engine.GeneratingEngine`); empty = the rollout engine has its own
+            processes and weights.
+        metrics: The metrics of a step that the engine reports besides the ones that every training engine reports
             (:mod:`anytron.record.tracking.metric_table`).
-        place_of: Function that maps an unknown name in the options to the option that has such a name inside it (``x``
-            -> ``transformer.x``), for error messages; it returns None if no option has.
-        components: The libraries that it uses.
+        place_of: Function that maps an unknown option name to the nested option with that name (``x`` ->
+            ``transformer.x``), for error messages; it returns None if there is no such option.
+        components: The libraries that the engine uses.
         memory: ``module:function`` of a function that estimates the device memory of a rank and must not import the
             engine; empty = the engine gives no estimate. For a training engine
             :class:`anytron.workers.engines.estimates.EstimatesTraining`; for a rollout engine
@@ -98,13 +98,13 @@ class EngineInfo:
         process_bytes: Measured resident memory of one of the engine's processes before it has a model: Python and the
             imported packages. It matters only where the device is the CPU. 0 = not measured, or the engine has no
             separate processes.
-        imports: Modules that a process imports after the engine's class, while the driver prepares data. What is not
-            named is imported when the engine is built.
+        imports: Modules that a process imports after the engine's class, while the driver prepares data. Other
+            modules are imported when the engine is built.
         flops: Training engines only: ``module:function`` of a function that counts the floating-point operations of its
             models and must not import the engine (:class:`anytron.workers.engines.estimates.CountsFlops`); empty = the
             engine does not count them.
-        reward_model: Training engines only: description of the class with which its ranks hold a reward model
-            (:class:`anytron.workers.engines.training_engine.RewardModelEngine`); None = the engine cannot hold one.
+        reward_model: Training engines only: description of the engine that holds a reward model on its ranks
+            (:class:`anytron.workers.engines.training_engine.RewardModelEngine`); None = no reward model is possible.
     """
 
     engine: str
@@ -145,7 +145,7 @@ def _import(reference: str) -> Any:
 
 
 def component_names(group: str, distribution: str | None = None) -> list[str]:
-    """List the names that installed distributions, or one of them, offer in an entry-point group, sorted."""
+    """List the names in an entry-point group, sorted; with ``distribution``, only the names that it offers."""
     points = entry_points(group=group)
     return sorted(
         {point.name for point in points if distribution is None or (point.dist and point.dist.name == distribution)}
@@ -180,7 +180,8 @@ def find_component(group: str, name: str, key: str) -> EntryPoint:
         f"No installed distribution offers {name!r}.",
         where=where,
         why=f"installed are: {', '.join(known) or 'none'}",
-        fix=did_you_mean(name, known) or f"set {key} to an installed name, or install what offers {name!r}",
+        fix=did_you_mean(name, known)
+        or f"set {key} to an installed name, or install the distribution that offers {name!r}",
     )
 
 

@@ -30,7 +30,10 @@ _EXHAUSTED = {
     errno.EDQUOT: ("The disk quota is used up.", "delete what is not needed, then continue the run with resume=auto"),
     errno.EFBIG: ("A file has reached the largest allowed size.", "raise the limit (ulimit -f)"),
     errno.EMFILE: ("This process has no file descriptors left.", "raise the limit (ulimit -n 4096)"),
-    errno.ENFILE: ("The machine has no file descriptors left.", "end what holds them, or raise fs.file-max"),
+    errno.ENFILE: (
+        "The machine has no file descriptors left.",
+        "end programs that hold many files open, or raise the limit (sysctl fs.file-max)",
+    ),
     errno.EIO: (
         "A disk has failed.",
         "read the kernel's log (dmesg); copy trainer.output_dir to another disk, and continue there with resume=auto",
@@ -63,7 +66,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
 
 
 def write_durably(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write ``text`` as the new version of a file, in the way of :func:`replacing`."""
+    """Write ``text`` as the new version of a file, as :func:`replacing` does."""
     with replacing(path, mode) as file:
         file.write(text)
 
@@ -74,9 +77,9 @@ def open_to_append(path: Path) -> int:
 
 
 def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a directory under a name that no other has had, and rename it when it is complete and on disk.
+    """Write a directory under a new random name, and rename it when it is complete and on disk.
 
-    So a process that began to write an earlier version, and goes on late, does not write into this one.
+    The random name keeps out a process that is still writing an earlier version of the directory.
 
     Args:
         path: Final path of the directory; an existing directory is replaced.
@@ -102,10 +105,10 @@ def publish_directory(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def discard(path: Path) -> None:
-    """Delete a directory, if it exists, in whose subdirectories a process of an earlier start may write just now.
+    """Delete a directory, if it exists, even while a process of an earlier start still writes into its subdirectories.
 
-    They get other names first, at which that process writes nothing: a file that came between would keep its directory
-    from being deleted.
+    The subdirectories are renamed first, so that this process no longer finds them: a file that it added during the
+    deletion would make the deletion fail.
     """
     if path.is_dir() and not path.is_symlink():
         for one in path.iterdir():
@@ -132,7 +135,7 @@ def sync(path: Path) -> None:
 
 
 def exhausted(error: BaseException, where: str = "") -> ResourceError | None:
-    """Return an explanation of an error that says that a resource is used up or a disk fails; None for any other error.
+    """Explain an error that a used-up resource or a failing disk has caused; return None for any other error.
 
     Args:
         error: The error, which may come from a library that is not written in Python.
@@ -298,7 +301,7 @@ class PrivateDirectory:
 
 
 def _delete_stale(path: Path) -> None:
-    """Delete the directory of a process of this user that has ended without doing so."""
+    """Delete the directory of a process of this user that ended without deleting it."""
     try:
         status = path.lstat()
         if path.is_symlink() or not path.is_dir() or status.st_uid != os.geteuid() or not (path / LOCK).is_file():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _OURS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen importlib", str(importlib.__file__))
-"""How the names of files begin whose frames come before a user's."""
+"""Beginnings of the file names of the frames that come before a user's frames in a traceback."""
 
 
 class Fault(NamedTuple):
@@ -263,12 +263,12 @@ def _line(error: BaseException, function: object) -> str:
 
 
 def _called(function: Any) -> Any:
-    """The function that runs: behind partial(), and of an object its method."""
+    """The function that a call runs: without partial() around it; of a callable object, its ``__call__``."""
     while isinstance(function, partial):
         function = function.func
     return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
 
 
 def _inner(function: object) -> Any:
-    """What stands in the user's file: behind decorators too."""
+    """The function or class in the user's file, without decorators around it."""
     return inspect.unwrap(_called(function))

@@ -13,10 +13,10 @@ from pathlib import Path
 
 
 def find(module: str, name: str) -> object:
-    """Import a public name from where the module imports it for type checkers, and keep it in the module.
+    """Import a public name from the module that defines it, and store it in the public module.
 
     Args:
-        module: The public module, which is imported.
+        module: Name of the public module, which has been imported.
         name: The attribute that was asked for.
 
     Raises:

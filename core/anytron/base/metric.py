@@ -38,7 +38,7 @@ def _with_a_number(part: str) -> str:
 
 
 def is_maximum(name: str) -> bool:
-    """Whether a metric of an update is combined by the maximum, as its name says; all other metrics are summed."""
+    """Whether a metric of an update is combined by the maximum (its name ends in ``_max``); all others are summed."""
     return name.endswith("_max")
 
 

@@ -1,7 +1,7 @@
 """Sequences of numbers that take as few bytes as an array.
 
-A token id in a tuple takes 36 bytes, a log-prob 32. A step may have millions of them in the driver. Unpickled numbers
-stay in the bytes that the pickle had.
+A token id in a tuple takes 36 bytes, a log-prob 32. A step may have millions of them in the driver. Unpickling makes no
+Python object per number: the numbers stay in the bytes that were pickled.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Packed(_Numbers[Number]):
     ``json.dumps`` and the ``batch_decode`` of tokenizers refuse it: give them ``list(numbers)``.
 
     Args:
-        code: Type of the numbers in memory: ``i`` = int32, ``b`` = bool in a byte, ``f`` = float32, to which others are
-            rounded.
+        code: Type of the numbers in memory: ``i`` = int32, ``b`` = bool in a byte, ``f`` = float32, to which numbers
+            are rounded.
         numbers: The numbers.
 
     Raises:
-        OverflowError: A number does not fit the type.
-        TypeError: It is not a number of the type.
+        OverflowError: A number is out of the type's range.
+        TypeError: An element is not a number of the type.
     """
 
     __slots__ = ("_numbers",)
@@ -96,14 +96,14 @@ def _unpickled(code: str, data: bytes) -> Packed[Any]:
 
 
 class Runs(_Numbers[int]):
-    """A sequence of int32 that seldom change, such as versions of weights: one entry for each run of equal numbers.
+    """An immutable sequence of int32 that stores each run of equal neighbours once, such as versions of weights.
 
     Args:
         numbers: The numbers.
 
     Raises:
-        OverflowError: A number does not fit int32.
-        TypeError: It is not an integer.
+        OverflowError: A number is out of the range of int32.
+        TypeError: An element is not an integer.
     """
 
     __slots__ = ("_ends", "_values")

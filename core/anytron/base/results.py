@@ -88,8 +88,8 @@ def of_error(name: str, error: Exception, status: Status = "failed") -> Result:
 def in_one_line(error: BaseException) -> str:
     """Return an error in one line, without its fix.
 
-    Of a worker's error, the line has the exception and the path of the log, which has the traceback. Of an exception
-    that is not an AnytronError, it has the innermost source line.
+    For a WorkerError, the line has the worker's exception and the path of the log with the traceback; for an exception
+    that is not an AnytronError, the innermost source line.
     """
     if not isinstance(error, AnytronError):
         frames = traceback.extract_tb(error.__traceback__)

@@ -10,7 +10,7 @@ class ModelTraits:
     """Properties of a model that determine the mask it needs.
 
     Attributes:
-        causal: A token sees only itself and earlier ones.
+        causal: A token sees only itself and earlier tokens.
         vision: The model takes images, and puts their embeddings into the sequence itself.
         latent_attention: Multi-latent attention (MLA); value and query head sizes may differ.
         linear_attention: Some layers are recurrent (Gated DeltaNet) and must not see padding.

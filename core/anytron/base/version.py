@@ -20,8 +20,11 @@ def installable(version: str) -> str:
     """Return the argument of ``pip install`` that installs a version of Anytron.
 
     Args:
-        version: ``anytron.__version__``. For the version of a commit, ``0.1.dev12+g0123abcde``, which no package index
-            has, the argument is a clone of the sources.
+        version: ``anytron.__version__``.
+
+    Returns:
+        ``anytron==VERSION``. No package index has the version of a commit (``0.1.dev12+g0123abcde``): then the phrase
+        ``CLONE, where CLONE is Anytron's sources at commit ...``.
     """
     if ".dev" not in version:
         return f"anytron=={version}"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 RESULTS = "versions, results: [{name, status, detail, fix, ...}], counts, interrupted"
-"""In the JSON object of every command that makes checks."""
+"""Keys in the JSON object that every command that makes checks prints with ``--json``."""
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file; paths in it are relative to it.")]
 Overrides = Annotated[

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 AT_ONCE = 64
 """Prompts that are answered together, at most."""
 NEW_TOKENS = 256
-"""Longest answer of a model of which no run says how long answers are."""
+"""Longest answer, in tokens, if no run sets ``rollout.max_new_tokens``."""
 OF_ANSWERS = ("rollout.", "platform.", "executor.", "data.chat_template_kwargs", "model.dtype", "model.tokenizer")
 OF_EXPORT = ("model.", "engine.", "platform.", "executor.")
 """Beginnings of the keys that the user may set: for the answers, and to write the model of a checkpoint."""
@@ -229,7 +229,7 @@ def _opened(file: Path, overrides: Sequence[str]) -> OpenRun:
 
 
 def _remarks(run: RunConfig | None, directory: Path, opened: OpenRun) -> Iterator[str]:
-    """Yield the lines of the opened configuration, and what is different from the run."""
+    """Yield the lines of the opened configuration, and the ways in which answers differ from the run's rollouts."""
     yield from opened.lines
     engine = opened.config.rollout.engine
     if run is not None and not run.supervised and run.rollout.engine != engine:
@@ -269,7 +269,7 @@ def _given() -> Iterator[dict[int, str]]:
     """Wait for the first prompts of an input that is not a terminal.
 
     Returns:
-        All prompts by their line numbers: those together that are there at one time.
+        All prompts, by their line numbers, in batches: what the input holds at one time, at most :data:`AT_ONCE`.
 
     Raises:
         DataError: There is no prompt, or a line is not valid UTF-8.

@@ -27,7 +27,7 @@ def verify(
         ),
     ] = False,
 ) -> None:
-    """Check that this model, in this layout, is computed correctly on this machine, before a run.
+    """Check, before a run, that its model is computed correctly on this machine in the run's parallel layout.
 
     The run's own model, prompts and parallel sizes are used. The command compares logits with Hugging Face's, packed
     with padded sequences, the parallel layout with one rank, exported weights with the checkpoint (bit for bit), the
@@ -68,9 +68,9 @@ def conformance(
     """Check, on its device, that a platform keeps every rule of Anytron's platform contract.
 
     No configuration is needed. A failure names the rule, shows the smallest case that fails and how far off it is,
-    and says where the rule is explained. Rules that the platform declares not to support, or that this machine cannot
-    check, are skipped and counted. The exit status is 1 if a rule is broken. Ctrl-C ends all processes and shows what
-    was checked.
+    and says where the rule is explained. Rules for features that the platform declares to lack, and rules that this
+    machine cannot check, are skipped and counted. The exit status is 1 if a rule is broken. Ctrl-C ends all processes
+    and shows what was checked.
 
     Example: anytron conformance cpu --level device --level sequences
     """
@@ -114,7 +114,7 @@ def doctor(
     config: Annotated[
         Path | None,
         typer.Argument(
-            metavar="CONFIG", help="YAML file of a run; without it, the default engines.", show_default=False
+            metavar="CONFIG", help="YAML file of a run. Default: examine the default engines.", show_default=False
         ),
     ] = None,
     overrides: Overrides = None,
@@ -145,7 +145,7 @@ def plan(
         typer.Option(
             "--memory",
             metavar="SIZE",
-            help="Memory of a device, e.g. 80GiB; default: what the devices here have.",
+            help="Memory of each device, e.g. 80GiB. Default: the memory of this machine's devices.",
             show_default=False,
         ),
     ] = None,

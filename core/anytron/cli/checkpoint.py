@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Look at checkpoints, and export models from them.")
 
 RunPath = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of a run, or of its checkpoints.")]
-AnyPath = Annotated[Path, typer.Argument(metavar="PATH", help="A checkpoint, the file best, or a run.")]
+AnyPath = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A checkpoint, the file checkpoints/best of a run, or a run.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

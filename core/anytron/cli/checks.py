@@ -138,7 +138,7 @@ def run_doctor(path: Path | None, overrides: Sequence[str], *, as_json: bool) ->
     """Examine this machine and print the results.
 
     Returns:
-        Whether nothing failed.
+        Whether no check failed.
     """
     return print_report(Report([*examine(path, overrides)]), as_json=as_json)
 
@@ -205,7 +205,7 @@ def run_verification_of(framework: str, path: Path, overrides: Sequence[str], *,
 
 
 def _shown(report: Report, scratch: ScratchDirectory, *, as_json: bool) -> bool:
-    """Print a report, and keep the logs if a check has failed; say whether none has."""
+    """Print a report, and keep the logs if a check has failed; return whether no check failed."""
     if not report.passed:
         scratch.keep_logs()
     return print_report(report, as_json=as_json)

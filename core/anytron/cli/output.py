@@ -123,7 +123,7 @@ def run_output() -> Iterator[Console]:
 
 
 TABLE_WIDTH = 200
-"""The same for tables, whose names would otherwise be cut short."""
+"""Columns of a table where the output is not a terminal; in fewer, its names would be cut short."""
 
 
 def print_table(table: Table) -> None:

@@ -163,14 +163,14 @@ def _print(
     for engine in plan.silent:
         typer.echo(f"not counted: the engine {engine} gives no estimate")
     if alone:
-        typer.echo("\nsettings that make it smaller, each alone:")
+        typer.echo("\nsettings that need less memory, each alone:")
         for one in alone:
             fits = "" if one.fits is None else ", fits" if one.fits else ", too large"
             typer.echo(f"  {one.overrides[0]:<46} {readable(one.needed)}{fits}")
     if together is not None and len(together.overrides) > 1:
         typer.echo(f"it fits with: {' '.join(together.overrides)} ({readable(together.needed)})")
     elif plan.fits is False and together is None:
-        typer.echo("no combination of these fits: take more devices, or a smaller model")
+        typer.echo("no combination of these settings fits: use more devices, or a smaller model")
 
 
 def _print_device(device: DevicePlan) -> None:
@@ -195,6 +195,6 @@ def _print_device(device: DevicePlan) -> None:
 def _verdict(device: DevicePlan, unknown: str) -> str:
     needs = f"{device.crowd}: about {readable(device.needed)}"
     if device.total is None:
-        return f"{needs}; what a device has is not known ({unknown}): --memory says it"
+        return f"{needs}; the memory of a device is not known ({unknown}): set it with --memory"
     verdict = "it is too large" if not device.fits else "it fits, with little room" if device.tight else "it fits"
     return f"{needs} of {readable(device.total)}: {verdict}"

@@ -33,8 +33,9 @@ def list_plugins(
     """List every installed plugin with its state and the reason for it.
 
     Exactly one platform is active: the one named by ANYTRON_PLATFORM, else the one whose probe finds
-    its device. ANYTRON_PLUGINS=a,b loads only those plugins beside the embedded ones;
-    ANYTRON_DISABLE_PLUGINS=a,b leaves some out; ANYTRON_TRACE_HOOKS=1 prints every hook call.
+    its device. ANYTRON_PLUGINS=a,b loads only the plugins a and b, besides the ones that
+    Anytron itself contains; ANYTRON_DISABLE_PLUGINS=a,b loads all but a and b; ANYTRON_TRACE_HOOKS=1 prints every hook
+    call.
 
     The exit status is 1 if a plugin is broken, a duplicate, or written for another version of the plugin contract: runs
     refuse it. A platform whose device is absent is not an error. Nor is a missing package that a plugin needs: it is

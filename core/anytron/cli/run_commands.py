@@ -107,7 +107,8 @@ def chat(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="PATH", help="Directory of a run or of a Hugging Face model, a checkpoint, or the file best."
+            metavar="PATH",
+            help="A run, a directory of a Hugging Face model, a checkpoint, or checkpoints/best of a run.",
         ),
     ],
     overrides: Annotated[

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 CONTINUE = "the same command with resume=auto continues the run"
-"""What to do after a run that did not come to its end."""
+"""What the user can do after a run that ended before its last step."""
 
 
 def run_training(path: Path, overrides: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 """Heights of an eighth to a whole line."""
 PLAIN = " .:-=+*#@"
-"""The same for terminals that know ASCII only."""
+"""Characters in the place of :data:`BLOCKS` for terminals that know ASCII only."""
 
 
 def plot(values: Sequence[float], width: int, lines: int = 1, levels: str = BLOCKS) -> list[str]:
@@ -82,15 +82,15 @@ METRICS = (*(name for name in LEADING if name not in PLOTTED), "throughput/token
 COLOURS = {State.GOING: "cyan", State.FINISHED: "green", State.FAILED: "bold red"}
 PARTS = ("blue", "yellow", "green", "magenta", "red", "cyan")
 RECENT = 20
-"""Steps whose time is split."""
+"""Last steps over which the view shows where the time goes."""
 PLOT_LINES = 6
-"""Lines of its plot."""
+"""Height, in lines, of the plot of a metric in :data:`PLOTTED`."""
 WARNINGS, SAMPLES = 5, 3
-"""How many are shown, the last ones."""
+"""Most warnings and samples that are shown, the last ones."""
 LONGEST = 240
 """Characters of a prompt, a response or a warning that are shown."""
 FEWEST, MOST = 20, 160
-"""Columns that plots are wide."""
+"""Columns of the narrowest and of the widest plot."""
 
 
 def picture(run: Run, width: int, encoding: str) -> RenderableType:
@@ -226,9 +226,9 @@ class _Picture:
 
 
 BEFORE = 10
-"""Steps that are said at first where it is one line per step."""
+"""Past steps that are printed at the start where the output is one line per step."""
 PATIENCE_S = 60.0
-"""Seconds for which no process may hold the directory while the run's process lives: after a loss it starts again."""
+"""Seconds after which a run counts as over if no process holds its directory: a restart after a loss takes less."""
 
 
 def run_watch(path: Path, interval: float, *, once: bool) -> None:

@@ -13,19 +13,20 @@ class AlgorithmSection(Section):
     """How gradients are computed. The page docs/how-to/algorithms.md has formulas and papers."""
 
     name: Literal["rl", "sft"] = "rl"
-    """``rl`` learns from rewards, with the estimator and the loss below; ``sft``, supervised fine-tuning, from the
-    responses in the data, and of the keys below it uses only ``aggregation``; docs/how-to/fine-tune.md."""
+    """``rl`` learns from rewards, with the estimator and the loss below. ``sft`` (supervised fine-tuning) learns from
+    the responses in the data; of the keys below it uses only ``aggregation`` and ``length_constant``;
+    docs/how-to/fine-tune.md."""
     advantage: str = "grpo"
     """Advantage estimator: ``grpo``, ``dr_grpo``, ``rloo`` and ``reinforce_plus_plus_baseline`` compare the responses
-    to a prompt with each other, ``reinforce_plus_plus`` with the whole step; ``gae`` compares each token with a
-    critic's estimate (PPO; needs ``critic``); with ``none`` rewards are only measured, and a ``teacher`` is learnt
-    from. Or ``module:function`` / ``file.py:function``."""
+    to a prompt with each other; ``reinforce_plus_plus`` compares all responses of the step; ``gae`` compares each token
+    with a critic's estimate (PPO; needs ``critic``); with ``none`` the policy learns from a ``teacher`` alone, and
+    rewards are only measured. Or ``module:function`` / ``file.py:function``."""
     loss: str = "ppo_clip"
-    """Policy loss of a token: ``ppo_clip`` is the loss of PPO and GRPO, ``gspo`` and ``gspo_token`` clip whole
-    responses, ``cispo`` clips weights, not gradients, ``sapo`` fades smoothly. Or ``module:function`` /
-    ``file.py:function``."""
+    """Policy loss of a token: ``ppo_clip`` is the loss of PPO and GRPO; ``gspo`` and ``gspo_token`` clip the ratios of
+    whole responses; ``cispo`` clips the importance weight and keeps the gradient; ``sapo`` fades the gradient smoothly
+    instead of clipping. Or ``module:function`` / ``file.py:function``."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Settings of your own estimator or loss, which reads them here; built-in ones have none."""
+    """Settings that your own estimator or loss reads; built-in estimators and losses use no options."""
     gamma: float = Field(1.0, ge=0.0, le=1.0)
     """``gae``, ``reinforce_plus_plus``: discount for each later token (default as in verl)."""
     gae_lambda: float = Field(1.0, ge=0.0, le=1.0)
@@ -46,23 +47,23 @@ class AlgorithmSection(Section):
     """``sapo``: how fast the gradient of other tokens fades (default of the paper)."""
     importance_correction: Literal["auto", "none", "measured", "truncated", "masked"] = "auto"
     """``truncated`` multiplies the loss of each token by how much more probable training found it than the rollout did,
-    up to ``importance_cap`` (truncated importance sampling); ``masked`` leaves out tokens whose factor is above that or
-    below ``importance_floor``; ``measured`` gives the metrics of that factor and corrects nothing; ``auto`` is
-    ``truncated`` with ``rollout.max_staleness`` and ``none`` without."""
+    up to ``importance_cap`` (truncated importance sampling); ``masked`` leaves out tokens whose factor is above
+    ``importance_cap`` or below ``importance_floor``; ``measured`` records the metrics of this factor and corrects
+    nothing; ``auto`` is ``truncated`` if ``rollout.max_staleness`` is above 0, else ``none``."""
     importance_level: Literal["token", "sequence"] = "token"
-    """Whether the factor is the probability ratio of a token or of its whole response."""
+    """Whether the factor of ``importance_correction`` is the probability ratio of a token or of its whole response."""
     importance_cap: float = Field(2.0, gt=0.0)
     """Largest factor of ``importance_correction`` (default as in verl)."""
     importance_floor: float = Field(0.0, ge=0.0)
     """Smallest factor that ``masked`` keeps."""
     distillation_coefficient: float = Field(0.0, ge=0.0)
-    """Weight, in the advantage of each token, of how much more probable the ``teacher`` finds it than the policy did,
-    in nats (on-policy distillation); 1 is usual with ``advantage=none``."""
+    """This number times the difference in log-prob, ``teacher`` minus policy, in nats, is added to the advantage of
+    each token (on-policy distillation); 1 is usual with ``advantage=none``."""
     kl_coefficient: float = Field(0.0, ge=0.0)
     """Weight of the KL divergence to the reference model; 0 = no reference model is built."""
     kl_placement: Literal["loss", "reward"] = "loss"
-    """The KL divergence is a part of the loss, or is taken from the reward of each token before advantages are
-    estimated (which needs log-probs before a step's updates)."""
+    """``loss``: the KL divergence is added to the loss. ``reward``: it is subtracted from the reward of each token
+    before advantages are estimated, so that the policy's log-probs are computed before a step's updates."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL divergence (Schulman, http://joschu.net/blog/kl-approx.html). In the reward, ``k1`` has the
     right expected gradient; in the loss, its expected gradient is zero."""
@@ -75,17 +76,18 @@ class AlgorithmSection(Section):
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
     aggregation: Literal["token-mean", "sequence-mean", "token-sum", "length-constant"] = "token-mean"
-    """Average the loss over all response tokens of a mini-batch, or over sequences' own averages; add it up; or average
-    over sequences their sums, divided by ``length_constant`` (Dr. GRPO)."""
+    """How token losses become the loss of a mini-batch: ``token-mean`` averages over all response tokens;
+    ``sequence-mean`` averages within each response, then over responses; ``token-sum`` adds up all tokens;
+    ``length-constant`` divides the sum of each response by ``length_constant``, then averages (Dr. GRPO)."""
     length_constant: int | None = Field(None, ge=1)
-    """The constant of ``aggregation=length-constant``, in tokens; default: ``rollout.max_new_tokens``, and none with
-    ``name=sft``."""
+    """The constant of ``aggregation=length-constant``, in tokens; default: ``rollout.max_new_tokens``. With
+    ``name=sft`` there is no default."""
     dynamic_sampling: bool = False
     """Train on groups of responses whose rewards differ, and draw new prompts to replace the other groups, which give
     no gradient (DAPO, https://arxiv.org/abs/2503.14476). The reward is the sum of ``rewards``, before penalties."""
     dynamic_sampling_rounds: int = Field(10, ge=1)
-    """Rounds of drawing in a step, the first one included; each draws as many prompts as are missing. If some are
-    missing after the last one, the step has fewer groups, and a warning says so; if all are, the step has no signal."""
+    """Rounds of drawing in a step, the first one included; each draws a prompt for every missing group. If some groups
+    are missing after the last round, the step has fewer groups, and a warning says so; if all are, it has no signal."""
     max_steps_without_signal: int = Field(20, ge=1)
     """A step that has no token to train on is skipped: no group with signal for ``dynamic_sampling``, every response
     masked, failed or empty. The run ends after so many such steps in a row."""

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 def anchor(config: RunConfig, directory: Path) -> RunConfig:
     """Resolve relative paths against a directory.
 
-    These are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``,
+    The paths are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``,
     ``teacher.path``, ``reward_model.path``, the file in every ``file.py:function`` and ``file.py:Class``, the paths
-    among the options of registered sources of prompts, and ``rollout.python`` (whose links stay: an environment is
-    known by the path of its interpreter). The paths in ``validation.sets`` are resolved in the same way.
+    among the options of registered sources of prompts, and ``rollout.python`` (its symbolic links stay, because an
+    environment is identified by the path of its interpreter). The paths in ``validation.sets`` are resolved too.
 
     Args:
         config: The configuration, as read from the file.

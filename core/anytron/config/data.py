@@ -40,15 +40,15 @@ class ReadingOptions(Section):
     shown by the chat template. Any other name becomes an entry of the prompt's data, which rewards read. A dot reaches
     into a column, ``reward_model.ground_truth``. Columns that are named here must be in every row, and so
     must ``prompt``. With ``algorithm.name=sft``, ``response`` is the text to learn: a text or a list of token ids;
-    without one, the answers in a ``prompt`` that is a conversation."""
+    without this column, the assistant's messages in a ``prompt`` that is a conversation are learnt."""
     chat: bool = False
     """Turn a prompt that is text into a user's message, with images before the text, so that the chat template is
     applied."""
     system: str | None = None
     """With ``chat``: a system message at the beginning of conversations that have none."""
     image_folder: str | None = None
-    """Paths of images are relative to this folder, and must not leave it; default: the file's. Relative to the YAML
-    file."""
+    """Paths of images are relative to this folder, and must not leave it; default: the data file's folder. Relative
+    to the YAML file."""
 
     @model_validator(mode="after")
     def _system_of_a_chat(self) -> ReadingOptions:
@@ -61,20 +61,20 @@ class DatasetOptions(ReadingOptions):
     """How a row of a Hugging Face dataset becomes a prompt."""
 
     split: str | None = None
-    """The split to take, where there are several."""
+    """The split to read, if the dataset has several."""
 
 
 class ImagesOptions(Section):
     """How a picture becomes a prompt."""
 
     path: str = Field(min_length=1)
-    """The folder; pictures in folders inside count. Relative to the YAML file. Rewards find the name of a picture's
+    """The folder of the pictures, subfolders included. Relative to the YAML file. Rewards find the name of a picture's
     subfolder as ``label``, and its path as ``file``."""
     prompt: str = Field(min_length=1)
     """The question about every picture."""
     chat: bool = True
-    """Put picture and question into a user's message, for the chat template; otherwise ``prompt`` has the image
-    token."""
+    """Put picture and question into a user's message, for the chat template; otherwise ``prompt`` must contain
+    the image token."""
     system: str | None = None
     """With ``chat``: a system message before the user's message."""
 
@@ -101,10 +101,10 @@ class MixedSource(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     """As ``data.options``."""
     weight: float | None = Field(None, gt=0.0)
-    """How many of its prompts are drawn in proportion to the others' weights; null for all sources = in proportion to
-    their sizes, so that an epoch of the mix has every prompt once."""
+    """Share of the source in the prompts drawn, relative to the weights of the other sources; null for all sources =
+    shares by size, so that an epoch of the mix has every prompt once."""
     name: str | None = Field(None, min_length=1)
-    """Prefix of the ids of its prompts; default: the name of its file or function."""
+    """Prefix of the ids of the source's prompts; default: the name of the source's file or function."""
 
     @property
     def title(self) -> str:
@@ -122,16 +122,16 @@ class DataSection(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the source; the options of registered sources are listed below."""
     mix: list[MixedSource] = Field(default_factory=list)
-    """Instead of ``source``: several sources. After any number of draws, each has given its share to within one
-    prompt."""
+    """Instead of ``source``: several sources. After any number of draws, each has supplied its share to
+    within one prompt."""
     prompts_per_step: int = Field(32, ge=1)
     """Prompts sampled for each training step, over all ranks; with ``algorithm.name=sft`` the examples of an update."""
     shuffle: bool = True
     """Draw the prompts of a source in a random order, new in each epoch; the order follows from ``trainer.seed``."""
     max_prompt_tokens: int | None = Field(None, ge=1)
-    """Longer prompts are left out, and counted; so are, in any case, prompts that leave no room for
-    ``rollout.max_new_tokens`` in the model's context. Image tokens count. With ``algorithm.name=sft`` the tokens of the
-    response count as well, and nothing else needs room."""
+    """Longer prompts are left out and counted. Whatever this limit, prompts that leave no room for
+    ``rollout.max_new_tokens`` in the model's context are left out and counted too. Image tokens count. With
+    ``algorithm.name=sft`` the limit and the context apply to prompt and response together."""
     deduplicate: bool = False
     """Leave out prompts with the same tokens and images as an earlier prompt of any source, and count them."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -165,10 +165,12 @@ class DataSection(Section):
         if self.mix and self.options:
             raise ValueError("data.options are the options of data.source: in a mix, give each source its own options")
         if len({one.weight is None for one in self.mix}) > 1:
-            raise ValueError("give every source of data.mix a weight, or none")
+            raise ValueError("give a weight to every source of data.mix, or to no source")
         titles = [one.title for one in self.mix]
         if twice := sorted({title for title in titles if titles.count(title) > 1}):
-            raise ValueError(f"sources of data.mix have the same name, {', '.join(twice)}: give each a name")
+            raise ValueError(
+                f"sources of data.mix have the same name, {', '.join(twice)}: set a different name for each"
+            )
         return self
 
     def keyed_sources(self, key: str = "data") -> dict[str, MixedSource]:

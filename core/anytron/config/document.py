@@ -34,8 +34,8 @@ HEADING = """# Configuration
 
 A run is one YAML file. Any key can be set on the command line, `anytron train run.yaml section.key=value`,
 where the value is YAML and `rewards[0].weight=2` reaches into lists. `${section.key}` refers to another
-key. An unknown key is an error. `anytron config show run.yaml` prints what a run would use. Of a file with
-[`stages`](#stages), commands that look at one take it as `stage=NAME`.
+key. An unknown key is an error. `anytron config show run.yaml` prints what a run would use. If a file
+has [`stages`](#stages), commands that work on a single stage need `stage=NAME`.
 """
 
 

@@ -83,8 +83,8 @@ class EnvironmentSection(Section):
     """Longest observation, in tokens. A longer observation ends the response, and so does one that is too long for the
     model's context: the model never gets a part of it."""
     processes: int = Field(1, ge=1)
-    """Processes that call environments; each answers one call at a time, and keeps many environments."""
+    """Processes that call environments; each makes one call at a time, and holds many environments."""
     timeout_s: float = Field(120.0, gt=0.0)
-    """Seconds that one call may take. An environment that takes longer costs its sample."""
+    """Seconds that one call may take. If a call takes longer, its sample is not trained on."""
     memory_gib: float | None = Field(None, gt=0.0)
     """Memory that a process may allocate, in GiB; null = no limit."""

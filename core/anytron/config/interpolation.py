@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 LARGEST = 2**20
-"""Characters that all references together may become; configurations have thousands."""
+"""Most characters that all references together may resolve to; usual configurations have thousands."""
 DEEPEST_CHAIN = 32
-"""Keys that a reference may lead through."""
+"""Most keys in a chain of references."""
 _INNERMOST = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = re.compile(r"\s*oc\.env\s*:\s*['\"]?(\w*)")
 _OF_ENVIRONMENT = re.compile(r"\s*oc\.(?:decode|create)\s*:\s*\Z")
@@ -64,7 +64,7 @@ def measure(values: Any, place_of: Callable[[str], str]) -> set[str]:
             raise _refused(
                 key,
                 place_of,
-                f"the references, resolved up to this key, have more than {LARGEST} characters",
+                f"the references in the file, up to this key, resolve to more than {LARGEST} characters",
             )
     # What a name that is put together refers to is not known: it may be the next of these, and then all the rest.
     for key, count in sizes.unknown.items():
@@ -91,7 +91,7 @@ class _Sizes:
                 self._read(key, text)
 
     def of(self, key: str, path: tuple[str, ...]) -> Size:
-        """The size of the value at a key, or of all below it, to which a chain of references leads."""
+        """The size of the value or the section at a key; ``path`` is the chain of references that leads to it."""
         if key in path:
             raise _refused(path[0], self._place_of, f"it refers to itself: {' -> '.join([*path, key])}")
         if len(path) > DEEPEST_CHAIN:

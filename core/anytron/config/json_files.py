@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 DEEPEST = 32
-"""Levels of nesting of a configuration or a model's JSON files; published ones have ten."""
+"""Most levels of nesting in a configuration or in a model's JSON files; published models have ten."""
 
 
 def is_too_deep(value: Any, deepest: int = DEEPEST) -> bool:
@@ -41,7 +41,7 @@ def is_writable(text: str) -> bool:
 
 
 def strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, string) for every string in mappings and lists; the keys of mappings are strings, too."""
+    """Yield (dotted key, string) for every string in mappings and lists, the keys of mappings included."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict):
@@ -60,9 +60,9 @@ def _parts(whole: Any) -> Iterator[Any]:
 
 
 LARGEST_FILE = 64 * 2**20
-"""Bytes of a file; the largest published ones, indices of weights, have a fifth of it."""
+"""Most bytes of a JSON file; the largest published files, indices of weights, have a fifth of that."""
 WITH_CONFIGURATION = DEEPEST + 8
-"""Levels of a file of ours that has a run's configuration inside of it."""
+"""Most levels of nesting in a file of Anytron that contains a run's configuration."""
 
 
 def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:

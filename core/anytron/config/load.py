@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 PUBLIC = re.compile(
     r"(?:^|\.)(?:(?:rewards|sets|mix|stages)\.\d+\.name|model\.config(?:\..+)?|data(?:\..+)?\.options\.system)$"
 )
-"""Keys of free text that a run writes into metrics.jsonl, samples.jsonl and the model's config.json, which are not as
-private as config.yaml is."""
+"""Keys of free text that a run writes into metrics.jsonl, samples.jsonl and the model's config.json, which other users
+may read; only the owner may read config.yaml."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ def read_config(path: Path, overrides: Sequence[str] = (), relative_to: Path | N
         relative_to: The directory of relative paths, in overrides too; None = the directory of the file.
 
     Returns:
-        The configuration, valid in itself, its paths absolute (:func:`anytron.config.anchor.anchor`), and
-        the places of its keys. :mod:`anytron.run.preflight` checks whether the run can work. For a file with stages, it
-        is the stage that the key ``stage`` names.
+        The configuration, with absolute paths (:func:`anytron.config.anchor.anchor`), and the places of its keys. For a
+        file with stages, this is the configuration of the stage that the key ``stage`` names. Whether the run can work
+        is not checked here, but by :mod:`anytron.run.preflight`.
 
     Raises:
         ConfigError: The file is missing or is not YAML, an override has no ``=``, a key is unknown
             (with the nearest known one), or a value is refused by the schema or by the engine whose
-            option it is. All these mistakes are in one error, each with file and line, or the override it
-            came from.
+            option it is. One error lists all unknown keys and refused values, each with file and line, or with the
+            override that set it.
     """
     try:
         values, places = _read_values(path, overrides)
@@ -171,7 +171,7 @@ def _secrets_in_public_keys(secret: Iterable[str]) -> Iterator[Diagnostic]:
 
 
 def _validated(values: dict[str, Any], places: Places) -> tuple[RunConfig | None, list[Diagnostic]]:
-    """The run that some values describe, if they do, its paths as they stand; and what is wrong with the values."""
+    """Return the configuration, paths unchanged, or None if it is not valid; and the mistakes, with their places."""
     config, mistakes = None, [*_text_mistakes(values), *_option_mistakes(values)]
     try:
         config = RunConfig.model_validate(values)
@@ -187,7 +187,7 @@ def _too_deep(where: str) -> ConfigError:
 
 
 def _text_mistakes(values: Any) -> Iterator[Diagnostic]:
-    """Text that no file can hold: YAML writes it with escapes, a shell takes it from names that are not UTF-8."""
+    """Report text that UTF-8 cannot encode, from YAML escapes or from an override that is not UTF-8, and NUL."""
     for key, text in strings(values):
         if not is_writable(text) or "\0" in text:
             what = "has a NUL character" if "\0" in text else "has a character that UTF-8 cannot encode"
@@ -212,7 +212,7 @@ def _read(path: Path) -> str:
 
 
 def _yaml_is_too_deep(text: str) -> bool:
-    """Ask the parser that does not recurse: libyaml's, which builds the values, ends the process instead."""
+    """Whether lists and mappings are nested too deeply. PyYAML's parser tells; libyaml's would recurse and crash."""
     depth = 0
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -294,14 +294,14 @@ def _lines(path: Path, text: str) -> dict[str, str]:
 
 
 def _engines(values: Any) -> dict[str, EngineInfo]:
-    """The engines of a configuration that may not be valid otherwise."""
+    """The engines that the values choose; other values need not be valid."""
     name = _value(values, "engine", "name", EngineSection().name)
     rollout = _value(values, "rollout", "engine", RolloutSection().engine)
     return chosen_engines(str(name), str(rollout))
 
 
 def _option_mistakes(values: Any) -> list[Diagnostic]:
-    """Check the options of both engines, as far as there are mappings where they belong."""
+    """Check the options of both engines and of sources of prompts; the schema refuses options that are no mapping."""
     found = []
     for key, info in _engines(values).items():
         section, name = key.split(".")
@@ -333,7 +333,7 @@ def _value(values: Any, section: str, key: str, default: Any) -> Any:
 
 
 def _place_of_option(name: str, values: Any) -> str | None:
-    """The key of an option that an engine of the run has by that name."""
+    """The key of the engine option that has this name; None if neither engine has one."""
     for key, info in _engines(values).items():
         if info.options_model is not None and name in info.options_model.model_fields:
             return f"{key}.{name}"

@@ -54,8 +54,8 @@ def model_diagnostics(
     """Check the user's options against a model of options (None = no options are accepted).
 
     Args:
-        model: The model.
-        options: As the user wrote them.
+        model: Model of the options.
+        options: The options as the user wrote them.
         key: Key of the options in the configuration.
         place_of: Function that returns where below ``key`` an unknown name belongs, if that is known.
     """

@@ -28,7 +28,8 @@ class ParallelSection(Section):
     expert_tensor_parallel_size: int | None = Field(None, ge=1)
     """Ranks that share each expert; default: 1, or the tensor-parallel size if experts are not divided among ranks."""
     sequence_parallel: bool | None = None
-    """Split activations over tensor-parallel ranks outside of attention and MLP; default: if there are any."""
+    """Split activations over tensor-parallel ranks outside of attention and MLP; default: true if
+    ``tensor_model_parallel_size`` is above 1."""
 
     def sizes(self) -> ParallelSizes:
         """The parallel sizes as plain numbers, defaults resolved."""
@@ -51,7 +52,7 @@ class ParallelSection(Section):
 
 
 Offloadable = Literal["optimizer", "gradients", "reference", "teacher"]
-"""What of the training state can leave the device."""
+"""Parts of the training state that can be moved off the device."""
 
 
 class EngineSection(Section):
@@ -65,8 +66,8 @@ class EngineSection(Section):
     """Most tokens of a micro-batch (a longer sequence gets a micro-batch to itself). Image tokens count, one for each
     group of patches that the vision tower merges (4, as a rule); computing on these patches needs additional memory."""
     log_prob_chunk_tokens: int = Field(256, ge=1)
-    """Log-probs are computed in tiles of the vocabulary: a tile has as many logits as the whole vocabulary for this
-    many tokens, or 1024 for each token if that is more."""
+    """Log-probs are computed in tiles of the vocabulary, which bounds the memory for logits: a tile has as many logits
+    as this many tokens have over the whole vocabulary, but at least 1024 logits for each token of a micro-batch."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Which activations of the language model are recomputed in the backward pass."""
     distributed_optimizer: bool = True
@@ -88,18 +89,18 @@ class ExecutorSection(Section):
     """Name of the executor (entry-point group ``anytron.executors``): ``local`` = processes on this machine,
     ``ray`` = on the machines of a Ray cluster."""
     start_timeout_s: float = Field(300.0, gt=0.0)
-    """Seconds until every engine must have been built, from when the data are prepared."""
+    """Seconds within which every engine must be built, counted from when the data are prepared."""
     call_timeout_s: float = Field(3600.0, gt=0.0)
     """Seconds that one call to the workers may take."""
     stall_timeout_s: float = Field(30.0, ge=1.0)
-    """Seconds that ranks may wait in collectives that other ranks never join, because those have finished the call or
-    wait in another collective, before the call counts as lost. A slow rank does not count:
+    """Seconds that ranks may wait in a collective that other ranks will never join (they have finished the call, or
+    wait in another collective) before the call counts as lost. Waiting for a slow rank does not count:
     docs/how-to/survive-failures.md."""
     heartbeat_timeout_s: float = Field(60.0, ge=2.0)
     """Seconds without a sign of life after which a worker counts as lost: stopped, frozen, or stuck in a library. Each
-    sends a heartbeat once a second, except while a library holds Python's lock, for example to load another library
-    from a slow disk. A worker on another machine than the driver's ends after as many seconds, and two more, without a
-    sign of life of the driver, which sends one once a second too."""
+    worker sends a heartbeat once a second, except while a library holds Python's lock, for example to load another
+    library from a slow disk. The driver sends heartbeats too: a worker on another machine ends itself two seconds after
+    the driver has been silent for this time."""
     num_threads: int | None = Field(None, ge=1)
     """Processor threads of each training rank; default: ``OMP_NUM_THREADS`` where it is set, else processors divided by
     ranks. Set it for runs that share a machine: waiting threads of two runs slow each other down many times over."""
@@ -118,15 +119,15 @@ class PlatformSection(Section):
 
 
 _RECORDED = 10
-"""Steps of which a run leaves traces, at most."""
+"""Most steps that a run records."""
 
 
 class ProfileSection(Section):
     """Record steps with torch's profiler: a trace of each step and rank in ``profile/`` of the output directory."""
 
     steps: list[int] = Field(min_length=1, max_length=_RECORDED)
-    """Steps that are recorded, ten at most: each of a list, ``[3, 6]``, or from the first to the last of a text,
-    ``3-6``. The first ones of a process are slower than others."""
+    """Steps to record, ten at most: a list, ``[3, 6]``, or a range with both ends, ``3-6``. A process's first steps are
+    slower than later ones."""
     ranks: list[int] = Field(default_factory=lambda: [0], min_length=1)
     """Training ranks that are recorded."""
     stacks: bool = False
@@ -161,12 +162,14 @@ class TrainerSection(Section):
     output_dir: str = "runs/default"
     """Where the run writes its files; relative to the current directory."""
     overwrite: bool = False
-    """Delete what an earlier run wrote into ``output_dir``; otherwise that is an error. Other files are kept."""
+    """Delete the files that an earlier run wrote into ``output_dir``; if false, such files are an error. Other files
+    are kept."""
     log_samples: int = Field(4, ge=0)
     """Samples written to ``samples.jsonl`` at each step."""
     max_restarts: int = Field(3, ge=0)
-    """Processes that may be lost in a row without completing a step in between. After each, the run continues: from its
-    last checkpoint in new processes, or, if it was a rollout process, in the same step. 0 = the run ends."""
+    """Processes that may be lost in a row without a completed step in between. After each loss, the run continues from
+    its last checkpoint in new processes or, if a rollout process was lost, in the same step. 0 = the first loss ends
+    the run."""
     save_hf: bool = True
     """Write the trained model as ``hf/`` at the end; with ``model.lora`` its adapters as ``adapter/``; the critic, if
     there is one, as ``critic/``."""
@@ -191,7 +194,7 @@ class CheckpointSection(Section):
     every_minutes: float | None = Field(30.0, gt=0.0)
     """Save when so many minutes have passed since the last save. With ``every_steps``, whichever comes first."""
     keep: int = Field(2, ge=0)
-    """Checkpoints that are kept: the newest ones. 0 = none are written."""
+    """Number of checkpoints that are kept, the newest ones; 0 = no checkpoint is written."""
     asynchronous: bool = Field(True, alias="async")
     """Write files while training continues; training waits only while the state is copied."""
     path: str | None = None
@@ -208,14 +211,14 @@ class SinkSection(Section):
     """``tensorboard``, ``wandb``, ``mlflow``, ``swanlab``, or another that is installed (entry-point group
     ``anytron.metric_sinks``), or ``module:Class`` / ``file.py:Class``. Its errors never stop a run."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Its options; docs/how-to/watch-a-run.md lists the options of Anytron's sinks."""
+    """Options of the sink; docs/how-to/watch-a-run.md lists the options of Anytron's sinks."""
 
 
 class TrackingSection(Section):
     """How a run is shown, and where its metrics go besides ``metrics.jsonl``."""
 
     progress: bool = True
-    """Show a progress bar (plain lines where the output is not a terminal); without it, warnings alone."""
+    """Show a progress bar (plain lines where the output is not a terminal); if false, only warnings are shown."""
     plot: bool = True
     """Draw ``plots/reward.png`` at the end; with ``algorithm.name=sft``, ``plots/loss.png``."""
     sinks: list[SinkSection] = Field(default_factory=list)
@@ -253,12 +256,12 @@ class CriticSection(Section):
     """The critic of PPO, a second model. ``algorithm.advantage=gae`` requires it; your own estimator may use it."""
 
     path: str | None = None
-    """Directory of the Hugging Face causal language model that it starts from, or of a ``critic/`` that a run has
-    saved; default: the policy's model. Relative paths are relative to the YAML file."""
+    """Directory of the Hugging Face causal language model that the critic starts from, or of a ``critic/`` that a
+    run has saved; default: the policy's model. Relative paths are relative to the YAML file."""
     optimizer: OptimizerSection = OptimizerSection()
-    """Its optimizer. A critic often needs a higher rate than the policy (verl: 1e-5)."""
+    """The critic's optimizer. A critic often needs a higher learning rate than the policy (verl: 1e-5)."""
     clip_value: float = Field(0.5, ge=0.0)
-    """Largest change of a value in a step (default as in verl); 0 = no limit."""
+    """Largest change of the value of a token in a step (default as in verl); 0 = no limit."""
     warmup_steps: int = Field(0, ge=0)
     """Number of first training steps in which only the critic is trained."""
 
@@ -280,12 +283,12 @@ class RewardModelSection(Section):
 
     path: str
     """Directory of a Hugging Face model for sequence classification with one label, and of its tokenizer, in which
-    every token of the policy has the same id. Relative paths are relative to the YAML file. It computes in
-    ``model.dtype``."""
+    every token of the policy has the same id. Relative paths are relative to the YAML file. The reward
+    model computes in ``model.dtype``."""
     parallel: ParallelSection = ParallelSection()
-    """How it is split, independently of the policy: rank i shares the device of training rank i, so that it has no
-    more ranks than training; the keys are the same as in section ``parallel``."""
+    """How the reward model is split, independently of the policy; the keys are the same as in section ``parallel``. Its
+    rank i shares the device of training rank i, so that it can have at most as many ranks as training."""
     max_tokens_per_micro_batch: int = Field(16384, ge=1)
-    """Most tokens that it reads at one time, as ``engine.max_tokens_per_micro_batch``."""
+    """Most tokens that the reward model reads at one time, as ``engine.max_tokens_per_micro_batch``."""
     offload: bool = False
-    """Keep its weights on the host, and move them to the device only to score."""
+    """Keep the reward model's weights on the host, and move them to the device only to score."""

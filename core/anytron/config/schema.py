@@ -79,7 +79,7 @@ class ModelSection(Section):
     """Element type of parameters and activations. With bfloat16 the optimizer keeps float32 copies."""
     freeze: list[ModelPart] = Field(default_factory=list)
     """Parts of a vision-language model that are not trained: ``vision_tower`` (without its last layers),
-    ``aligner`` (those layers, which make text tokens of image patches), ``language_model``."""
+    ``aligner`` (its last layers, which turn patches into embeddings of the language model), ``language_model``."""
     lora: LoraSection | None = None
     """Train adapters only; keys below."""
 
@@ -115,9 +115,9 @@ class RunConfig(Section):
     trainer: TrainerSection = TrainerSection()
     checkpoint: CheckpointSection = CheckpointSection()
     resume: str = Field("never", min_length=1)
-    """``never`` starts a new run; ``auto`` continues the one in ``trainer.output_dir`` from its newest checkpoint, and
-    starts a new one in an empty directory; the directory of a checkpoint, relative to the current directory, starts a
-    new run from that. docs/how-to/resume-a-run.md says more."""
+    """``never`` starts a new run; ``auto`` continues the run in ``trainer.output_dir`` from its newest checkpoint, or
+    starts a new run if the directory is empty; the path of a checkpoint, relative to the current directory, starts a
+    new run from that checkpoint. docs/how-to/resume-a-run.md says more."""
     tracking: TrackingSection = TrackingSection()
 
     @model_validator(mode="after")
@@ -129,8 +129,8 @@ class RunConfig(Section):
             raise ValueError("algorithm.advantage=gae needs a critic: add a section critic, {} for the defaults")
         if advantage != "gae" and ":" not in advantage and self.critic is not None:
             raise ValueError(
-                f"critic needs algorithm.advantage=gae, and it is {advantage}: set algorithm.advantage=gae, or "
-                "remove critic"
+                f"critic needs algorithm.advantage=gae, but algorithm.advantage is {advantage}: set "
+                "algorithm.advantage=gae, or remove critic"
             )
         return self
 
@@ -177,7 +177,7 @@ class RunConfig(Section):
         if algorithm.kl_coefficient == 0.0 and (algorithm.kl_target is not None or algorithm.kl_placement == "reward"):
             key = "kl_placement=reward" if algorithm.kl_target is None else "kl_target"
             raise ValueError(
-                f"algorithm.{key} needs algorithm.kl_coefficient above 0 as its first value: set it (0.001 to 0.1 "
+                f"algorithm.{key} needs algorithm.kl_coefficient above 0: set algorithm.kl_coefficient (0.001 to 0.1 "
                 "is usual)"
             )
         if algorithm.importance_floor > algorithm.importance_cap:
@@ -240,7 +240,7 @@ class RunConfig(Section):
             raise ValueError("rollout.continue_over_updates needs rollout.max_staleness=1 or more")
         if staleness and (self.rollout.sleep or self.engine.offload):
             raise ValueError(
-                "rollout.sleep and engine.offload free the device while the other side works, but with "
+                "rollout.sleep and engine.offload need generation and training to take turns, but with "
                 f"rollout.max_staleness={staleness} both work at the same time: remove both keys"
             )
         if staleness and self.trainer.rollout_log_prob_tolerance is not None:

@@ -26,19 +26,20 @@ class RewardSection(Section):
     """A registered reward (``exact_match``, ``contains``, ``regex``, ``format``, ``math``, ``code``, ``judge``,
     ``reasoning_gym``, ``environment``, ``reward_model``), or ``module:function`` / ``file.py:function``; or a class."""
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    """The name in its metrics and of its log; default: the function's name. Two rewards need two names."""
+    """Name of the reward in metrics and in the name of its log; default: the function's name. No two rewards may have
+    the same name."""
     weight: float = 1.0
     """Factor of this reward in the sum."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the function, or of the class; docs/how-to/write-a-reward.md lists the options of registered
     rewards."""
     processes: int = Field(1, ge=1)
-    """Processes that call the function; the samples of one prompt are in one call, whatever their number."""
+    """Processes that call the function. All samples of a prompt are in one call, however many processes there are."""
     timeout_s: float = Field(120.0, gt=0.0)
-    """Seconds from when the function takes a sample from its list until it takes the next one, or returns. A function
-    that first takes all of them has this time for all of its work; ``judge`` takes each sample again while it waits for
-    the answer. A call with N samples ends after N + 1 times as long at the latest, however often the function takes
-    them."""
+    """Seconds from when the function takes a sample from its list until it takes the next sample, or returns. A
+    function that first takes all samples has this time for all of its work; ``judge`` takes each sample again while it
+    waits for the answer. A call with N samples may last at most N + 1 times as long, however often the function takes
+    samples."""
     memory_gib: float | None = Field(None, gt=0.0)
     """Memory that a process may allocate, in GiB; null = no limit."""
     on_error: Literal["drop", "zero", "stop"] = "drop"
@@ -72,7 +73,7 @@ class ValidationSetSection(Section):
     samples_per_prompt: int = Field(1, ge=1)
     """Responses to each prompt: the n of ``mean@n``."""
     pass_at: list[int] = Field(default_factory=lambda: [1])
-    """For each k in it, the probability that at least one of k responses passes: ``pass@k``."""
+    """Numbers k for which ``pass@k`` is measured: the probability that at least one of k responses passes."""
     pass_threshold: float = 1.0
     """A response passes if its reward is at least this."""
     max_new_tokens: int | None = Field(None, ge=1)
@@ -129,10 +130,11 @@ class ValidationSection(Section):
     before_training: bool = False
     """Validate before the first step."""
     metric: str | None = None
-    """The number that says which policy is best: ``validation/NAME/mean@n``, or ``pass@k`` of a set; with
-    ``algorithm.name=sft`` its ``loss``. Default: the mean, or the loss, of the first set."""
+    """The metric that says which policy is best: ``validation/NAME/mean@n`` or ``validation/NAME/pass@k``; with
+    ``algorithm.name=sft`` ``validation/NAME/loss``. Default: the mean, or the loss, of the first set."""
     direction: Direction | None = None
-    """Whether the highest or the lowest ``metric`` is best. Default: the lowest loss, the highest of all others."""
+    """Whether the highest or the lowest ``metric`` is best. Default: the lowest loss, but the highest mean or
+    pass@k."""
     keep_best: bool = False
     """Save a checkpoint when ``metric`` is better than in all earlier validations, and keep it in addition to the
     newest ones; ``checkpoints/best`` names it."""

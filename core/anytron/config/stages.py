@@ -1,4 +1,4 @@
-"""Split a configuration of several stages into the runs that it describes, each of which is whole.
+"""Split a configuration with several stages into one complete configuration for each stage.
 
 The configuration of a stage is the rest of the file, overridden by the keys of the stage: mappings are merged key by
 key, any other value is replaced as a whole. No other code that reads a configuration has to know of stages.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 STAGES, STAGE = "stages", "stage"
 """The key of the list of stages, and the key that selects the stage for a command."""
 OF_ALL_STAGES = ("trainer.output_dir", "trainer.overwrite", "checkpoint.path", "engine.name")
-"""Keys of sections that stages have, which belong to all of them together."""
+"""Keys that a stage must not set, although it may set other keys of the same section: they apply to all stages."""
 
 _Section = dict[str, Any]
 
@@ -43,11 +43,11 @@ class StageSection(Section):
     validation: _Section | None = None
     """The stage's validation."""
     rollout: _Section = Field(default_factory=dict)
-    """How it generates."""
+    """The stage's rollout."""
     environment: _Section | None = None
     """The stage's environment."""
     algorithm: _Section = Field(default_factory=dict)
-    """How its gradients are computed."""
+    """The stage's algorithm."""
     optimizer: _Section = Field(default_factory=dict)
     """The stage's optimizer, which starts without moments and at the first step of its schedule."""
     critic: _Section | None = None
@@ -57,9 +57,9 @@ class StageSection(Section):
     reward_model: _Section | None = None
     """The stage's reward model."""
     parallel: _Section = Field(default_factory=dict)
-    """How its model and work are split."""
+    """The stage's parallel sizes."""
     engine: _Section = Field(default_factory=dict)
-    """The stage's training engine, of which ``name`` belongs to all stages."""
+    """The stage's training engine; ``name`` belongs to all stages."""
     trainer: _Section = Field(default_factory=dict)
     """The stage's loop; ``output_dir`` and ``overwrite`` belong to all stages."""
     checkpoint: _Section = Field(default_factory=dict)
@@ -154,7 +154,7 @@ def _merged(shared: Any, own: Any) -> Any:
 
 
 def _in_own_directory(values: dict[str, Any], directory: str) -> dict[str, Any]:
-    """Let a stage write below the places that are set for all of them."""
+    """Give a stage its own directory below the directories that are set for all stages."""
     default = TrainerSection.model_fields["output_dir"].default
     for section, name, fallback in (("trainer", "output_dir", default), ("checkpoint", "path", None)):
         given = values.get(section) or {}

@@ -163,8 +163,8 @@ class Platform(abc.ABC):
     def configure_options(self, options: BaseModel | None) -> None:  # noqa: B027 - optional to override
         """Receive the validated ``platform.options`` before any hook is called; in the driver again after all edits.
 
-        A platform keeps its options, and nothing else. A decision for a run is returned by the hook ``configure`` as
-        an edit of the options, with its reason. Hooks of a run receive its configuration and must not store it.
+        An override stores the options and nothing else. To decide something for a run, return an edit of the options,
+        with its reason, from the hook ``configure``. Hooks receive a run's configuration and must not store it.
         """
 
     def decisions(self) -> Iterable[Decision]:
@@ -179,8 +179,8 @@ class Platform(abc.ABC):
     def limits(self) -> Iterable[Limit]:
         """Return the features that the platform lacks, whatever the configuration.
 
-        A run that needs such a feature is refused with the reason, and the conformance kit counts the checks that it
-        skips for it. Limits that depend on other keys of the configuration belong in the hook ``configure``.
+        A run that needs such a feature is refused with the reason; the conformance kit skips and counts the checks that
+        need the feature. Limits that depend on other keys of the configuration belong in the hook ``configure``.
         """
         return ()
 

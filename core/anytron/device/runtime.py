@@ -29,7 +29,7 @@ class MemoryStats:
 
 
 class DeviceRuntime(abc.ABC):
-    """The device interface for engines: all their code for the device goes through the one instance of a process.
+    """The interface through which engines use the device. Each process has one instance.
 
     Engines whose code hard-codes ``torch.cuda`` are redirected to this object on platforms whose
     ``redirects_torch_cuda`` is True.
@@ -161,7 +161,7 @@ class TorchDeviceRuntime(DeviceRuntime):
         self.module.synchronize()
 
     def empty_cache(self) -> None:
-        """Return cached blocks to the driver."""
+        """Return the allocator's cached, unused blocks to the device."""
         self.module.empty_cache()
 
     def memory_stats(self) -> MemoryStats:
@@ -197,7 +197,7 @@ class TorchDeviceRuntime(DeviceRuntime):
         return generator
 
     def device_name(self) -> str:
-        """The current device's name, as its driver gives it."""
+        """The current device's name, as its vendor's library reports it."""
         return str(self.module.get_device_name(self.module.current_device()))
 
     def can_pin_memory(self) -> bool:
@@ -209,5 +209,5 @@ class TorchDeviceRuntime(DeviceRuntime):
         return self.module.Stream()
 
     def current_stream(self) -> Any:
-        """The stream in use on the current device, which is initialised."""
+        """The stream in use on the current device; initialises the device if necessary."""
         return self.module.current_stream()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceStack:
-    """A process on a platform: its plugins, and its patches of third-party code.
+    """The plugins, the platform and the patches of third-party code of this process.
 
     Leaving it as a context manager undoes all patches.
 
@@ -71,7 +71,7 @@ class DeviceStack:
         self.platform.prepare_engine(facts, self.ledger)
 
     def require(self, asked: Iterable[Feature]) -> None:
-        """Refuse features that the platform lacks, as a run of Anytron is refused before it starts.
+        """Raise an error if the platform lacks one of the features, as ``anytron train`` does before a run.
 
         Raises:
             ConfigError: The platform lacks a feature; the error has the platform's reason.
@@ -111,10 +111,10 @@ def open_device_stack(
     """Choose the platform of this process, and apply the patches that come before Megatron is imported.
 
     Args:
-        platform: Name of the platform; None = ``ANYTRON_PLATFORM``, else the one device that is usable.
+        platform: Name of the platform; None = ``ANYTRON_PLATFORM``, else the one whose device is usable.
         options: ``platform.options``; None = ``ANYTRON_PLATFORM_OPTIONS``.
         role: Kind of process; it determines which patches apply.
-        engine: Anytron's engine whose models the process builds; default: Megatron's own models.
+        engine: Name of Anytron's engine whose models the process builds; default: the process builds its own models.
 
     Raises:
         PlatformError: The platform cannot be used, or the choice is not clear.

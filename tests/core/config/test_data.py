@@ -32,8 +32,11 @@ def read(tmp_path):
         ({}, r"exactly one of data\.source and data\.mix"),
         ({"source": "jsonl", "mix": [{"source": "csv"}]}, "exactly one"),
         ({"mix": [{"source": "a:f"}], "options": {"n": 1}}, r"data\.options are the options of data\.source"),
-        ({"mix": [{"source": "a:f", "weight": 1}, {"source": "b:f"}]}, "a weight, or none"),
-        ({"mix": [{"source": "a:f"}, {"source": "a:f"}]}, "same name, a:f: give each a name"),
+        (
+            {"mix": [{"source": "a:f", "weight": 1}, {"source": "b:f"}]},
+            "a weight to every source of data.mix, or to no source",
+        ),
+        ({"mix": [{"source": "a:f"}, {"source": "a:f"}]}, "same name, a:f: set a different name for each"),
         ({"mix": [{"source": "a:f", "weight": 0}]}, r"data\.mix\.0\.weight.*greater than 0"),
         ({"mix": [{"source": "a:f", "wieght": 1}]}, r"did you mean data\.mix\.0\.weight"),
         ({"mix": 3}, r"data\.mix"),

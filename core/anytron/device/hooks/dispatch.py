@@ -190,8 +190,8 @@ def brief(value: Any, depth: int = 0) -> str:
 class InputChecks:
     """Check the micro-batches that plugins return (``preprocess_sequences``).
 
-    The checks of position values, which make the device wait, and of scopes, which call the plugin's code, run once for
-    each plugin, when it first changes positions or scope.
+    The values of positions are checked once for each plugin, when it first changes positions, because the check makes
+    the device wait; scopes once, when it first changes the scope, because the check calls the plugin's code.
     """
 
     def __init__(self) -> None:
@@ -208,8 +208,8 @@ class InputChecks:
 
         Raises:
             HookContractError: ``after`` is not a ModelInputs or has a different layout; ids, labels or positions
-                changed shape or dtype; the position of a real token changed; its scope is not a factory, or returned
-                one object twice.
+                changed shape or dtype; the position of a real token changed; or its scope is not a function that makes
+                a new context manager at each call.
         """
         from anytron.sequences.layout import ModelInputs
         from anytron.sequences.scopes import parts

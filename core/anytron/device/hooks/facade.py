@@ -1,4 +1,4 @@
-"""The typed facade over all plugins: one method per hook. Core and backends call this and nothing else.
+"""The typed facade over all plugins: one method per hook. Core and backends call plugins only through it.
 
 Each specification says the kind of its hook, and :mod:`anytron.device.hooks.dispatch` implements the call of each kind.
 Implementations are resolved once, when the facade is made, so that a call costs a loop over a tuple. Every answer is

@@ -9,7 +9,7 @@ The kind of a hook says how it is called:
 
 - ``all``: every plugin is asked, and the answers are collected.
 - ``first``: the active platform is asked, then extensions in order of name, then the neutral
-  default; the first answer that is not None counts.
+  default, which is Anytron's implementation in plain torch; the first answer that is not None counts.
 - ``chain``: extensions in order of name and then the platform, each receiving what the previous one
   returned.
 - ``merge``: every plugin is asked for a mapping; two plugins that set one name to different values are
@@ -149,7 +149,7 @@ def build_attn_mask(request: MaskRequest) -> AttnMask | None:
 
     Returns: a mask whose kind is in ``request.accepted``; its tensors are bool, and its ``polarity`` says what True
         means; rows of padding may be fully masked. Kind and kernel mode depend on traits, format and parallel sizes
-    only: a later answer of another kind is an error. None leaves it to the next plugin.
+    only: a later answer of another kind is an error. None = the next plugin is asked.
     """
 
 
@@ -164,7 +164,7 @@ def postprocess_output(values: Tensor, layout: SequenceLayout) -> Tensor | None:
 
     Returns: ``[T, ...]``, differentiable: one entry for each real token, in the order of the input sequences. With
         context parallelism, values are gathered over its ranks, and the gradient flows through the local slice only.
-    None leaves it to the neutral default, which handles every layout.
+    None = the next plugin is asked; the neutral default handles every layout.
     """
 
 

@@ -169,7 +169,7 @@ def _single(usable: Sequence[Choice], processors: Sequence[Choice], absent: Sequ
     if len(candidates) > 1:
         names = [choice.platform.name for choice in candidates]
         raise PlatformError(
-            f"{len(names)} platforms can be used, and none of them is chosen: {', '.join(names)}.",
+            f"{len(names)} platforms can be used, and Anytron does not choose between them: {', '.join(names)}.",
             why="; ".join(f"{choice.platform.name}: {choice.reason}" for choice in candidates),
             fix=_name_one(names[0]),
         )

@@ -56,7 +56,7 @@ def find_plugins() -> list[Found]:
 
     ``ANYTRON_PLUGINS`` (names, separated by commas) is an allow list: of plugins that do not ship in
     the ``anytron`` distribution itself, only those are loaded. ``ANYTRON_DISABLE_PLUGINS`` excludes
-    names, embedded ones too. A plugin that is excluded is not imported.
+    names, plugins of the ``anytron`` distribution too. A plugin that is excluded is not imported.
 
     Raises:
         PluginError: ``ANYTRON_PLUGINS`` names a plugin that is not installed.
@@ -173,7 +173,7 @@ def _instance(report: PluginReport, point: EntryPoint) -> object:
         raise _RefusedError(
             State.BROKEN,
             f"constructing {point.value} failed: {type(error).__name__}: {error}",
-            "a plugin class is constructed without arguments, on any machine, without its device",
+            "make the class constructible without arguments on any machine, also without its device",
         ) from error
 
 
@@ -193,8 +193,8 @@ def _check_platform(report: PluginReport, point: EntryPoint, loaded: object) -> 
     if getattr(loaded, "name", None) != report.name:
         raise _RefusedError(
             State.BROKEN,
-            f"the entry point is called '{report.name}', the platform says '{getattr(loaded, 'name', None)}'",
-            f"give both one name in {report.distribution}",
+            f"the entry point is called '{report.name}', but the class has name = '{getattr(loaded, 'name', None)}'",
+            f"give the entry point and the class the same name in {report.distribution}",
         )
     if loaded.options_model is not None and loaded.options_model.model_config.get("extra") != "forbid":
         raise _RefusedError(

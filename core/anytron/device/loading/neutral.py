@@ -33,9 +33,9 @@ class NeutralDefaults:
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
         """Return the cheapest form that is exact and that the model accepts.
 
-        The first choice is no tensor, where the kernel needs none: thd has ``cu_seqlens``, and with padding
-        on the right plain causal attention is exact on real rows. The second is the 2-D map, for models
-        that pack or mask by it. A full 4-D mask is built only if the model accepts nothing else.
+        The first choice is no tensor, if attention is exact without one: in thd the kernel reads ``cu_seqlens``, and in
+        bshd with padding on the right, plain causal attention is exact for real tokens. The second is a 2-D map of real
+        tokens, for models that pack or mask by it. A full 4-D mask is built only if the model accepts nothing else.
 
         Raises:
             HookContractError: No accepted form is exact.

@@ -37,7 +37,7 @@ class State(str, Enum):
     BLOCKED = "blocked"
     """The user excluded it: ``ANYTRON_PLUGINS`` or ``ANYTRON_DISABLE_PLUGINS``."""
     INCOMPATIBLE = "incompatible"
-    """The plugin was written for another version of the contract, or a required package is missing or unfitting."""
+    """The plugin was written for another version of the contract, or a package is missing or out of range."""
     DUPLICATE = "duplicate"
     """Several distributions offer this name; none of them is used."""
 
@@ -72,8 +72,8 @@ class PluginReport:
     def refused(self) -> bool:
         """Whether the plugin itself is at fault and no run can use it.
 
-        A platform without its device, a plugin that the user excluded, and packages that a plugin needs and that
-        are missing (a run with another engine may not need them) are not faults of the plugin.
+        It is not the plugin's fault that its device is absent, that the user excluded it, or that a package that it
+        needs is missing (a run with another engine may not need the package).
         """
         at_fault = (State.BROKEN, State.DUPLICATE, State.INCOMPATIBLE)
         return self.state in at_fault and not self.requirements

@@ -66,7 +66,8 @@ class Session:
 
         Args:
             options: ``platform.options``; empty = ``ANYTRON_PLATFORM_OPTIONS``.
-            settled: ``options`` include the plugins' edits, and may differ from ``ANYTRON_PLATFORM_OPTIONS``.
+            settled: Whether ``options`` include the plugins' edits, so that they may differ from
+                ``ANYTRON_PLATFORM_OPTIONS``.
 
         Raises:
             ConfigError: ``options`` are not valid for the platform, or differ from ``ANYTRON_PLATFORM_OPTIONS``.
@@ -76,7 +77,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Survey:
-    """The reports of all installed plugins, and the error if no platform can be chosen; None if one is active."""
+    """The reports of all installed plugins, and the error if no platform can be chosen (None if one is active)."""
 
     reports: tuple[PluginReport, ...]
     error: PlatformError | None
@@ -97,7 +98,8 @@ def open_session(
         platform: ``platform.name`` of the configuration; None = ``ANYTRON_PLATFORM``, else the probes.
         options: ``platform.options``; None or empty = ``ANYTRON_PLATFORM_OPTIONS``.
         engine: ``engine.name``; None outside of a run.
-        settled: ``options`` include the plugins' edits, and may differ from ``ANYTRON_PLATFORM_OPTIONS``.
+        settled: Whether ``options`` include the plugins' edits, so that they may differ from
+            ``ANYTRON_PLATFORM_OPTIONS``.
 
     Raises:
         PlatformError: The platform asked for cannot be used, or the probes leave no single choice.
@@ -226,8 +228,8 @@ def validated_options(platform: Platform, options: Mapping[str, Any], *, settled
     Args:
         platform: The platform that defines the options.
         options: ``platform.options``; empty = take them from the variable.
-        settled: ``options`` belong to a run and include the edits of its plugins. The user's own options have been
-            compared with the variable already, so that they are not compared again.
+        settled: Whether ``options`` belong to a run and include the edits of its plugins. Such options are not compared
+            with the variable, because the user's own options have been compared already.
 
     Returns:
         An instance of ``platform.options_model``; None if the platform has no options.

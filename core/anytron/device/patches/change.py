@@ -33,7 +33,7 @@ class Change:
             inherited it.
         after: The attribute after the patch, as ``owner`` stores it.
         old: The original, which other modules may hold by name; :data:`ABSENT` if other modules are left as they are.
-        new: The object that these modules hold instead; :data:`ABSENT` together with ``old``.
+        new: The object that replaces ``old`` in these modules; :data:`ABSENT` if ``old`` is.
         uninstall: Function that undoes ``install``; None for a replacement.
         rebindings: The modules that were given ``new``.
     """
@@ -63,7 +63,7 @@ class Change:
         """Undo the patch: restore the target, and the modules that were given the replacement.
 
         Raises:
-            PatchError: The target is still not the object that it was before the patch.
+            PatchError: After undoing, the target is not the object that it was before the patch.
         """
         if self.uninstall is not None:
             self.uninstall()

@@ -23,10 +23,10 @@ _PHASES = tuple(Phase)
 class Ledger:
     """The patches of this process.
 
-    Within a phase, the ledger applies patches in the order in which they were added, each once. If the installed
-    version is not in a patch's range, it skips the patch and records the reason. It verifies each applied patch. Then
-    modules that had imported the old object by name get the new one. The record's detail lists these modules, and the
-    places that still hold the old object.
+    Within a phase, the ledger applies patches in the order in which they were added, each once; patches that import a
+    package come last. If the installed version is not in a patch's range, it skips the patch and records the reason. It
+    verifies each applied patch. Then modules that had imported the old object by name get the new one. The record's
+    detail lists these modules, and the places that still hold the old object.
 
     Args:
         patches: The first patches; more may be added before their phase is applied.
@@ -107,9 +107,9 @@ class Ledger:
     def revalidate(self) -> list[PatchRecord]:
         """Apply overwritten patches again, on top of the objects that overwrote them.
 
-        Call this, for example, after ``mindspeed.patch_utils`` has applied its own patches again: it starts from the
-        objects that it saw first, and so drops all other patches. A later :meth:`undo` restores the objects that the
-        other code put there; undoing those is up to that code.
+        Call this, for example, after ``mindspeed.patch_utils`` has applied its own patches again: MindSpeed starts from
+        the objects that it saw first, and so drops all other patches. A later :meth:`undo` restores the objects that
+        the other code put there, not the ones before.
 
         Returns:
             The new records; none if everything was in effect.

@@ -109,7 +109,7 @@ class Patch:
         if bool(self.replacement) == bool(self.install):
             raise ValueError(f"patch {self.id}: give exactly one of replacement and install")
         if not all(str(self.replacement or self.install).partition(":")):
-            raise ValueError(f"patch {self.id}: replacement and install name a function, module:function")
+            raise ValueError(f"patch {self.id}: replacement and install must name a function as module:function")
         if self.replacement and not self.attribute:
             raise ValueError(f"patch {self.id}: a replacement needs a target of the form module:attribute")
         if self.requires and not self.package:

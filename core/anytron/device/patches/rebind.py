@@ -95,11 +95,11 @@ def holders(package: str, limit: int = 5) -> list[str]:
 def leftovers(original: Any, but_not: Any) -> list[str]:
     """Describe the default arguments, class attributes and module-level containers that hold ``original``.
 
-    It leaves closures out: decorators hold what they decorate on purpose, and so do the wrappers that replace it.
+    Closures are left out: a decorator, or a wrapper that replaces ``original``, holds it on purpose.
 
     Args:
         original: A function or class that was replaced.
-        but_not: Replacement of the original, which may hold it.
+        but_not: The replacement, which may hold ``original``.
 
     Returns:
         One phrase for each holder, sorted.

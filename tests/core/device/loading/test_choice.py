@@ -73,7 +73,9 @@ def test_an_accelerator_that_cannot_even_be_probed_is_an_error(site, kind):
 def test_two_usable_accelerators_ask_for_a_choice(site):
     site.platform("npx", "usable")
     site.platform("zpu", "usable")
-    with pytest.raises(PlatformError, match=r"2 platforms can be used, and none of them is chosen: npx, zpu") as caught:
+    with pytest.raises(
+        PlatformError, match=r"2 platforms can be used, and Anytron does not choose between them: npx, zpu"
+    ) as caught:
         open_session()
     assert "ANYTRON_PLATFORM=npx" in caught.value.fix
     survey = survey_plugins()

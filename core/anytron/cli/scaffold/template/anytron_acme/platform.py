@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AcmePlatform(Platform):
-    """Acme's device, once :meth:`probe` and ``runtime.py`` ask for it."""
+    """Acme's device. Until you change :meth:`probe` and ``runtime.py``, it is the host's processor."""
 
     # Besides these there are visible_devices_variable, ray_resource, device_packages and others:
     # python -m pydoc anytron.Platform
@@ -49,9 +49,10 @@ class AcmePlatform(Platform):
         return (Decision("device", "the host's processor", "anytron_acme/runtime.py names no other"),)
 
     def limits(self) -> tuple[Limit, ...]:
-        """Return the features that the device lacks, with reasons: runs that need them are refused, the kit skips them.
+        """Return the features that the device lacks, with reasons.
 
-        Delete this first one when there is a device.
+        Runs that need such a feature are refused, and the conformance kit skips its checks. Delete the limit below when
+        ``runtime.py`` drives your device.
         """
         return (Limit(Feature.OWN_DEVICE, "anytron_acme/runtime.py names no device yet"),)
 

@@ -24,7 +24,7 @@ class AcmeRuntime(CpuRuntime):
     # Delete these two methods together with CpuRuntime.
 
     def device_count(self) -> int:
-        """As many as ``AcmePlatform.probe`` says: ranks share the processor."""
+        """Return the number of devices that ``AcmePlatform.probe`` reports: ranks share the processor."""
         return 8
 
     def device_name(self) -> str:
