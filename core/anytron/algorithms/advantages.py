@@ -88,7 +88,7 @@ def have_signal(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 VARIANCE_EPSILON = 1e-8
-"""Added to the variance that advantages are divided by the root of; verl's value (``masked_whiten``)."""
+"""Added to the variance of advantages before they are divided by its root; verl's value (``masked_whiten``)."""
 
 
 def broadcast_to_tokens(per_sequence: Tensor, lengths: Tensor, response_mask: Tensor) -> Tensor:

@@ -42,10 +42,11 @@ class AdvantageFunction(Protocol):
 
         Args:
             batch: B sequences, with ``groups`` and ``token_rewards``, and with ``values`` if there is a critic. Prompts
-                have different numbers of samples where some are not learnt from (``rewards[].on_error``,
-                ``algorithm.overlong_masking``); one may have a single one.
-            rewards: float32 ``[B]``, finite. With ``algorithm.kl_placement=reward`` less the response's penalties.
-            algorithm: Settings.
+                have different numbers of samples if some samples are not learnt from (``rewards[].on_error``,
+                ``algorithm.overlong_masking``); a prompt may have only one.
+            rewards: float32 ``[B]``, finite. With ``algorithm.kl_placement=reward``, the response's KL penalties are
+                subtracted.
+            algorithm: Section ``algorithm`` of the configuration.
         """
 
 
@@ -117,11 +118,11 @@ class PolicyLossFunction(Protocol):
     """A policy's loss: a pure function that ``algorithm.loss`` names."""
 
     def __call__(self, tokens: PolicyTokens, algorithm: AlgorithmSection, /) -> TokenLosses:
-        """Compute the loss of each token, without KL penalty and entropy bonus, which are the same with each.
+        """Compute the loss of each token, without KL penalty and entropy bonus, which are added to every loss.
 
         Args:
             tokens: A micro-batch, on the device.
-            algorithm: Settings; ``algorithm.options`` are a user's own.
+            algorithm: Section ``algorithm`` of the configuration; its ``options`` are the user's own.
         """
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anytron.config.algorithm import AlgorithmSection
 
 MOMENTS = "moments/"
-"""Sums from which :func:`with_moments_resolved` makes the metrics that are not sums themselves."""
+"""Prefix of the sums from which :func:`with_moments_resolved` computes the metrics that are not sums themselves."""
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 
 K3_LIMIT = 10.0
-"""k3 is held below this, as in verl (``trainer/ppo/core_algos.py``): one token could be all of a step's loss."""
+"""k3 is held below this, as in verl (``trainer/ppo/core_algos.py``): one token could outweigh all others in a step."""
 LARGEST_ERROR = 0.2
 """The adaptive coefficient reacts to no larger relative error (arXiv:1909.08593, section 2.2)."""
 
 ADAPTS = ("kl/coefficient", "policy/kl")
-"""Metrics of a step from which an adaptive coefficient goes on."""
+"""Metrics of a step from which the next step's adaptive coefficient is computed."""
 
 
 def k1(log_probs: Tensor, reference: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def k3(log_probs: Tensor, reference: Tensor) -> Tensor:
 
 
 KL_ESTIMATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType({"k1": k1, "k2": k2, "k3": k3})
-"""By their name in ``algorithm.kl_estimator``."""
+"""KL estimators by their name in ``algorithm.kl_estimator``."""
 
 
 def penalizes_rewards(algorithm: AlgorithmSection) -> bool:

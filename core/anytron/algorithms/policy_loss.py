@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OWNER = "PolicyLoss"
 USER_METRICS = "loss/metrics/"
-"""Stands before the names of metrics that a loss of the user's returns."""
+"""Prefix of the names of metrics that a user's loss returns."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ class PolicyLoss:
                 ``token_shares``.
 
         Raises:
-            DataError: A field that the loss needs is missing, or a function of the user's raises, or returns something
-                unusable.
+            DataError: A field that the loss needs is missing, or a user's function raises or returns an invalid value.
         """
         algorithm = self.algorithm
         weights = required(batch.loss_weights, "loss_weights", OWNER)
@@ -114,7 +113,7 @@ class PolicyLoss:
 
 
 def _part(name: str, values: Tensor, shares: Tensor) -> Tensor:
-    """Average a metric over tokens that count, whatever it is elsewhere; or take the largest if it is called so."""
+    """Average a metric over the tokens that count, or take its maximum if its name ends in ``_max``."""
     if not is_maximum(name):
         return torch.sum(torch.where(shares > 0, shares * values, 0.0))
     return torch.where(shares > 0, values, -torch.inf).amax()

@@ -70,13 +70,13 @@ ADVANTAGES: Mapping[str, AdvantageFunction] = MappingProxyType(
         "none": no_advantages,
     }
 )
-"""By their name in ``algorithm.advantage``."""
+"""Advantage estimators by their name in ``algorithm.advantage``."""
 OF_RESPONSES = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "none"})
-"""Those that do not read the rewards of tokens."""
+"""Names of the estimators that do not read the rewards of tokens."""
 LOSSES: Mapping[str, PolicyLossFunction] = MappingProxyType(
     {"ppo_clip": ppo_clip, "gspo": gspo, "gspo_token": gspo_token, "cispo": cispo, "sapo": sapo}
 )
-"""By their name in ``algorithm.loss``."""
+"""Policy losses by their name in ``algorithm.loss``."""
 
 
 def load_advantage(algorithm: AlgorithmSection) -> AdvantageFunction:

@@ -30,7 +30,7 @@ class Inapplicable(Exception):  # noqa: N818 - no error at all
 
 @dataclass(frozen=True)
 class Check:
-    """One check of a command, which makes a tuple of checks in their order.
+    """One check of a command such as ``anytron verify``, which makes its checks in order.
 
     Attributes:
         name: Name of the check, unique among the checks of the command.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 ROOM = 0.9
-"""Of a device: above that, the allocator's fragments and the libraries' own memory are likely not to fit."""
+"""Part of a device's memory that a plan may use: more leaves too little for fragmentation and libraries' own memory."""
 DRIVER_BYTES = 415 << 20
 """Resident memory of the driver: Python, torch, transformers and the data. Measured with examples/grpo_sort.yaml on
 Linux x86-64."""
@@ -91,7 +91,7 @@ class DevicePlan:
 
     @property
     def tight(self) -> bool:
-        """Whether the processes fit, but with less room than :data:`ROOM`."""
+        """Whether the processes fit, but use more than :data:`ROOM` of the device's memory."""
         return self.total is not None and ROOM * self.total < self.needed <= self.total
 
 
@@ -189,7 +189,7 @@ def _of_real_size(run: RunConfig, prompt_tokens: float) -> RunConfig:
 
 
 def _process(engine: EngineInfo, device: DeviceMemory) -> list[MemoryPart]:
-    """What a process has on the processor besides."""
+    """Return the memory that Python and its libraries take in a process that computes on the CPU."""
     if device.accelerator or not engine.process_bytes:
         return []
     return [MemoryPart("process", engine.process_bytes, "Python and what it imports, as measured")]
@@ -202,7 +202,7 @@ def _devices(
     replica: tuple[MemoryPart, ...],
     device: DeviceMemory,
 ) -> Sequence[DevicePlan]:
-    """One of each kind, the fullest."""
+    """Plan the fullest device of each kind."""
     scoring_ranks = 0 if run.reward_model is None else run.reward_model.parallel.world_size
 
     def shares(ranks: int, replicas: int) -> tuple[Share, ...]:
@@ -224,9 +224,9 @@ def _devices(
 
 
 WORTH = 0.02
-"""Smallest share of a device's need that a setting must save to be named."""
+"""Smallest part of the needed memory that a setting must save to be proposed."""
 SMALLEST_MICRO_BATCH = 1024
-"""Tokens, below which a smaller micro-batch is not proposed: it must hold the longest sequence."""
+"""Fewest tokens of a micro-batch that are proposed: a micro-batch must hold the longest sequence."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Metrics of a validation set, their confidence intervals, and the choice of the best of several validations.
 
 Prompts are drawn independently; responses to one prompt resemble each other. So each prompt gives one number, and
-intervals come from how these differ between prompts (https://arxiv.org/abs/2411.00640, section 2.2).
+intervals come from how these numbers differ between prompts (https://arxiv.org/abs/2411.00640, section 2.2).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 CONFIDENCE = 0.95
-"""Of intervals: so often they would hold the truth, were prompts drawn anew again and again."""
+"""Confidence level of intervals: the share of intervals that contain the true mean if prompts are drawn anew often."""
 RESAMPLES = 2000
 """Draws of the bootstrap; 1000 to 2000 suffice for percentiles (Efron and Tibshirani 1993, section 13.3)."""
 _DRAWN_AT_ONCE = 1 << 22
-"""Prompts that are drawn at one time, so that large sets need no more memory."""
+"""Largest number of prompts that the bootstrap draws at one time, which bounds its memory."""
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
     """Estimate the probability that at least one of k responses to a prompt passes, without bias.
 
-    Of all subsets of k responses, it is the share that contains a response that passes, ``1 - C(samples - passed, k) /
-    C(samples, k)`` (https://arxiv.org/abs/2107.03374, equation 1), in exact integers.
+    The estimate is the share of all subsets of k responses that contain a passing response, ``1 - C(samples - passed,
+    k) / C(samples, k)`` (https://arxiv.org/abs/2107.03374, equation 1), computed in exact integers.
 
     Args:
         samples: Number of responses to the prompt.
@@ -73,7 +73,7 @@ def interval(values: Tensor) -> tuple[float, float] | None:
 
 
 ROUNDING = 1e-6
-"""Part of a threshold by which float32 may miss it: weights of rewards that add up to 1, like 0.35, 0.45 and 0.2."""
+"""Relative tolerance of ``pass_threshold``: in float32, reward weights like 0.35, 0.45 and 0.2 may not add up to 1."""
 
 
 def set_metrics(section: ValidationSetSection, samples: Sequence[Sample], rewards: RewardScores) -> dict[str, float]:
@@ -83,10 +83,10 @@ def set_metrics(section: ValidationSetSection, samples: Sequence[Sample], reward
         section: Configuration section of the set.
         samples: ``section.samples_per_prompt`` responses to each prompt, side by side.
         rewards: Rewards of the samples. A response that was dropped counts neither as passed nor as failed, and a
-            prompt with fewer than k other responses is not counted in ``pass@k``.
+            prompt with fewer than k remaining responses is not counted in ``pass@k``.
 
     Returns:
-        A number for each metric; NaN if no prompt can be counted.
+        Values by metric name; NaN for a metric in which no prompt can be counted.
     """
     groups = rewards.total.view(-1, section.samples_per_prompt)
     kept = ~groups.isnan()

@@ -55,7 +55,7 @@ class RaggedBatch:
         advantages: float32 ``[T]``; None before they are estimated.
         values: float32 ``[T]``, the critic's values before this step's updates; entry t is the value of the state
             before token t; None without a critic.
-        returns: float32 ``[T]``, the targets of these values; None without a critic.
+        returns: float32 ``[T]``, the targets of the critic's values; None without a critic.
         loss_weights: float32 ``[T]``, weight of each token in the loss. For a mean, they add up to 1 over all
             micro-batches and ranks of one optimizer update. None before they are known.
         token_shares: float32 ``[T]``, weights for the averages of metrics: equal for all response tokens of the
@@ -172,7 +172,7 @@ def micro_batches_of(joined: RaggedBatch, counts: Sequence[int], fillers: Sequen
     Args:
         joined: Sequences of all micro-batches, one micro-batch behind the other.
         counts: Number of sequences of each micro-batch.
-        fillers: Whether each is a filler.
+        fillers: Whether each micro-batch is a filler (:attr:`RaggedBatch.is_filler`).
     """
     sizes = [int(lengths.sum()) for lengths in joined.lengths.split(list(counts))]
     fields: dict[str, Sequence[Any]] = {

@@ -5,9 +5,9 @@ model take 4 more:
 
 * token ids are int32, masks are bits;
 * of float32 values that are 0 outside of responses, only those of responses are stored;
-* of those that are also equal in all tokens of a response, such as advantages, one of each sequence.
+* of values that are also equal in all tokens of a response, such as advantages, one for each sequence.
 
-numpy does it, because it is several times as fast as torch here.
+The code uses numpy, because it is several times as fast as torch here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INT32 = 1 << 31
 
 
 class Ids(NamedTuple):
-    """int64 values, ``[T]``, as int32; they become int64 also if they were int32 before."""
+    """int64 or int32 values, ``[T]``, stored as int32; decoding always returns int64."""
 
     values: Tensor
 

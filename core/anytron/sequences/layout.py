@@ -278,12 +278,13 @@ class SequenceLayout:
             return local
         if gather is None:
             raise _misfit(
-                "A context-parallel layout needs a gather index.", where, f"{self.shard.size} shards, no gather"
+                "A context-parallel layout needs a gather function.", where, f"{self.shard.size} shards, gather is None"
             )
         gathered = gather(local)
         expected = self.shard.size * local.shape[0]
         if gathered.shape[0] != expected:
-            raise _misfit("The gather index is not complete.", where, f"{gathered.shape[0]} slots, expected {expected}")
+            why = f"{gathered.shape[0]} slots, expected {expected}"
+            raise _misfit("gather did not return the slots of all context-parallel ranks.", where, why)
         return gathered
 
 

@@ -222,7 +222,7 @@ def _check_tensor(
 
 
 def _shapes(name: str, kind: MaskKind, layout: SequenceLayout) -> list[tuple[int, ...]]:
-    """The shapes that a tensor of an answer may have."""
+    """The shapes that a tensor of a mask may have."""
     if name == "padding_mask":
         return [layout.valid.shape]
     if name == "linear_attn_mask" and layout.format == "bshd":

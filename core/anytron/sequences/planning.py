@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 FP8_SEQUENCE = 16
-"""Tokens of which a packed sequence is a multiple: the block of FP8 matrix products."""
+"""A packed sequence has a multiple of this many tokens: the block of FP8 matrix products."""
 
 
 FP8_TOTAL = 128
-"""Alignments of which the whole buffer is a multiple: the tile of block-scaled FP8."""
+"""The whole buffer is a multiple of this many alignments: the tile of block-scaled FP8."""
 
 
 def plan_layout(
@@ -229,7 +229,7 @@ def padded_rows(real: Tensor, align: int, bucket: int, ranks: int, *, fp8: bool)
         real: int64 ``[B]``, lengths without padding.
         align: The row length is a multiple of this many tokens.
         bucket: The row length is also a multiple of this many tokens (:class:`LayoutConstraints`).
-        ranks: Tensor-parallel size times context-parallel size: over so many ranks FP8 blocks are split.
+        ranks: Tensor-parallel size times context-parallel size: the number of ranks over which FP8 blocks are split.
         fp8: Whether ``B * S`` must be a multiple of 128 tokens on every rank.
     """
     if fp8:

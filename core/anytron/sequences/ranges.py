@@ -31,7 +31,7 @@ def counts_of(
 
     Args:
         starts: Where the ranges begin, ascending; a range may go from one sequence on to the next.
-        ends: Where they end.
+        ends: Where the ranges end.
         lengths: int64 ``[B]``, tokens of each sequence.
     """
     stops = lengths.cumsum()

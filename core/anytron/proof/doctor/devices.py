@@ -32,7 +32,7 @@ def examine_devices(subject: Subject, live: Live) -> Iterator[Result]:
         value = os.environ.get(platform.visible_devices_variable)
         shown = "not set: all devices are visible" if value is None else f"'{value}'"
         status: Status = "warning" if value == "" else "passed"
-        fix = f"unset {platform.visible_devices_variable}, or name devices" if value == "" else ""
+        fix = f"unset {platform.visible_devices_variable}, or list devices in it" if value == "" else ""
         yield Result(f"devices.{platform.visible_devices_variable}", status, shown, fix)
     seen = live.ask("devices")
     for index, device in enumerate(seen["devices"]):
@@ -40,11 +40,11 @@ def examine_devices(subject: Subject, live: Live) -> Iterator[Result]:
     count = seen["count"]
     detail = f"{count} of {probe.devices} that the platform's probe found ({probe.reason})"
     if count == 0:
-        yield Result("devices.seen", "failed", detail, "let the process see a device: compare the variables above")
+        fix = "let the process see a device: check the variables of the topic environment"
+        yield Result("devices.seen", "failed", detail, fix)
     elif count != probe.devices:
-        yield Result(
-            "devices.seen", "warning", detail, "the driver's library and torch disagree: compare the variables above"
-        )
+        fix = "the driver's library and torch disagree: check the variables of the topic environment"
+        yield Result("devices.seen", "warning", detail, fix)
     else:
         yield Result("devices.seen", "passed", detail)
 
@@ -64,11 +64,11 @@ def examine_executors(subject: Subject, live: Live) -> Iterator[Result]:
 
 
 _MATTERS = ("attention_kernel", "log_prob_kernel")
-"""Kernels whose plain torch implementation costs an accelerator much."""
+"""Kernels whose plain torch implementation costs much time or memory on an accelerator."""
 
 
 def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
-    """Ask the plugins for every kernel, in a process that uses the device; sizes are the model's if it is known."""
+    """Ask the plugins for every kernel, in a process that uses the device; with the model's sizes if they are known."""
     platform, answer = subject.opened.platform, live.ask("kernels")
     if not platform.portable_modules:
         detail = "models are built from a vendor's modules with their own kernels (platform.modules names the vendor)"
@@ -79,7 +79,7 @@ def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
         what = row["description"] or ("plain torch" if neutral else row["function"])
         slow = platform.accelerator and platform.portable_modules and kernel in _MATTERS
         if neutral and slow:
-            detail = f"plain torch: platform '{platform.name}' supplies none"
+            detail = f"plain torch: platform '{platform.name}' supplies no such kernel"
             yield Result(
                 name, "warning", detail, f"implement the hook {kernel} in '{platform.name}', or install its library"
             )
@@ -103,7 +103,7 @@ class Numbers:
     """Numbers that a kernel computes on the device, to be compared with float64.
 
     Attributes:
-        question: What :meth:`~anytron.proof.doctor.live.Live.ask` is asked: the probe's name and its argument.
+        question: Argument of :meth:`~anytron.proof.doctor.live.Live.ask`: name of the probe, and its own argument.
         kernel: Kernel that computes the numbers.
         needs: Features that the platform must have.
     """
@@ -125,7 +125,7 @@ PROBES = (
     Numbers("attention bshd window", "attention_kernel", (Feature.BSHD, Feature.SLIDING_WINDOW)),
     Numbers("log-probs", "log_prob_kernel"),
 )
-"""Those of layers with a sliding window for models that have such layers."""
+"""All probes of numbers; those with ``window`` are run for models that have layers with a sliding window."""
 
 
 def examine_numbers(subject: Subject, live: Live) -> Iterator[Result]:
@@ -165,7 +165,7 @@ def _judged(name: str, probe: Numbers, platform: str, live: Live) -> Result:
             _fix(supplier),
         )
     difference, tolerance, supplier = answer["difference"], answer["tolerance"], answer["supplier"]
-    off = f"{difference:.2g} of the largest value off (tolerance {tolerance:g})"
+    off = f"off by {difference:.2g} of the largest value (tolerance {tolerance:g})"
     detail = f"{answer['detail']}: {off}, {kernel} of '{supplier}'"
     if answer["mask_from"]:
         detail += f", mask of '{answer['mask_from']}'"
@@ -220,11 +220,11 @@ def device_memory(subject: Subject, live: Live) -> tuple[DeviceMemory, str]:
 
 
 def _verdict(device: DevicePlan, unknown: str) -> Result:
-    name, needs = f"memory.{device.name}", f"{device.crowd} need about {readable(device.needed)} at their fullest"
+    name, needs = f"memory.{device.name}", f"{device.crowd} need about {readable(device.needed)} at their peak"
     if device.total is None:
-        return Result(name, "skipped", f"{needs}; what a device has is not known: {unknown}")
+        return Result(name, "skipped", f"{needs}; the memory of a device is not known: {unknown}")
     detail = f"{needs}; {device.place} has {readable(device.total)}"
-    fix = "anytron plan CONFIG says which settings make it smaller, and by how much"
+    fix = "run `anytron plan CONFIG`: it says which settings need less memory, and how much less"
     if not device.fits:
         return Result(name, "failed", f"{detail}: it is too small", fix)
     if device.tight:

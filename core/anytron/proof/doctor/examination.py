@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from anytron.proof.doctor.subject import Subject
 
 GROUP = "anytron.doctor"
-"""Entry points, named as their topics: functions from a :class:`~anytron.proof.doctor.subject.Subject` to results."""
+"""Entry-point group of added topics. Each entry point has the topic's name, and is a function that gets a
+:class:`~anytron.proof.doctor.subject.Subject` and returns results."""
 TOPICS = (
     Check("versions.all", modules.examine_versions),
     Check("duplicates.all", packages.examine_duplicates),
@@ -42,7 +43,7 @@ LIVE_TOPICS = (
     Check("numbers.all", devices.examine_numbers),
     Check("memory.all", devices.examine_memory),
 )
-"""Those that ask a process with the device."""
+"""Topics that run probes in a process that uses the device."""
 
 
 def examine(path: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[Result]:
@@ -50,7 +51,7 @@ def examine(path: Path | None = None, overrides: Sequence[str] = ()) -> Iterator
 
     Args:
         path: The YAML file of a run; None = no run in particular.
-        overrides: Keys to set in it.
+        overrides: Keys to set in the configuration, each as ``key=value``.
 
     Yields:
         Results, topic by topic.

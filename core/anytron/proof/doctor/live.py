@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from anytron.proof.doctor.subject import Subject
 
 CALL_S = 300.0
-"""Seconds that one question may take: the first one initialises the device, and kernels may be compiled."""
+"""Seconds that one probe may take: the first one initialises the device, and kernels may be compiled."""
 START_S = 300.0
-"""Seconds until the process must be up."""
+"""Seconds in which the process must have started."""
 _LOG = "anytron-doctor-"
 
 

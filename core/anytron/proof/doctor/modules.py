@@ -44,7 +44,7 @@ class Installed:
 
 
 def installed(name: str, module: str = "") -> Installed | None:
-    """Find a distribution: the first of its name on ``sys.path``, else the one that contains ``module``."""
+    """Find a distribution: the first of its name on ``sys.path``, else the only one that has ``module``, else None."""
     try:
         return _read(distribution(name))
     except PackageNotFoundError:
@@ -88,7 +88,7 @@ def origin(module: str) -> Path | None:
 
 
 def copies(module: str) -> list[Path]:
-    """List every place on ``sys.path`` with a module of this name, the one that an import takes first."""
+    """List every place on ``sys.path`` with a module of this name, beginning with the one that an import loads."""
     first = origin(module)
     found = {} if first is None else {os.path.realpath(first): first}
     for entry in sys.path:

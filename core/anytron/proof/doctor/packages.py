@@ -40,7 +40,7 @@ def examine_duplicates(subject: Subject) -> Iterator[Result]:
         found += _copies_of(one)
         found += _current_directory(one)
     yield from found or [
-        Result("duplicates.none", "passed", f"each of {len(sys.path)} places on sys.path adds its own")
+        Result("duplicates.none", "passed", f"no package is found twice in the {len(sys.path)} places of sys.path")
     ]
 
 
@@ -122,7 +122,7 @@ class Demand:
 
 
 def examine_compatibility(subject: Subject) -> Iterator[Result]:
-    """Yield one entry for each package that a range names or that is missing."""
+    """Yield a result for each package outside of a range, and for each library that the run or a plugin needs."""
     demands, failures = _demands(subject)
     yield from failures
     shown: set[str] = {canonicalize_name(one.distribution) for one in components(subject)}

@@ -53,7 +53,7 @@ def probe_attention(bench: Bench, sequence_format: Format, *, windowed: bool = F
 
     Returns:
         ``difference`` and ``tolerance``, ``wrong`` (number of pairs of tokens that are wrongly included or hidden),
-        ``detail``, ``supplier`` (plugin of the kernel) and ``mask_from`` (plugin of the mask).
+        ``detail`` (what was computed), ``supplier`` (plugin of the kernel) and ``mask_from`` (plugin of the mask).
     """
     hooks, spec, device = bench.session.hooks, bench.attention(windowed=windowed), bench.runtime.current_device()
     wanted = LayoutRequest(sequence_format, bench.traits, bench.sizes)
@@ -118,7 +118,7 @@ TOKENS, HIDDEN, VOCABULARY, FILLED_UP = 37, 64, 1500, 1536
 TEMPERATURE = 0.7
 IGNORED_EVERY = 5
 LOG_PROB_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05}
-"""Of values and gradients, as a part of the largest one."""
+"""Largest error of values and gradients by dtype, as a part of the largest value or gradient."""
 
 
 def log_probs(bench: Bench) -> dict[str, Any]:
@@ -229,11 +229,11 @@ def executor(bench: Bench, name: str) -> dict[str, Any]:
 
 
 USUAL = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
-"""Attention where no model is known: grouped queries."""
+"""Attention that is probed if no model is known: grouped-query attention."""
 WIDEST = 8
-"""Query heads that a probe computes at most: they are all alike."""
+"""Largest number of query heads in a probe: all heads are alike, and more would add nothing."""
 WINDOW = 3
-"""Tokens that a probe's sliding window has at most: the model's own would hide none of so few."""
+"""Largest sliding window of a probe, in tokens: in its short sequences, the model's own would hide no token."""
 
 
 @dataclass(frozen=True)

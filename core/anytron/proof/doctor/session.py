@@ -25,7 +25,7 @@ def examine_configuration(subject: Subject) -> Iterator[Result]:
     if subject.path is None:
         yield Result("configuration.file", "skipped", "no CONFIG was given: the default engines are examined")
     elif subject.misread is not None and str(subject.misread) == str(subject.broken):
-        yield Result("configuration.file", "skipped", "the rest cannot be checked: platform.choice says why")
+        yield Result("configuration.file", "skipped", "it cannot be checked: platform.choice says why")
     elif subject.misread is not None:
         yield of_error("configuration.file", subject.misread)
     else:
@@ -39,9 +39,9 @@ def examine_configuration(subject: Subject) -> Iterator[Result]:
 
 
 PREFIXES = ("ANYTRON_", "GLOO_", "HF_", "MKL_", "OMP_", "PYTHONPATH", "PYTORCH_", "RAY_", "TORCH_", "TRANSFORMERS_")
-"""Beginnings of names, besides those of the platform."""
+"""Prefixes of the environment variables that are shown, besides the platform's own."""
 SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
-"""Parts of names whose values are never shown, because the output goes into reports."""
+"""Parts of the names of variables whose values are never shown, because the output goes into reports."""
 
 
 def examine_environment(subject: Subject) -> Iterator[Result]:

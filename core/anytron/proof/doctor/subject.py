@@ -27,11 +27,11 @@ class Subject:
     """The machine and the run that are examined.
 
     Attributes:
-        path: The YAML file; None = no run in particular, and the default engines.
+        path: The YAML file; None = no particular run: the default engines are examined.
         overrides: Keys set on the command line.
         run: The configuration: with the edits of plugins if the run could be opened, as it was read if not; None
             without a file, or if the file is not a valid configuration.
-        session: The plugins and the active platform; None if there is none.
+        session: The plugins and the active platform; None if they could not be loaded.
         broken: The error that prevented a session; None if there is a session.
         misread: The error because of which the file cannot be read or the run cannot be opened; None if there was none.
         diagnostics: Problems that a run would report; None if the run could not be opened.
@@ -47,7 +47,7 @@ class Subject:
 
     @property
     def opened(self) -> Session:
-        """The session.
+        """The session, which is required.
 
         Raises:
             Inapplicable: No session could be opened.

@@ -66,8 +66,8 @@ def verify(config: RunConfig, session: Session, make_executor: ExecutorMaker, wa
     """Make all checks of ``anytron verify``.
 
     Args:
-        config: The run, complete and checked; the checks write into its ``trainer.output_dir``.
-        session: The driver's plugins.
+        config: Configuration, complete and checked; the checks write into its ``trainer.output_dir``.
+        session: Plugins and platform of the driver.
         make_executor: Makes an executor; it is called again for a layout of another size, which needs other processes.
         watcher: Receives the progress and each result.
 
@@ -110,7 +110,7 @@ class _Run:
     """The checks and what they share: the engines, the trajectories, and values of the configured engine.
 
     Attributes:
-        kernels: The plugins that supplied each kernel of the configured training engine.
+        kernels: Plugins that supplied each kernel of the configured training engine, by the kernel's name.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class _Run:
     def export_equals_import(self, name: str) -> Result:
         """Compare exported weights with the checkpoint, bit for bit, and give them to the rollout engine.
 
-        What the rollout engine holds then is compared with them too, if it can be.
+        If the rollout engine can return its weights, they are compared too.
         """
         from safetensors.torch import load_file
 
@@ -169,12 +169,12 @@ class _Run:
 
     @check("hf-logits")
     def hf_logits(self, name: str) -> Result:
-        """Compare logits with the rollout engine's, computed in a process that has nothing of the training engine."""
+        """Compare logits with the rollout engine's, which a process without the training engine computes."""
         return compare_logits(name, self._config.model.dtype, self._their_logits(), self._forward().logits)
 
     @check("hf-log-probs")
     def hf_log_probs(self, name: str) -> Result:
-        """Compare what the log-prob kernel gives with what those logits give, at two temperatures."""
+        """Compare the log-prob kernel's results with those from the rollout engine's logits, at two temperatures."""
         first = first_sequences(self._trajectories().batch)
         outputs = self._forward().by_temperature
         return compare_token_outputs(name, self._config.model.dtype, self._their_logits(), first, outputs)
@@ -196,7 +196,7 @@ class _Run:
 
     @check("critic-values")
     def critic_values(self, name: str) -> Result:  # noqa: ARG002 - as all checks
-        """Compare the critic's weights with what it was built with, and its values with transformers'."""
+        """Compare the critic's exported weights with its initial ones, and its values with transformers'."""
         _require(self._config.critic, "the run has no critic")
         return self._values()
 
@@ -212,23 +212,23 @@ class _Run:
 
     @check("teacher-log-probs")
     def teacher_log_probs(self, name: str) -> Result:
-        """Compare the teacher's log-probs with what transformers makes of its logits, at two temperatures."""
+        """Compare the teacher's log-probs and entropies with those of transformers, at two temperatures."""
         _require(self._config.teacher, "the run has no teacher")
         return roles.check_teacher(name, self._config, self._engines.trainer(), self._trajectories().batch)
 
     @check("reward-model-scores")
     def reward_model_scores(self, name: str) -> Result:
-        """Compare what the reward model says of responses with what transformers' classifier does."""
+        """Compare the reward model's scores of responses with those of transformers' classifier."""
         _require(self._config.reward_model, "the run has no reward model")
         return roles.check_reward_model(name, self._config, self._engines.reward_model(), self._trajectories().batch)
 
     @check("optimizer-update")
     def optimizer_update(self, name: str) -> Result:
-        """Compare the way that one update moves each weight with what torch's optimizer does."""
+        """Compare how one update changes each weight with how torch's optimizer changes it."""
         self._require_gradients()
         wanted = with_visible_update(self._config)
         config = self._adapted(
-            wanted, "", lambda one: (one.optimizer, one.critic), "it needs a higher rate and weight decay"
+            wanted, "", lambda one: (one.optimizer, one.critic), "the check needs a higher lr and weight decay"
         )
         self._forward()
         self._gradients()
@@ -239,7 +239,7 @@ class _Run:
         """Compare adapters that are not 0 with transformers' model of the merged weights."""
         _require(self._config.model.lora, "the run trains no adapters (model.lora)")
         wanted = with_visible_update(self._config)
-        config = self._adapted(wanted, "optimizer", lambda one: one.optimizer, "it needs a higher rate")
+        config = self._adapted(wanted, "optimizer", lambda one: one.optimizer, "the check needs a higher lr")
         self._forward()
         batch = self._trajectories().batch
         result = check_adapters(name, config, self._engines.trainer_to_update(config), batch)
@@ -260,7 +260,7 @@ class _Run:
 
     @check("empty-shares")
     def empty_shares(self, name: str) -> Result:
-        """Train where some rank, stage, replica or expert has nothing to do, and compare with one pack."""
+        """Train on short sequences, so that some rank, stage, replica or expert has no work; compare with one pack."""
         self._forward()
         if shows_gradients(self._config):
             self._gradients()
@@ -269,7 +269,7 @@ class _Run:
 
     @check("packed-equals-padded")
     def packed_equals_padded(self, name: str) -> Result:
-        """Compare with the other sequence format, in the same processes."""
+        """Compare the values of the run's sequence format with those of the other format, in the same processes."""
         other = "bshd" if self._config.engine.sequence_format == "thd" else "thd"
         engine = self._config.engine.model_copy(update={"sequence_format": other})
         wanted = self._config.model_copy(update={"engine": engine})
@@ -286,7 +286,7 @@ class _Run:
 
     @check("recomputed-equals-kept")
     def recomputed_equals_kept(self, name: str) -> Result:
-        """Compare gradients with those of activations that are kept, dropout included: it is drawn again as it was."""
+        """Compare the gradients of recomputed and of kept activations; dropout must be drawn again as it was."""
         if self._config.engine.recompute == "none":
             raise Inapplicable("nothing is recomputed (engine.recompute)")
         self._require_gradients()

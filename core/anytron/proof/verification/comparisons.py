@@ -46,7 +46,7 @@ def used(difference: float | None, tolerance: float | None) -> float:
 
 
 FACTORS = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 1.6e-2, "float16": 2e-3}
-"""By the name of a dtype, as in ``model.dtype``."""
+"""Factor of the tolerance, by the name of a dtype as in ``model.dtype``."""
 
 
 def tolerance(dtype: str, values: Tensor) -> float:
@@ -77,14 +77,14 @@ def compare_token_outputs(
 ) -> Result:
     """Compare log-probs and entropies with those computed from logits of another engine.
 
-    The tolerance follows from the largest log-prob of any token, as that of :func:`compare_logits`: the rounding errors
-    of all logits of a row go into each value.
+    As in :func:`compare_logits`, the tolerance follows from the largest absolute log-prob of any token of the
+    vocabulary: the rounding errors of all logits of a row go into each value.
 
     Args:
         check: Name of the check.
         dtype: Element type that the engine computes in.
-        logits: float32 ``[T, V]`` after each token.
-        sequences: Tokens of these sequences, T in all.
+        logits: float32 ``[T, V]``; row t predicts the token after token t.
+        sequences: The sequences to which the logits belong, T tokens in all.
         found: Results of the engine, by temperature, for these sequences and possibly more after them.
         entropies: Whether the engine computed entropies; False = only log-probs are compared.
     """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from anytron.run.trainer.workers import TrainingWorkers
 
 ALONE, TOGETHER = 1, 10**9
-"""``max_tokens`` of micro-batches of one sequence each, and of as few micro-batches as there can be."""
+"""``max_tokens`` for micro-batches of one sequence each, and for as few micro-batches as possible."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def check_empty_shares(check: str, config: RunConfig, trainer: TrainingWorkers, 
 
     Args:
         check: Name of the check.
-        config: The run.
+        config: Configuration of the run.
         trainer: Training ranks of the run; the check changes their weights.
         batch: Sampled responses.
     """

@@ -42,11 +42,11 @@ class Engines:
     """The training engine, the rollout engine and the reward model.
 
     Args:
-        config: The run.
+        config: Configuration of the run.
         executor: Starts the engines' processes; the constructor waits for the training ranks.
 
     Attributes:
-        kernels: The plugins that supplied each kernel of the configured training engine.
+        kernels: Plugins that supplied each kernel of the configured training engine, by the kernel's name.
     """
 
     _trainer: TrainingWorkers
@@ -109,7 +109,7 @@ class Engines:
         self._has_weights = True
 
     def close(self) -> None:
-        """Close both engines and end their processes, to free the memory for another check."""
+        """Close all engines and end their processes, to free the memory for another check."""
         self._executor.close()
 
     def _start(self) -> None:
@@ -130,7 +130,7 @@ class Engines:
 
 
 WHOLE_LOGITS = 4
-"""Number of sequences whose whole logits, and whose gradients, are compared: they fill the memory."""
+"""Number of sequences whose whole logits, and whose gradients, are compared: more would take too much memory."""
 OTHER_TEMPERATURE = 0.7
 """Log-probs and entropies are also compared at this temperature: at 1 a missing division would not show."""
 
@@ -254,7 +254,7 @@ def first_sequences(batch: RaggedBatch, at_least: int = 1) -> RaggedBatch:
 PROMPTS = 4
 SAMPLES = 2
 MAX_NEW_TOKENS = 32
-"""Every kind of position occurs in so many tokens, and they take only seconds."""
+"""Largest length of a response: every kind of position occurs in it, and sampling takes only seconds."""
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 SMALL = 1e-3
-"""Gradients smaller than this part of the largest entry of all are compared as if they were as large: they may be what
-rounding leaves of a sum that is 0, as those of key biases are."""
+"""A gradient's difference is divided by its largest entry, or by this part of the largest entry of all gradients if
+that is more: small gradients may be what rounding leaves of a sum that is 0, as for key biases."""
 PER_LOG_PROB, MOST = 100, 1e-2
-"""Relative differences of gradients may be the first times the largest difference of log-probs, up to the second. In
+"""Allowed relative difference of gradients: the first times the largest difference of log-probs, at most the second. In
 transformers, float32 instead of float64 changes SmolLM2-135M's gradients by 2e-3 and its log-probs by 2.4e-5."""
 ROUNDING = 1e-5
-"""The same for the question whether there is any gradient at all."""
+"""A gradient below this part of the expected one counts as 0; expected ones below this part of the largest may be 0."""
 SHOWN = 3
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)")
 _IN_A_LAYER = ("mlp", "post_attention_layernorm", "o_proj", "out_proj", "self_attn", "linear_attn", "input_layernorm")
@@ -260,7 +260,7 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
 
     Args:
         check: Name of the check.
-        config: The run.
+        config: Configuration of the run.
         trainer: The training ranks, whose engine declares ``gradients``.
         batch: Sampled responses with advantages; gradients of the first of them are computed, in the run's
             micro-batches.
@@ -311,10 +311,10 @@ def check_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, bat
 
 
 def own_batch(config: RunConfig, trainer: TrainingWorkers, plan: UpdatePlan, batch: RaggedBatch) -> RaggedBatch:
-    """Make a mini-batch of the first sequences whose old and reference log-probs differ slightly from the engine's.
+    """Make a mini-batch of the first sequences, with old and reference log-probs slightly off the engine's own.
 
     Args:
-        config: The run.
+        config: Configuration of the run.
         trainer: The training ranks.
         plan: Division of the batch into micro-batches and over the ranks.
         batch: Sampled responses with advantages.

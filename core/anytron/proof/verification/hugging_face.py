@@ -72,14 +72,14 @@ def _force(
 
 
 LOSS = PolicyLoss(AlgorithmSection(kl_coefficient=0.1, entropy_coefficient=1.0))
-"""The policy's loss with all of its terms, whatever the run's coefficients; none hides behind another."""
+"""The policy's loss with all of its terms, whatever the run's coefficients, so that an error in any term shows."""
 
 _OLD = torch.tensor([-0.4, -0.1, 0.05, 0.35])
 """Logarithms of the ratios to the old policy, in turn: on both sides of both clip bounds, and far from these."""
 _REFERENCE = torch.tensor([0.3, -0.2, 0.15])
-"""The same of the reference, which lies further off or nearer."""
+"""The reference's log-probs less the model's, in turn."""
 _BYTES_PER_PARAMETER = 12
-"""A weight and its gradient in float32, and what the file holds of it meanwhile."""
+"""A weight and its gradient in float32, and the weight in the file while it is loaded."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def expected_gradients(
         directory: Directory of the model.
         weights: safetensors file of the weights; None = those in the directory.
         dtype: Element type to which the weights are rounded before anything is computed with them, in float32.
-        batch: B sequences, with ``advantages``, ``loss_weights`` and ``token_shares``; routers choose the experts of
-            its ``routing``, if it has one.
+        batch: B sequences, with ``advantages``, ``loss_weights`` and ``token_shares``; if it has ``routing``, the
+            routers choose these experts.
 
     Raises:
         ResourceError: The host has not enough memory.
@@ -123,7 +123,7 @@ def expected_logits(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
     Args:
         directory: Directory of the model.
         dtype: Element type to which the weights are rounded before anything is computed with them, in float32.
-        batch: T tokens; routers choose the experts of its ``routing``, if it has one.
+        batch: T tokens; if it has ``routing``, the routers choose these experts.
 
     Raises:
         ResourceError: The host has not enough memory.
@@ -198,7 +198,7 @@ def load_model(
 
 @contextlib.contextmanager
 def computed_by_transformers(directory: Path) -> Iterator[None]:
-    """Run a model with transformers in the ``with`` block, without log; exceptions become errors that name the model.
+    """Silence transformers in the ``with`` block, and turn its exceptions into errors that name the model.
 
     Raises:
         EngineError: transformers cannot run the model.

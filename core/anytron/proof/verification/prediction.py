@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from anytron.sequences.batch import RaggedBatch
 
 _OWN = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight")
-"""What a module has beside its layer, by the names in published files."""
+"""Weights of a module besides its layer, by the names in published files."""
 _NOTHING = PolicyLoss(AlgorithmSection(kl_coefficient=0.0, entropy_coefficient=0.0))
-"""Without advantages this loss is 0: what is left is what the engine adds."""
+"""With advantages of 0 this loss is 0, so that only the losses that the engine adds are left."""
 
 
 def trains_modules(config: RunConfig) -> bool:
@@ -48,7 +48,7 @@ def check_prediction(check: str, config: RunConfig, trainer: TrainingWorkers, ba
 
     Args:
         check: Name of the check.
-        config: The run, which trains MTP modules.
+        config: Configuration of the run, which trains MTP modules.
         trainer: Training ranks, whose engine declares ``gradients``; the check changes their weights.
         batch: Sampled responses with advantages; only the first sequences are used.
     """

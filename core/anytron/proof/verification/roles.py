@@ -124,8 +124,8 @@ def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch:
 
     Args:
         check: Name of the check.
-        config: The run, as :func:`with_drawn_head` returns it.
-        trainer: Its training ranks.
+        config: Configuration of the run, as :func:`with_drawn_head` returns it.
+        trainer: Training ranks of the run.
         batch: Sampled responses.
     """
     assert config.critic is not None
@@ -153,7 +153,8 @@ def check_values(check: str, config: RunConfig, trainer: TrainingWorkers, batch:
 def check_value_gradients(check: str, config: RunConfig, trainer: TrainingWorkers, batch: RaggedBatch) -> Result:
     """Compare the gradient of each parameter of the critic with transformers'; arguments as for :func:`check_values`.
 
-    The model is run a second time, because keeping its gradients would take as much memory as the model.
+    transformers runs the critic again, because keeping the gradients of :func:`check_values` would take as much memory
+    as the model.
     """
     assert config.critic is not None
     assert config.critic.path is not None
@@ -175,8 +176,8 @@ def check_teacher(check: str, config: RunConfig, trainer: TrainingWorkers, batch
 
     Args:
         check: Name of the check.
-        config: The run, with its ``teacher``.
-        trainer: Its training ranks.
+        config: Configuration of the run, with its ``teacher``.
+        trainer: Training ranks of the run.
         batch: Responses sampled from the policy, as a run sends to its teacher.
 
     Raises:
@@ -216,11 +217,11 @@ def expected_scores(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
 
 
 def check_reward_model(check: str, config: RunConfig, ranks: RewardModelRanks, batch: RaggedBatch) -> Result:
-    """Compare scores of responses: those of the reward model's ranks, and those that transformers computes.
+    """Compare the scores that the reward model's ranks give to responses with those that transformers computes.
 
     Args:
         check: Name of the check.
-        config: The run, with its ``reward_model``.
+        config: Configuration of the run, with its ``reward_model``.
         ranks: Ranks of the reward model.
         batch: Responses sampled from the policy, as a run sends to its reward model.
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     """The gradients of a mean of the tokens' log-probs, by the parameters' names; those of one rank are enough."""
 
 LENGTHS = (9, 30, 2, 17, 12, 23)
-"""Sequences of :func:`random_sequences`: none as long as another, one of two tokens, none a multiple of eight."""
+"""Lengths of the sequences of :func:`random_sequences`: all different, one of two tokens, no multiple of eight."""
 
 
 def random_sequences(vocabulary: int, seed: int = 0) -> RaggedBatch:
@@ -74,7 +74,7 @@ def verify_scores(
     single: Score | None = None,
     gradients: Gradients | None = None,
 ) -> list[Result]:
-    """Check a trainer's function on sequences that are drawn here; see :func:`check_scores`.
+    """Check a trainer's scoring function on random sequences; see :func:`check_scores`.
 
     Args:
         score: The trainer's function; if the trainer has both formats, on packed sequences.
@@ -103,12 +103,12 @@ def check_scores(
     single: Score | None = None,
     gradients: Gradients | None = None,
 ) -> list[Result]:
-    """Make every check for which there is a function; the others are skipped.
+    """Make each check whose function is given; the others are skipped.
 
     ``hf-log-probs`` compares log-probs with ``logits``. ``together-equals-alone`` checks that sequences of one call do
     not influence each other. ``packed-equals-padded`` and ``parallel-equals-single`` compare with ``padded`` and
-    ``single``. ``finite-gradients`` checks that each gradient is finite, and that not all are 0. The first, third and
-    fourth have the tolerances of ``anytron verify``.
+    ``single``. ``finite-gradients`` checks that each gradient is finite, and that not all are 0. All other checks have
+    the tolerances of ``anytron verify``.
 
     Args:
         score: The trainer's function; if the trainer has both formats, on packed sequences.
@@ -154,7 +154,8 @@ def _each(batch: RaggedBatch) -> list[RaggedBatch]:
 
 def _scored(values: Tensor, batch: RaggedBatch) -> Tensor:
     if values.shape != batch.tokens.shape:
-        message = f"a score gives one log-prob for each of {len(batch.tokens)} tokens, not {tuple(values.shape)}"
+        shape = tuple(values.shape)
+        message = f"a score function must return one log-prob for each of {len(batch.tokens)} tokens, not {shape}"
         raise ValueError(message)
     return values.detach().float().cpu().where(batch.response_mask, 0.0)
 

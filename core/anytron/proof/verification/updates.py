@@ -39,10 +39,10 @@ VISIBLE = {"lr": 1e-2, "min_lr": 1e-2, "schedule": "constant", "warmup_steps": 0
 """Settings with which an update moves weights by more than their rounding; the others are the run's own."""
 SHOWN = 3
 _NOISE = 1e-3
-"""Part of a weight's largest gradient by which that of the update may differ from the exported one: some devices do not
-add up in the same order twice."""
+"""Part of a weight's largest gradient by which the gradient in the update may differ from the exported one: some
+devices do not add up in the same order twice."""
 _NOISE_OF_ALL = 1e-5
-"""The same of the largest gradient of all weights: what rounding leaves of a gradient that is 0."""
+"""As :data:`_NOISE`, but a part of the largest gradient of all weights: what rounding leaves of a gradient of 0."""
 
 
 def with_visible_update(config: RunConfig) -> RunConfig:
@@ -103,7 +103,7 @@ def compare_moves(
     section: OptimizerSection,
     dtype: str,
 ) -> Result:
-    """Compare the changes of weights in one update with those by torch's optimizer, in float64, from an empty state.
+    """Compare how one update changes weights with an update by torch's optimizer, in float64 and from a new state.
 
     Args:
         check: Name of the check.
@@ -137,7 +137,7 @@ def _difference(
 ) -> float:
     """The largest error of a weight's entries, as a part of the largest step that one of them takes.
 
-    How far an entry may be off because its gradient is known with an error is left out of it, and so is rounding.
+    Rounding, and the effect of a possible error of the gradient, are subtracted.
     """
     decay = 0.0 if before.ndim == 1 or name.endswith(".bias") else section.weight_decay
     start, exact = before.double(), gradient.double()

@@ -58,6 +58,6 @@ def compare_weights(check: str, stored: Mapping[str, Tensor], exported: Mapping[
             unequal.append(name)
             worst = max(worst, float((tensor.double() - original.double()).abs().max()))
     if unequal:
-        detail = f"{len(unequal)} differ, the first is {unequal[0]}"
+        detail = f"{len(unequal)} tensors differ, the first is {unequal[0]}"
     # torch.equal compares values: zeros of different signs are equal.
     return measured(check, worst, 0.0, detail)

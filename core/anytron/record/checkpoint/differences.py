@@ -35,19 +35,19 @@ CARRIED_OUT: Mapping[str, str] = MappingProxyType(
         "engine.recompute": "what the backward pass computes again",
         "engine.sequence_format": "how sequences are laid out",
         "environment.memory_gib": "a limit of the environment's processes",
-        "environment.processes": "how many there are",
-        "environment.timeout_s": "a limit of their calls",
+        "environment.processes": "how many processes run environments",
+        "environment.timeout_s": "a limit of the environment's calls",
         "executor": "where processes run",
         "parallel": "how the work is shared out",
         "platform": "what computes",
         "resume": "it is what continues the run",
         "reward_model.max_tokens_per_micro_batch": "how scoring is divided",
-        "reward_model.offload": "where its weights are kept",
-        "reward_model.parallel": "how its work is shared out",
+        "reward_model.offload": "where the reward model's weights are kept",
+        "reward_model.parallel": "how the reward model's work is shared out",
         "rewards.*.memory_gib": "a limit of the function's processes",
         "rewards.*.on_error": "what follows when the function fails",
-        "rewards.*.processes": "how many there are",
-        "rewards.*.timeout_s": "a limit of its calls",
+        "rewards.*.processes": "how many processes run the function",
+        "rewards.*.timeout_s": "a limit of the function's calls",
         "rollout.check_weights_every": "a check",
         "rollout.engine": "what generates",
         "rollout.lora": "how adapters reach the rollout",
@@ -64,7 +64,7 @@ CARRIED_OUT: Mapping[str, str] = MappingProxyType(
         "validation": "what is examined, and when",
     }
 )
-"""Keys, or sections, that say how a run is carried out and not what it learns, and in what way."""
+"""Keys, or sections, that say how a run is carried out and not what it learns; and what each of them decides."""
 REMEDIES: Mapping[str, str] = MappingProxyType(
     {
         "algorithm.dynamic_sampling": "remedy of steps without signal",
@@ -85,11 +85,11 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
         "rollout.stop": "remedy of empty responses",
     }
 )
-"""Keys that an error or a warning of a run names as its remedy, and which: the next command must accept them."""
+"""Keys that an error or a warning of a run tells the user to change, and why; a resumed run must accept the change."""
 NOT_FREE = ("trainer.seed",)
-"""Keys inside of these sections that may not."""
+"""Keys inside of the sections of :data:`CARRIED_OUT` that may not change."""
 IDENTITY = ("critic", "model.config", "model.dtype", "model.freeze", "model.lora", "trainer.seed")
-"""Keys that a new run that starts from the checkpoint has to leave as they are, too: the state depends on them."""
+"""Keys that must stay the same even in a new run from a checkpoint, because the saved state depends on them."""
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:

@@ -35,9 +35,9 @@ class Best(BaseModel):
     step: int = Field(ge=1)
     """Number of completed training steps."""
     metric: str
-    """What was compared."""
+    """Name of the metric that was compared."""
     direction: Literal["max", "min"]
-    """Whether high or low is good."""
+    """``max`` = higher values are better; ``min`` = lower values are better."""
     value: float
     """The metric's value."""
 
@@ -102,7 +102,7 @@ class Checkpoint:
         """Read every file and compare it with the manifest.
 
         Raises:
-            CheckpointError: Something is missing, has changed or was added.
+            CheckpointError: A file is missing, has changed or was added.
         """
         problems = self.manifest().problems(self.path)
         if problems:
@@ -188,8 +188,8 @@ class CheckpointDirectory:
     def begin(self, step: int) -> Path:
         """Make the directory of a new checkpoint; return the subdirectory for the training engine's files.
 
-        The subdirectory has a name that no save had before, until :meth:`commit`. So a rank of an earlier start, which
-        was stopped or cut off, and goes on to write when the run has started again, finds no directory to write into.
+        Until :meth:`commit`, the subdirectory has a name that no earlier save had. So a rank of an earlier start that
+        was only suspended or cut off, and writes on after the run has started again, finds no directory to write into.
         """
         path = self.path / f"step-{step:06d}"
         discard(path)
@@ -261,7 +261,7 @@ def locate(path: Path) -> Checkpoint:
 
     Args:
         path: Directory of the checkpoint; the file ``best`` beside it; or the directory of checkpoints or of a run,
-            whose newest one is taken.
+            whose newest checkpoint is taken.
 
     Raises:
         CheckpointError: ``path`` has no complete checkpoint.

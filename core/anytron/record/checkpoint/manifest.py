@@ -28,7 +28,7 @@ FORMAT = 1
 """Version of the layout of a checkpoint's directory, of the manifest and of ``driver.json``."""
 MANIFEST = "manifest.json"
 READERS = 8
-"""Files that are hashed at one time."""
+"""Number of files that are hashed at one time."""
 BLOCK = 1 << 20
 """Bytes that are read at one time."""
 
@@ -188,9 +188,9 @@ class SourceState(BaseModel):
     epoch: int = Field(ge=0)
     """Number of completed epochs."""
     position: int = Field(ge=0)
-    """Prompts drawn in this epoch."""
+    """Number of prompts drawn so far in the current epoch."""
     prompts: int = Field(ge=1)
-    """Prompts of an epoch: with another number of them, the place means nothing."""
+    """Number of prompts in an epoch; with a different number, ``position`` has no meaning."""
     digest: str = ""
     """Fingerprint of the tokens; a different one means different prompts. Empty in older checkpoints."""
 
@@ -203,15 +203,16 @@ class DriverState(BaseModel):
     step: int = Field(ge=1)
     """Number of completed training steps."""
     sampler: tuple[SourceState, ...]
-    """Where the next step begins in each source of prompts; together, where in their mix."""
+    """Position of the next step in each source of prompts; together, they are its position in the mix of sources."""
     weights_version: int = Field(ge=0)
     """Number of completed optimizer updates of the weights from which the last responses were sampled."""
     config: dict[str, Any]
     """The run's configuration."""
     beginning: Beginning | None = None
-    """The moment in which the run began, and its chat template; null in older checkpoints."""
+    """Time at which the run began, and its chat template; null in older checkpoints."""
     kl: dict[str, float] = Field(default_factory=dict)
-    """``kl/coefficient`` and ``policy/kl`` of the step, if the coefficient adapts; empty in older checkpoints."""
+    """``kl/coefficient`` and ``policy/kl`` of the step if the KL coefficient adapts, otherwise empty; empty in older
+    checkpoints, too."""
 
     @field_validator("sampler", mode="before")
     @classmethod

@@ -52,7 +52,7 @@ class Start:
 
     @property
     def weights_version(self) -> int:
-        """Number of completed optimizer updates of the weights that were last sampled from."""
+        """Number of completed optimizer updates of the weights from which the last responses were sampled."""
         return 0 if self.state is None else self.state.weights_version
 
     def metrics(self, last: Mapping[str, float]) -> dict[str, float]:
@@ -78,8 +78,8 @@ class Start:
 def first_beginning(config: RunConfig) -> Beginning | None:
     """Return time and chat template at the beginning of the run that is continued; None for a run that begins now.
 
-    A new run that starts from the checkpoint of another run continues that run's prompts, and so keeps its time of
-    beginning, unless its data or tokenizer differ.
+    A new run that starts from the checkpoint of another run continues that run's prompts. So it takes over both from
+    that run, unless the data or the tokenizer differ.
 
     Raises:
         ConfigError: The record of the run to continue is damaged.
@@ -100,7 +100,7 @@ def choose_start(config: RunConfig, claimed: ClaimedDirectory, tell: Callable[[s
     """Decide where a run begins.
 
     Args:
-        config: The run.
+        config: Configuration of the run.
         claimed: The run's output directory, whose lock is held, so that no other process saves or resumes there.
         tell: Receives messages for the user.
 

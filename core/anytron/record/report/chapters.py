@@ -27,7 +27,7 @@ CHAPTERS = (
     ("Memory", ("memory/",)),
     ("Other", ("",)),
 )
-"""Titles, and names or beginnings of names in the order in which they are shown."""
+"""Title of each chapter, and the names or prefixes of its metrics in the order in which they are shown."""
 LEADING = (
     "reward/mean",
     "loss/nll",
@@ -41,11 +41,11 @@ LEADING = (
     "time/step_s",
     "memory/training_peak_bytes",
 )
-"""What one looks at first."""
+"""Metrics that are shown first, in this order, if the run has them."""
 
 
 def leading(names: Iterable[str]) -> list[str]:
-    """Choose the metrics to show first: the reward or the loss in training, then those of each validation set."""
+    """Choose the metrics to show first: reward or loss in training, reward or loss of each validation set, others."""
     known = list(names)
     chosen = [name for name in LEADING if name in known]
     return [*chosen[:1], *validation_means(known), *chosen[1:]]
@@ -63,7 +63,7 @@ def is_end(name: str) -> bool:
 
 
 def chapters(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Sort metrics into chapters; a metric is in the first chapter that lists its name or its prefix."""
+    """Sort metrics into chapters (``title``, ``metrics``): each into the first that lists its name or prefix."""
     left = sorted(set(names))
     found = []
     for title, beginnings in CHAPTERS:
@@ -80,11 +80,12 @@ def _is_beginning(begin: str, name: str) -> bool:
 
 
 def descriptions(names: Iterable[str], engines: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return unit and meaning of each metric that is known here, by name.
+    """Return ``unit`` and ``meaning`` of each known metric, by name.
 
     Args:
         names: The metrics.
-        engines: Training engines whose metrics are among them; those of an engine that is not installed are unknown.
+        engines: Names of the training engines that wrote the metrics; the metrics of an engine that is not installed
+            are left out.
     """
     known: list[Metric] = list(METRICS)
     for engine in dict.fromkeys(engines):

@@ -36,9 +36,10 @@ class Tail:
         self.cut_short = False
 
     def read(self) -> Iterator[dict[str, Any] | None]:
-        """Yield the records that are new since the last call; None = the file is another one, old records are invalid.
+        """Yield the records that are new since the last call; None = all records that were yielded before are invalid.
 
-        A resumed run cuts its files back and goes on in them: then the last line that was read is no longer there.
+        None comes first if the file was replaced, or if a resumed run has cut it back: then the last line that was read
+        is no longer there, and all records are yielded again.
         """
         if not self._path.is_file():  # a pipe would be waited for
             return
@@ -106,13 +107,13 @@ class Series:
         return list(pairwise(number * len(self.steps) // parts for number in range(parts + 1))) if parts else []
 
     def section(self, points: int) -> int:
-        """Return the largest number of steps of a section of :meth:`thinned`; 1 = the series is returned as it is."""
+        """Return the most steps that :meth:`thinned` joins in a section; 1 = it returns the series as it is."""
         return max((self.steps[end - 1] - self.steps[begin] + 1 for begin, end in self._sections(points)), default=1)
 
     def thinned(self, points: int) -> Series:
         """Return a series of about ``points`` points: the lowest, the highest and the first non-finite of each section.
 
-        The first and the last value are kept, too.
+        Sections are equal parts of the series. The first and the last value are kept, too.
 
         Args:
             points: Number of points, at least 4; a series with no more points is returned as it is.

@@ -37,7 +37,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 LONGEST_SIDE = 224
-"""Pixels."""
+"""Largest width and height of an embedded picture, in pixels."""
 
 
 def embed_pictures(directory: Path, names: Iterable[str], room: int) -> dict[str, str]:
@@ -70,19 +70,19 @@ def embed_pictures(directory: Path, names: Iterable[str], room: int) -> dict[str
 
 
 LARGEST = 3_000_000
-"""Bytes of a report."""
+"""Largest size of a report, in bytes."""
 SERIES, SAMPLES, PICTURES = 1_200_000, 1_000_000, 400_000
-"""Bytes that plots, samples and pictures take of it, at most, of all runs together."""
+"""Largest size of the plots, the samples and the pictures of all runs together, in bytes."""
 LINES = 200
-"""Lines of each run's log, at most."""
+"""Largest number of log lines of each run, and of records of processes that died."""
 SHARES = (1.0, 0.5, 0.2, 0.05)
-"""Of these numbers: what is tried in turn until the report is small enough."""
+"""Factors of the limits above, which are tried in turn until the report is small enough."""
 POINT = 15
-"""Bytes of a point: step and value."""
+"""Estimated size of a point (step and value), in bytes."""
 FEWEST, MOST = 40, 1500
-"""Points of a line."""
+"""Smallest and largest number of points of a plotted line."""
 NEAR = 10
-"""Steps at each end whose mean stands for the run's begin and end."""
+"""Number of first, and of last, steps whose mean is shown as the value at first, and at last."""
 MARK = "<!doctype html><!-- a report of anytron -->"
 """How every report begins."""
 _SCRIPTS = ("elements.js", "chart.js", "plots.js", "samples.js", "tables.js", "main.js")
@@ -192,7 +192,7 @@ def _line(series: Series) -> list[list[Any]]:
 
 
 def _short(value: float) -> float | int | str:
-    """A number of six digits; what JSON has no number for is a word."""
+    """Round a number to six digits; NaN and infinity, which JSON does not have, become strings."""
     if not math.isfinite(value):
         return str(value)
     short = float(f"{value:.6g}")
@@ -200,7 +200,7 @@ def _short(value: float) -> float | int | str:
 
 
 def _facts(run: Run, device: str) -> list[list[str]]:
-    """What one wants to know first, as pairs of texts."""
+    """The facts that are shown first about a run, as pairs of label and text."""
     history, facts = run.history, []
     total = "" if run.total_steps is None else f" of {run.total_steps:,}"
     facts.append(["step", f"{history.last:,}{total}"])

@@ -27,15 +27,15 @@ TIME, REST = "time/", "time/step_s"
 
 
 _STAGE = re.compile(r"(\d+)-.+")
-"""Name of the directory of a stage, in that of a run of several."""
+"""Name of a stage's directory, inside the directory of a run with several stages."""
 
 
 def runs_in(path: Path) -> list[Path]:
-    """Find the runs in a directory: its own, or those of its stages in order.
+    """Return the directories of the runs in a directory: the directory itself, or its stages in order.
 
     Args:
-        path: Directory that the user gave. If it is not a run's directory, it is returned alone, and :class:`Run`
-            refuses it.
+        path: Directory that the user gave. If neither it nor a stage in it is a run, it is returned alone, and
+            :class:`Run` refuses it.
     """
     if _is_run(path) or not path.is_dir():
         return [path]
@@ -59,7 +59,7 @@ class State(Enum):
 
 
 class Run:
-    """A run as its files show it; :meth:`update` reads what was added since.
+    """A run as its files show it; :meth:`update` reads what the run has written since.
 
     Args:
         path: The run's directory.
@@ -192,7 +192,7 @@ class Run:
         return max(self.total_steps - self.history.last, 0) * math.fsum(seconds) / len(seconds)
 
     def seconds_by_part(self, last: int | None = None) -> dict[str, float]:
-        """Seconds that the parts of all steps, or of the last few, took; ``other`` is time that was not measured."""
+        """Return the seconds of each part, summed over all or the ``last`` steps; ``other`` is time not measured."""
         parts = {}
         for name in self.history.series:
             if name.startswith(TIME) and name.endswith("_s") and name != REST:
@@ -219,7 +219,7 @@ class Run:
             return {}
 
     def log(self, most: int | None = None) -> list[str]:
-        """Return the lines of the driver's log, which are warnings; with ``most`` only so many, the last ones."""
+        """Return the lines of the driver's log, which holds warnings; with ``most``, only so many of the last lines."""
         path = self.path / DRIVER_LOG
         if not path.is_file():
             return []

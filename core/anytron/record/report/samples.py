@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     """Offset of a sample in the file, and the sample."""
 
 ENDS = 5
-"""Steps at each end of a run that come before all others."""
+"""Number of first, and of last, steps of a run that are chosen before all other steps."""
 LONGEST = 12_000
-"""Characters of a prompt or response that are shown."""
+"""Largest number of characters of a prompt or response that are shown."""
 _PICTURE = re.compile(r"images/\d+-([A-Za-z0-9_.-]+-)?\d+\.png")
 
 
 def choose_samples(run: Run, room: int) -> dict[str, Any]:
-    """Read samples of a run, chosen by the importance of their steps, as many as fit. Others are not read.
+    """Read as many samples of a run as fit, of the most important steps first; the rest of the file is not read.
 
     Args:
         run: The run.
-        room: Largest size in bytes of JSON; at least one sample is returned.
+        room: Largest size of the samples as JSON, in bytes; at least one sample is returned.
 
     Returns:
         ``samples``: dictionaries with step, id, prompt, response, tokens, finished and reward, and, if there are any,
-        errors, images and turns, in the order of the file; ``logged_bytes``: size of the file; ``left_out``: whether it
-        has more samples.
+        errors, images and turns, in the order of the file; ``logged_bytes``: size of the file; ``left_out``: whether
+        the file has more samples.
     """
     chosen: list[tuple[int, dict[str, Any]]] = []
     path, size, left_out = run.path / SAMPLES, 0, False
@@ -78,7 +78,7 @@ class SampleFile:
         self.cut_short = False
 
     def by_importance(self) -> Iterator[list[Placed]]:
-        """Yield the samples of each step: of first and last steps alternately, then always of the middle of a gap.
+        """Yield the samples of one step after another: first and last steps in turn, then always the middle of a gap.
 
         Gaps are halved in turn, so that the chosen steps are evenly spread over the file, wherever one stops.
         """

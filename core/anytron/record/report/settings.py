@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 LONGEST = 2000
-"""Characters of a value that are shown."""
+"""Largest number of characters of a value that are shown."""
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 r"""Where metrics go besides ``metrics.jsonl``: TensorBoard, Weights & Biases, MLflow, SwanLab, or a sink of your own.
 
-A sink is a class. ``tracking.sinks`` names it, ``file.py:Class``, or a distribution offers it by a name in the
-entry-point group ``anytron.metric_sinks``::
+A sink is a class. ``tracking.sinks`` names it as ``file.py:Class``, or by the name that an installed distribution
+gives it in the entry-point group ``anytron.metric_sinks``::
 
     from anytron.tasks import MetricSink
 

@@ -33,8 +33,8 @@ class SinkRun:
         directory: Directory for the sink's files in the run's directory, ``tracking/NAME``; it exists, and is kept when
             the run is resumed.
         config: The configuration as JSON values, without its secrets.
-        after: The step after which a resumed run continues; it may write later steps for the second time. None for a
-            new run.
+        after: The step after which a resumed run continues; later steps may be written a second time. None for a new
+            run.
     """
 
     name: str
@@ -43,7 +43,7 @@ class SinkRun:
     after: int | None
 
     def remembered(self, file: str, new: str) -> str:
-        """Read a short text from a file of the sink's directory; write ``new`` into it first if there is none.
+        """Read a short text from a file in the sink's directory; if there is no such file, write ``new`` into it first.
 
         Use it for the id by which a service identifies the run: with the same id, a resumed run continues the same run
         at the service.
@@ -92,12 +92,12 @@ class MetricSink(abc.ABC):
         """
 
     def write_validation(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: B027 - optional to override
-        """Write the metrics of a validation, as in ``validation.jsonl``; otherwise as :meth:`write`.
+        """Write the metrics of a validation, as in ``validation.jsonl``. By default they are ignored.
 
         Args:
             step: Completed steps of the evaluated policy, 0 or more; the metrics of this step were written earlier.
-            metrics: Values by name, ``step`` included.
+            metrics: Values by name, ``step`` included, as for :meth:`write`.
         """
 
     def close(self) -> None:  # noqa: B027 - optional to override
-        """Write everything that is still buffered; called once, after the last step or when the run ends otherwise."""
+        """Write everything that is still buffered. Called once, when the run ends for any reason."""

@@ -1,4 +1,4 @@
-"""Find the sinks of a run, send each step's metrics to all of them on threads, and report what was not written.
+"""Find the sinks of a run, send each step's metrics to all of them on threads, and report steps that were not written.
 
 Whatever a sink does, the run neither waits for it nor fails with it.
 """
@@ -95,7 +95,7 @@ def sink_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
 
 
 QUEUED = 1000
-"""Steps that wait for a slow sink, at most: later ones are dropped until there is room."""
+"""Largest number of steps that wait for a slow sink; further steps are dropped until there is room."""
 
 
 class SinkThread:
@@ -189,20 +189,20 @@ class SinkThread:
 
 
 LONGEST = 250
-"""Characters of a metric's name, as MLflow has it."""
+"""Largest number of characters in the name of a metric; MLflow's limit."""
 KEPT = "the run goes on, and metrics.jsonl has every step"
 
 
 class MetricSinks:
     """The sinks of ``tracking.sinks``, each on a thread of its own. A context manager: leaving closes them.
 
-    A sink cannot stop or delay the run. Its first exception is shown as a warning, and all are counted. If a slow
+    A sink cannot stop or delay the run. Its first exception is shown as a warning; all failures are counted. If a slow
     sink's queue is full, steps are dropped and counted. Closing takes at most ``tracking.close_timeout_s``.
 
     Args:
-        config: The run.
+        config: Configuration of the run.
         run: Directory of the run; warnings are also written to its log.
-        progress: Shows the warnings.
+        progress: Shows the warnings to the user.
         after: The step after which a resumed run continues; None for a new run.
     """
 

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 MLFLOW_METRICS, MLFLOW_NAME, MLFLOW_VALUE, MLFLOW_PARAMETERS = 1000, 250, 6000, 100
-"""What MLflow takes (its utils/validation.py): metrics of a request, characters of a name and of a parameter's value,
-parameters of a request."""
+"""Limits of MLflow (its utils/validation.py): metrics per request, characters of a name, characters of a parameter's
+value, parameters per request."""
 
 
 class MlflowOptions(Section):
     """Options of the sink ``mlflow``."""
 
     tracking_uri: str | None = None
-    """Server or database, for example ``http://HOST:5000``; default: ``MLFLOW_TRACKING_URI``, and without that
-    a database in the run's directory, for ``mlflow ui --backend-store-uri``."""
+    """Server or database, for example ``http://HOST:5000``; default: the environment variable ``MLFLOW_TRACKING_URI``
+    or, if it is not set, a database in the run's directory, which ``mlflow ui --backend-store-uri`` can show."""
     experiment: str = "anytron"
-    """Experiment; it is made if it does not exist."""
+    """Name of the experiment, which is created if it does not exist."""
     name: str | None = None
-    """Name of the run; default: that of its directory."""
+    """Name of the run; default: the name of its directory."""
 
 
 class MlflowSink(MetricSink):
@@ -103,15 +103,15 @@ class SwanLabOptions(Section):
     """Options of the sink ``swanlab``. Set the API key with ``swanlab login`` or ``SWANLAB_API_KEY``."""
 
     project: str = "anytron"
-    """Project."""
+    """Name of the project."""
     workspace: str | None = None
-    """User or organisation; default: the user's."""
+    """User or organisation; default: the user of the API key."""
     name: str | None = None
-    """Name of the experiment; default: that of the run's directory."""
+    """Name of the experiment; default: the name of the run's directory."""
     tags: list[str] = Field(default_factory=list)
-    """Tags."""
+    """Tags of the experiment."""
     mode: Literal["online", "local", "offline"] = "online"
-    """``local`` writes files for ``swanlab watch``, ``offline`` ones that ``swanlab sync`` sends later."""
+    """``local`` writes files for ``swanlab watch``; ``offline`` writes files that ``swanlab sync`` sends later."""
 
 
 class SwanLabSink(MetricSink):
@@ -183,15 +183,15 @@ class WandbOptions(Section):
     """Options of the sink ``wandb``. Set the API key with ``wandb login`` or ``WANDB_API_KEY``."""
 
     project: str = "anytron"
-    """Project."""
+    """Name of the project."""
     entity: str | None = None
-    """User or team; default: the user's."""
+    """User or team; default: the default entity of your account."""
     name: str | None = None
-    """Name of the run; default: that of its directory."""
+    """Name of the run; default: the name of its directory."""
     group: str | None = None
-    """Group of runs."""
+    """Name of the group of runs that the run belongs to."""
     tags: list[str] = Field(default_factory=list)
-    """Tags."""
+    """Tags of the run."""
     mode: Literal["online", "offline"] = "online"
     """``offline`` writes files that ``wandb sync`` sends later."""
 

@@ -41,9 +41,9 @@ CONTENTS = (
 )
 """What a run writes, besides its logs; ``trainer.overwrite`` deletes these and the logs, and nothing else."""
 LOSSES = "losses.jsonl"
-"""What became of each process that was lost."""
+"""File with a record of each worker process that died."""
 LOGS = ("logs", LOSSES)
-"""What is kept when a run begins again: what worker processes wrote, and what became of them."""
+"""Files that are kept when a run begins again: logs of worker processes, and records of processes that died."""
 
 
 class ClaimedDirectory:

@@ -22,7 +22,7 @@ class JsonlSink:
     """Writes records to a file, one JSON object per line; each line is flushed when it is written.
 
     Args:
-        path: The file; it must not exist.
+        path: The file; without ``after``, it must not exist.
         after: Continue an existing file after the records of this step; later records, and a line that a crash cut
             short, are removed first. None = write a new file.
 
@@ -147,7 +147,7 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
 
 
 LONGEST_SIDE = 512
-"""Pixels; larger pictures are scaled down."""
+"""Largest width and height of a saved picture, in pixels; larger pictures are scaled down."""
 
 
 class Album:

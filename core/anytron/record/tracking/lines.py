@@ -20,7 +20,7 @@ BLOCK = 1 << 16
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file, and leave out lines that are none. Only one is in memory at a time."""
+    """Yield the records of a file, with only one in memory at a time; lines that are not JSON objects are left out."""
     with path.open("rb") as lines:  # by bytes: in text, other characters end lines, too (U+2028, U+0085)
         for line in lines:
             with suppress(ValueError):
@@ -28,7 +28,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_record(path: Path) -> dict[str, Any] | None:
-    """Read the last record of a file, without those before it; None if the file is empty.
+    """Read the last record of a file without reading the earlier ones; None if the file is empty.
 
     Raises:
         ValueError: The last line is not a JSON object.
@@ -40,11 +40,11 @@ def last_record(path: Path) -> dict[str, Any] | None:
 def backwards(file: BinaryIO, end: int | None = None) -> Iterator[tuple[int, bytes]]:
     r"""Yield the lines of a file from the last to the first, each with its offset.
 
-    A line ends with ``\n``, but the first that is yielded may be cut short.
+    Each line ends with ``\n``; only the first one that is yielded may be cut short.
 
     Args:
-        file: The file, whose position is moved.
-        end: Where the last line ends; None = at the end of the file.
+        file: The file; its position changes.
+        end: Offset at which the last line ends; None = the end of the file.
     """
     begin = file.seek(0, os.SEEK_END) if end is None else end
     later: list[bytes] = []  # parts of a line whose beginning is not read yet, the last part first
@@ -71,8 +71,8 @@ def cut_back(path: Path, step: int) -> None:
     it was before or as it is afterwards.
 
     Args:
-        path: The file, with records in the order of their steps. A symbolic link, or what else is no file, is replaced
-            by an empty file.
+        path: The file, with records in the order of their steps. A path that does not exist, or is a symbolic link,
+            becomes an empty file.
         step: The last step whose records are kept.
     """
     if not path.is_file() or path.is_symlink():

@@ -35,10 +35,10 @@ METRICS = (
     Metric(
         "reward/mean",
         "",
-        "mean reward of the step's samples, all reward functions weighted and added; like all of `reward` and "
-        "`response` it is of all samples that were drawn, trained on or not",
+        "mean reward of the step's samples, the weighted sum of all reward functions; like all metrics of `reward` and "
+        "`response`, it covers all samples that were drawn, trained on or not",
     ),
-    Metric("reward/std", "", "its standard deviation over samples"),
+    Metric("reward/std", "", "standard deviation of the rewards of the step's samples"),
     Metric(
         "reward/group_std_zero_fraction",
         "fraction",
@@ -48,9 +48,9 @@ METRICS = (
     Metric(
         "reward/groups_without_signal",
         "groups",
-        "groups that rewards teach nothing of: none of their samples is trained on, or, where `algorithm.advantage` "
-        "compares the responses to a prompt and there is no `teacher`, the rewards of those that are trained on are "
-        "all equal",
+        "groups from which rewards teach nothing: none of their samples is trained on, or, where `algorithm.advantage` "
+        "compares the responses to a prompt and there is no `teacher`, all samples that are trained on have equal "
+        "rewards",
     ),
     Metric(
         "reward/steps_without_signal",
@@ -68,22 +68,23 @@ METRICS = (
     ),
     Metric("sampling/rounds", "rounds", "how often prompts were drawn for the step", _DYNAMIC),
     Metric("sampling/groups_drawn", "groups", "prompts that were drawn and answered, in all rounds", _DYNAMIC),
-    Metric("sampling/groups_dropped", "groups", "those without signal, which are not trained on", _DYNAMIC),
-    Metric("sampling/no_signal_fraction", "fraction", "their share", _DYNAMIC),
+    Metric("sampling/groups_dropped", "groups", "drawn groups without signal, which are not trained on", _DYNAMIC),
+    Metric("sampling/no_signal_fraction", "fraction", "share of the drawn groups that were dropped", _DYNAMIC),
     Metric(
         "sampling/groups_missing",
         "groups",
-        "how many less than `data.prompts_per_step` the step has: `algorithm.dynamic_sampling_rounds` were not enough",
+        "`data.prompts_per_step` minus the step's groups: above 0 if `algorithm.dynamic_sampling_rounds` were too few",
         _DYNAMIC,
     ),
     Metric("response/length_mean", "tokens", "mean length of responses, without what an environment wrote"),
     Metric("response/length_max", "tokens", "the longest response of the step"),
-    Metric("response/truncated_fraction", "fraction", "responses that ended at the limit, without an end token"),
+    Metric("response/truncated_fraction", "fraction", "responses that ended at the length limit, without an end token"),
     Metric("response/empty_fraction", "fraction", "responses without a token"),
     Metric(
         "response/unknown_tokens",
         "tokens",
-        "tokens of responses that the tokenizer does not have: the model has more rows, and no reward sees them",
+        "response tokens that the tokenizer does not have, because the model's vocabulary is larger; rewards do not "
+        "see them",
     ),
     Metric(
         "validation/NAME/mean@N",
@@ -96,7 +97,7 @@ METRICS = (
     Metric(
         "validation/NAME/pass@K",
         "fraction",
-        "probability that one of K responses to a prompt passes at least, estimated without bias",
+        "probability that at least one of K responses to a prompt passes, estimated without bias",
         "K is in `pass_at`",
     ),
     Metric("validation/NAME/pass@K/low", "fraction", f"lower {_END}", _PROMPTS),
@@ -126,9 +127,9 @@ METRICS = (
     Metric("environment/turns_mean", "turns", "mean number of the model's turns", _TURNS),
     Metric("environment/turns_max", "turns", "the most turns of a sample", _TURNS),
     Metric("environment/observation_tokens_mean", "tokens", "mean length of what the environment wrote", _TURNS),
-    Metric("environment/metrics/NAME", "", "mean of what the environment reports itself", _TURNS),
+    Metric("environment/metrics/NAME", "", "mean of a metric that the environment itself reports", _TURNS),
     Metric("loss/total", "", "the loss whose gradient was taken"),
-    Metric("loss/policy", "", "its policy-gradient part: what `algorithm.loss` computes"),
+    Metric("loss/policy", "", "policy-gradient part of the loss: what `algorithm.loss` computes"),
     Metric("loss/metrics/NAME", "", "what a loss of your own returns as a metric", "it returns some"),
     Metric(
         "loss/nll",
@@ -136,9 +137,9 @@ METRICS = (
         "mean negative log-prob of the examples' response tokens, whatever `algorithm.aggregation` is",
         _SUPERVISED,
     ),
-    Metric("loss/kl", "nats", "its KL part without the coefficient, averaged as `algorithm.aggregation` says"),
+    Metric("loss/kl", "nats", "KL part of the loss, without its coefficient, averaged as `algorithm.aggregation` says"),
     Metric("policy/entropy", "nats", "mean entropy of the next-token distribution over response tokens"),
-    Metric("policy/ratio_mean", "", "mean probability ratio of the policy to that before the step's updates"),
+    Metric("policy/ratio_mean", "", "mean probability ratio of the policy to the policy before the step's updates"),
     Metric("policy/kl", "nats", "mean KL divergence of a response token from the reference model", _PENALTY),
     Metric(
         "policy/teacher_kl",
@@ -157,11 +158,16 @@ METRICS = (
     Metric(
         "rollout/log_prob_abs_diff",
         "nats",
-        "mean difference of the log-probs that rollout and training compute for a response token; see "
+        "mean absolute difference of the log-probs that rollout and training compute for a response token; see "
         "[bad numbers](../how-to/debug-bad-numbers.md)",
     ),
-    Metric("rollout/log_prob_abs_diff_max", "nats", "the largest such difference of a token", _CORRECTED),
-    Metric("rollout/log_prob_correlation", "", "Pearson's correlation of these log-probs", _CORRECTED),
+    Metric(
+        "rollout/log_prob_abs_diff_max",
+        "nats",
+        "the largest absolute difference of rollout's and training's log-prob of a token",
+        _CORRECTED,
+    ),
+    Metric("rollout/log_prob_correlation", "", "Pearson's correlation of rollout and training log-probs", _CORRECTED),
     Metric(
         "rollout/kl", "nats", "KL divergence of the policy that drew the tokens from training's, estimated", _CORRECTED
     ),
@@ -171,7 +177,7 @@ METRICS = (
         "mean importance weight of a token, its own or its response's (`algorithm.importance_level`), before limits",
         _CORRECTED,
     ),
-    Metric("rollout/importance_max", "", "the largest such weight", _CORRECTED),
+    Metric("rollout/importance_max", "", "the largest importance weight of a token, before limits", _CORRECTED),
     Metric(
         "rollout/importance_clip_fraction",
         "fraction",
@@ -181,11 +187,11 @@ METRICS = (
     Metric(
         "rollout/effective_sample_size",
         "fraction",
-        "as many tokens without weights would tell as much (Kish)",
+        "Kish's effective sample size of the weighted tokens, divided by their number",
         _CORRECTED,
     ),
     Metric("rollout/sequence_importance_mean", "", "mean probability ratio of whole responses", _CORRECTED),
-    Metric("rollout/sequence_importance_max", "", "the largest such ratio", _CORRECTED),
+    Metric("rollout/sequence_importance_max", "", "the largest probability ratio of a whole response", _CORRECTED),
     Metric("rollout/age_mean", "updates", "mean age of the weights that a token was drawn with", _STALE),
     Metric("rollout/age_max", "updates", "the oldest weights of the step", _STALE),
     Metric("grad_norm", "", "norm of the whole gradient before clipping (`optimizer.clip_grad`)"),
@@ -199,42 +205,46 @@ METRICS = (
     Metric("critic/value_mean", "", "mean value of response tokens", _CRITIC),
     Metric("critic/return_mean", "", "mean return of response tokens", _CRITIC),
     Metric("critic/clip_fraction", "fraction", "tokens whose value was clipped (`critic.clip_value`)", _CRITIC),
-    Metric("critic/explained_variance", "", "how much of the returns the values knew: 1 all, 0 nothing", _CRITIC),
+    Metric("critic/explained_variance", "", "part of the returns' variance that values explain, at most 1", _CRITIC),
     Metric("critic/grad_norm", "", "as `grad_norm`, of the critic", _CRITIC),
     Metric("critic/lr", "", "as `lr`, of the critic", _CRITIC),
     Metric("critic/update/skipped", "updates", "as `update/skipped`, of the critic", _CRITIC),
-    Metric("time/checkpoint_s", "seconds", "what saving a checkpoint took of the step"),
-    Metric("data/epochs", "epochs", "examples drawn so far, by those that there are", _SUPERVISED),
+    Metric("time/checkpoint_s", "seconds", "saving a checkpoint, as part of the step"),
+    Metric("data/epochs", "epochs", "examples drawn so far, divided by the number of examples", _SUPERVISED),
     Metric("time/data_s", "seconds", "drawing examples", _SUPERVISED),
     Metric("time/rollout_s", "seconds", "waiting for responses"),
-    Metric("time/sync_s", "seconds", "giving the weights to the rollout", "a rollout with its own processes"),
-    Metric("time/validation_s", "seconds", "examining the policy from before the step", _VALIDATION),
+    Metric("time/sync_s", "seconds", "sending the weights to the rollout", "a rollout with its own processes"),
+    Metric("time/validation_s", "seconds", "validating the policy as it was before the step", _VALIDATION),
     Metric("time/reward_s", "seconds", "scoring responses"),
     Metric("time/score_s", "seconds", "log-probs, values and advantages before the first update"),
     Metric("time/update_s", "seconds", "all updates of the step"),
     Metric("time/step_s", "seconds", "the whole step"),
-    Metric("throughput/tokens_per_s", "tokens/second", "tokens of prompts and responses by the time of the step"),
+    Metric("throughput/tokens_per_s", "tokens/second", "tokens of prompts and responses, divided by the step's time"),
     Metric(
         "throughput/tokens_per_s_per_device",
         "tokens/second",
-        "the same by the devices of training ranks and of rollout replicas that have their own",
+        "`throughput/tokens_per_s`, divided by the number of devices of training ranks and of rollout replicas that "
+        "have their own",
     ),
     Metric(
         "throughput/mfu",
         "fraction",
-        "model FLOP/s utilization of updates: the operations that they need (arXiv:2204.02311, appendix B; neither "
-        "recomputation nor padding, vision towers or adapters), by their time, by what the devices can do at most",
+        "model FLOP/s utilization of updates: the operations that they need (arXiv:2204.02311, appendix B; without "
+        "recomputation, padding, vision towers and adapters), divided by their time and by the devices' peak",
         "the peak of the devices is known; `patches.json` says from where, or why not",
     ),
     Metric(
-        "throughput/weight_bytes", "bytes", "what was sent to all rollout processes", "a rollout with its own processes"
+        "throughput/weight_bytes",
+        "bytes",
+        "size of the weights that were sent to all rollout processes",
+        "a rollout with its own processes",
     ),
     Metric("memory/training_peak_bytes", "bytes", "the most that a training rank had allocated in the step"),
-    Metric("memory/offloaded_bytes", "bytes", "what all training ranks gave back", _OFFLOAD),
+    Metric("memory/offloaded_bytes", "bytes", "device memory that all training ranks freed", _OFFLOAD),
     Metric("memory/rollout_peak_bytes", "bytes", "the most that a rollout process had allocated", _SLEEP),
-    Metric("memory/asleep_bytes", "bytes", "what all rollout processes gave back", _SLEEP),
+    Metric("memory/asleep_bytes", "bytes", "device memory that all rollout processes freed while they slept", _SLEEP),
 )
-"""In the order of the reference, ``docs/reference/metrics.md``."""
+"""All metrics, in the order of the reference, ``docs/reference/metrics.md``."""
 
 
 HEADING = """# Metrics

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Shows a run to a person; this base class shows nothing. A context manager: leaving always cleans up."""
+    """Shows the user how a run goes; this base class shows nothing. A context manager: leaving calls :meth:`finish`."""
 
     def start(self, total_steps: int, devices: Sequence[str], kernels: Mapping[str, str], done: int = 0) -> None:
         """Called when the workers have started and the first step begins.
@@ -21,7 +21,7 @@ class Progress:
         Args:
             total_steps: Number of training steps of the run.
             devices: Device of each training rank.
-            kernels: The plugins that supplied each kernel.
+            kernels: Names of the plugins that supplied each kernel, by the kernel's name.
             done: Number of steps that were completed before this process started.
         """
 

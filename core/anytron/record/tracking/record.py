@@ -1,4 +1,4 @@
-"""``run.json``: the mark of a directory that a run of Anytron has written into, and the run's history."""
+"""``run.json``: the file that marks the directory of a run of Anytron, and holds the run's history."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Change(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     key: str
-    """Its dotted name."""
+    """Dotted name of the key."""
     old: Any
     """Value before."""
     new: Any
@@ -56,21 +56,21 @@ class RunRecord(BaseModel):
     """The content of ``run.json``: how the run was started, resumed and ended."""
 
     config: dict[str, Any]
-    """The configuration that the run is carried out with now."""
+    """The run's current configuration, as JSON values."""
     started_from: str | None = None
-    """The checkpoint of another run that it began with (``resume=PATH``)."""
+    """The checkpoint of another run that this run began with (``resume=PATH``); null if it began without one."""
     beginning: Beginning | None = None
-    """The moment in which it began, and its chat template; null in records of older versions."""
+    """Time at which the run began, and its chat template; null in records of older versions."""
     resumes: list[Resume] = Field(default_factory=list)
-    """Its continuations, oldest first."""
+    """Continuations of the run, oldest first."""
     finished_step: int | None = None
     """Number of completed steps of the trained model in the directory; null until the model is saved."""
     failure: str | None = None
-    """The error that ended the run's last process; null while one goes on, and if none did."""
+    """The error that ended the run's last process; null while a process goes on, or if it ended without an error."""
     early_stop: str | None = None
-    """Why the run ended before its last step, as validation said; null without."""
+    """Why validation ended the run before its last step; null if it did not."""
     versions: dict[str, str] = Field(default_factory=dict)
-    """Of Python, Anytron and what the run's engines are made of, in the process that drives the run."""
+    """Versions of Python, Anytron and the libraries of the run's engines, in the process that drives the run."""
 
     def write(self, directory: Path) -> None:
         """Write ``run.json``, readable by its owner only, because configurations may hold secrets."""
@@ -104,7 +104,8 @@ RECORDED = ("anytron", "torch", "transformers")
 def installed_versions(config: RunConfig) -> dict[str, str]:
     """Return the versions of Python, of the libraries of every run, and of the components of a run's engines.
 
-    These are the versions of this process. A rollout engine with another Python reports its own (``patches.json``).
+    These are the versions of this process. A rollout engine that runs in another Python (``rollout.python``) reports
+    its own versions in ``patches.json``.
     Packages that are not installed are left out.
     """
     found = {"python": machine.python_version()}

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 VALIDATION = "validation.jsonl"
 """Name of the file with the metrics of validations."""
 LOGGED_FAILURES = 16
-"""Samples of a step that are written because a reward failed for them, at most."""
+"""Largest number of samples of a step that are written because a reward failed; the same again for environments."""
 ERROR_LENGTH = 2000
-"""Characters of a failure that are written."""
+"""Largest number of characters of an error that are written."""
 
 
 class RunDirectory:
@@ -46,7 +46,7 @@ class RunDirectory:
         claimed: The run's directory, locked.
         config: The run's configuration.
         record: History of the run.
-        after: Continue the files of an earlier run after this step; None = there are none.
+        after: Continue the existing files of the run after this step; None = start new files.
 
     Attributes:
         path: The directory; :meth:`rescue` changes it.
@@ -298,7 +298,7 @@ class RunDirectory:
 
 
 def _taken(sink: JsonlSink, directory: Path, failures: list[str]) -> JsonlSink:
-    """Go on with a file of the same name in another directory; a failure to read the lost one is added."""
+    """Copy a sink's file to another directory and continue it there; unreadable files are added to ``failures``."""
     taken = JsonlSink(directory / sink.path.name)
     try:
         taken.take(sink)
