@@ -125,8 +125,8 @@ class ModelBuilder:
     def _shares_prompts(self, traits: ModelTraits, sequence_format: Format) -> bool:
         """Whether a prompt may be computed once for several samples.
 
-        Recurrent layers and experts see how often a token is there: the one in their state, the others in their loads.
-        Multi-token prediction looks further ahead than a piece reaches.
+        False for models with recurrent layers or experts, whose states or loads depend on how often a token occurs, and
+        with multi-token prediction, which needs tokens beyond the end of a shared prompt.
         """
         options = MegatronOptions.of(self._config)
         by_attention_alone = traits.causal and not (
@@ -153,7 +153,7 @@ class ModelBuilder:
         return self._scoring(source, self._modules(source, preparer))
 
     def frozen(self, source: ModelSource) -> FrozenModel:
-        """Build a :meth:`language_model` that is not trained, with its own preparer.
+        """Build a model as :meth:`language_model` does, frozen and with its own preparer.
 
         Raises:
             EngineError: The weights do not match the model.
@@ -162,7 +162,7 @@ class ModelBuilder:
         return FrozenModel(self.language_model(source, preparer), preparer)
 
     def reward_model(self, source: BridgeSource, preparer: BatchPreparer) -> FrozenModel:
-        """Build a model whose output layer gives one number per sequence, and that is not trained.
+        """Build a frozen model whose output layer gives one score per sequence.
 
         Raises:
             EngineError: The weights do not match the model.

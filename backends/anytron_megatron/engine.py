@@ -188,7 +188,10 @@ class MegatronEngine:
         return logits if parallel.topology().reports else None
 
     def attention_conformance(self) -> Conformance | None:
-        """Compare the platform's masks, and with portable modules its attention kernels, with their definition."""
+        """Check the platform's masks, and with portable modules its attention kernels, against the definition.
+
+        None = neither masks nor kernels of the platform reach the model's attention.
+        """
         heads = self._source.attention_heads
         if heads is None:
             return None
@@ -247,7 +250,7 @@ class MegatronEngine:
         return self._trained.updates
 
     def export_weights(self, destination: WeightDestination[Sent]) -> Sent | None:
-        """Send the policy's weights; rank 0, which gathers each of them, returns what ``destination`` returns."""
+        """Gather the policy's weights on rank 0 and send them; rank 0 returns the result of ``destination``."""
         with self._merged():
             return self._send(self._source.export(self._modules()), destination)
 
@@ -301,7 +304,7 @@ class MegatronEngine:
         self._checkpoints.save(Path(path), asynchronous=asynchronous)
 
     def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
-        """Return this rank's files of the last save, once every rank has written its own."""
+        """Return this rank's files of the last save; None until every rank has written its files."""
         return self._checkpoints.written_files(wait=wait)
 
     def load_checkpoint(self, path: str) -> None:

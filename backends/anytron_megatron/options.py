@@ -24,35 +24,38 @@ ENGINE = "megatron"
 """The name of the engine and of its plugin."""
 
 RoutingReplay = Literal["off", "old-log-probs", "rollout"]
-"""Whose routing updates replay."""
+"""The pass whose routing is replayed in updates; ``off`` = updates route anew."""
 
 
 class MegatronOptions(Section):
     """Options of the engine ``megatron``."""
 
     virtual_pipeline_model_parallel_size: int = Field(1, ge=1)
-    """Model chunks of each pipeline rank: above 1 the schedule is interleaved, with smaller bubbles."""
+    """Number of model chunks on each pipeline rank; above 1, the schedule is interleaved and has smaller bubbles."""
     router_replay: Literal["off", "old-log-probs"] = "off"
-    """Mixture of experts: ``old-log-probs`` routes tokens in updates as in the pass that computes old log-probs (which
-    is then always made), so that probability ratios compare one network with itself."""
+    """For mixtures of experts: with ``old-log-probs``, updates send each token to the experts that were chosen in the
+    pass that computes old log-probs (this pass is then always made). So probability ratios compare one network with
+    itself."""
     mtp_loss_coefficient: float = Field(0.0, ge=0.0)
     """Train the model's multi-token prediction modules (DeepSeek-V3's ``num_nextn_predict_layers``) on the responses:
-    weight of their cross entropy, added to the policy's loss; 0.1 is usual. 0 = they are saved unchanged and cost
-    nothing."""
+    weight of their cross entropy, added to the policy's loss; 0.1 is usual. 0 = the modules are saved unchanged and
+    cost nothing."""
     mtp_detach: bool = True
-    """Keep the gradients of that loss in the modules. Off, it moves the policy too, as in pretraining."""
+    """Whether the loss of the multi-token prediction modules trains these modules only; false = it trains the policy
+    too, as in pretraining."""
     overlap_grad_reduce: bool = False
-    """Reduce gradients over data-parallel ranks while the last micro-batch's backward pass computes further ones,
-    instead of after it."""
+    """Whether to reduce gradients over data-parallel ranks during the last micro-batch's backward pass, bucket by
+    bucket, instead of after it."""
     ddp_bucket_size: int | None = Field(None, ge=1)
-    """Parameters whose gradients are then reduced together; the default is Megatron's, 40 million, or a million for
-    each data-parallel rank if that is more."""
+    """Number of parameters in a bucket of ``overlap_grad_reduce``, whose gradients are reduced together; the default is
+    Megatron's: 40 million, or 1 million for each data-parallel rank if that is more."""
     share_prompts: bool = True
-    """Compute a prompt once for all of its samples in a micro-batch, where that saves a tenth of the tokens or more.
-    Only packed sequences (``engine.sequence_format: thd``) of dense text models with attention in every layer, in
-    portable modules and without context parallelism; other runs compute each sequence whole."""
+    """Whether to compute a prompt once for all of its samples in a micro-batch, where that saves a tenth of the tokens
+    or more. This has an effect only with packed sequences (``engine.sequence_format: thd``) of dense text models with
+    attention in every layer, in portable modules, without context parallelism and without training of multi-token
+    prediction; other runs compute each sequence whole."""
     transformer: dict[str, Any] = Field(default_factory=dict)
-    """Fields of Megatron's transformer config to override, as mcore-bridge extends it."""
+    """Fields to override in Megatron's transformer config or among the fields that mcore-bridge adds to it."""
 
     @classmethod
     def of(cls, config: RunConfig) -> MegatronOptions:
@@ -69,7 +72,7 @@ class MegatronOptions(Section):
         return "rollout" if config.rollout.replay_routing else self.router_replay
 
     def sizes(self, config: RunConfig) -> ParallelSizes:
-        """The run's parallel sizes, with the number of model chunks on each pipeline rank; 1 without a pipeline."""
+        """Return the run's parallel sizes, with ``virtual_pipeline`` from these options (1 on one pipeline rank)."""
         sizes = config.parallel.sizes()
         chunks = self.virtual_pipeline_model_parallel_size if sizes.pipeline > 1 else 1
         return replace(sizes, virtual_pipeline=chunks)
@@ -90,9 +93,12 @@ _LATENT = (
 
 @functools.cache
 def transformer_fields(*, latent_attention: bool) -> frozenset[str]:
-    """Collect the fields of Megatron's transformer config as mcore-bridge extends it.
+    """Collect the names of the fields of Megatron's transformer config, with the fields that mcore-bridge adds.
 
     The classes' source files are parsed, because importing them takes seconds and changes other libraries.
+
+    Args:
+        latent_attention: Whether to include the fields of multi-latent attention.
     """
     sources = [*_COMMON, *(_LATENT if latent_attention else ())]
     return frozenset().union(*(_fields(*source) for source in sources))
@@ -123,12 +129,12 @@ _EXPERTS = "the coefficient of that loss is set ([experts](../how-to/train-mixtu
 
 METRICS = (
     Metric("moe/load_balancing_loss", "", "load-balancing loss, mean over layers, 1 = perfect balance", _EXPERTS),
-    Metric("moe/seq_load_balancing_loss", "", "the same, computed for each sequence", _EXPERTS),
+    Metric("moe/seq_load_balancing_loss", "", "load-balancing loss of each sequence, mean over layers", _EXPERTS),
     Metric("moe/z_loss", "", "z-loss of the routers, mean over layers", _EXPERTS),
     Metric(
         "moe/rerouted_fraction",
         "fraction",
-        "tokens that predict a response token, over all layers, whose router would have chosen other experts",
+        "tokens that predict a response token and whose router would have chosen other experts, mean over layers",
         "`engine.options.router_replay` or `rollout.replay_routing`",
     ),
     Metric(
@@ -137,7 +143,7 @@ METRICS = (
         "loss of the multi-token prediction modules, mean over depths, without its coefficient",
         "`engine.options.mtp_loss_coefficient` is above 0",
     ),
-    Metric("critic/moe/NAME", "", "the same losses of the critic's routers", "a critic with experts"),
+    Metric("critic/moe/NAME", "", "the metrics `moe/NAME` of the critic's routers", "a critic with experts"),
 )
 
 IMPORTS = ("peft", "transformers.dynamic_module_utils", "transformers.models.auto")

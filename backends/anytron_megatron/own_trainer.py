@@ -33,7 +33,7 @@ def join(stack: DeviceStack, sizes: ParallelSizes | None = None, *, seed: int = 
         stack: Device stack of this process.
         sizes: The parallel sizes; None = one rank. Ranks that ``torchrun`` has started use its rendezvous.
         seed: Seed of the random generators.
-        timeout_s: A collective that takes longer is an error.
+        timeout_s: Longest duration of a collective, in seconds; a longer one fails.
 
     Returns:
         The rank's device.
@@ -105,7 +105,7 @@ def forward(model: nn.Module, prepared: PreparedBatch) -> Tensor:
 
 
 def token_log_probs(logits: Tensor, batches: BatchPreparer, prepared: PreparedBatch) -> Tensor:
-    """Return at each token the log-prob of the token that follows it, for any layout and any split of the vocabulary.
+    """Compute the log-prob of the token after each token, for any layout and any split of the vocabulary.
 
     Args:
         logits: The result of :func:`forward`: R rows, C columns, and V entries of the vocabulary on this rank.

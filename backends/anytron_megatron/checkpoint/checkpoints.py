@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 FORMAT = "metadata.json"
-"""By this file Megatron knows a ``torch_dist`` checkpoint."""
+"""The file by which Megatron recognises a ``torch_dist`` checkpoint."""
 
 HOST, DEVICE, TRACKED = "host", "device", "tracked."
-"""Keys of random states, which name no device: torch's generator of the processor, the device's, and the states of
-Megatron's tracker by name. Nothing of the engine draws from Python's or NumPy's generators."""
+"""Keys of random states: torch's generator on the host, the device's generator, and the prefix of the named states of
+Megatron's tracker. No key contains the device's type. The engine does not use Python's or NumPy's generators."""
 
 
 class Checkpoints:
@@ -101,7 +101,9 @@ class Checkpoints:
     def written_files(self, *, wait: bool) -> Mapping[str, FileRecord] | None:
         """Return the files of the last save; implements ``CheckpointEngine.written_files``."""
         if self._writing is None:
-            raise EngineError("No checkpoint is being written.", where="written_files", fix="call save() first")
+            raise EngineError(
+                "No checkpoint is being written.", where="written_files", fix="call save_checkpoint() first"
+            )
         directory, writer, table = self._writing
         if wait:
             writer.wait()
@@ -167,7 +169,7 @@ class Checkpoints:
         return Progress(self._layout, models)
 
     def _restore_random_states(self, directory: Path, progress: Progress) -> None:
-        """Go on with the same random numbers in the same layout; elsewhere with some that were not drawn before."""
+        """Restore the random states if the parallel layout is the same; otherwise seed anew, with an unused seed."""
         if progress.layout != self._layout:
             parallel.seed_generators(derive_seed(self._seed, "another layout", progress.models["policy"].updates))
             return
@@ -179,7 +181,7 @@ class Checkpoints:
 
 
 def _require_directory(directory: Path) -> None:
-    """Raise on this rank alone if the run goes on without it. No collective: its peers may have ended."""
+    """Raise on this rank alone if the directory is gone. Not a collective: the other ranks may have ended."""
     if not directory.is_dir():
         raise EngineError(
             "The directory of the checkpoint is gone: this rank writes nothing.",

@@ -37,8 +37,8 @@ class Progress:
     """The part of a checkpoint that is not tensors.
 
     Attributes:
-        layout: The parallel sizes and the type of device of the run that saved; its random states fit only the same
-            ones.
+        layout: The parallel sizes and the type of device of the run that saved the checkpoint. Its random states can be
+            restored only if these are the same.
         models: Progress of each model, by role.
     """
 
@@ -60,10 +60,10 @@ class Progress:
         try:
             content = read_object(file)
             if content["version"] != VERSION:
-                raise refusal(file, f"it has version {content['version']}, this Anytron reads {VERSION}")
+                raise refusal(file, f"its format is version {content['version']}, but this Anytron reads {VERSION}")
             models = {role: ModelProgress(**model) for role, model in content["models"].items()}
             if not all(type(count) is int for model in models.values() for count in asdict(model).values()):
-                raise refusal(file, "its counters are not numbers")
+                raise refusal(file, "its counters are not integers")
             return cls(dict(content["layout"]), models)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise refusal(file, f"{type(error).__name__}: {error}") from error

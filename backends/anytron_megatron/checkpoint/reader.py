@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from anytron_megatron.checkpoint.shards import SavedTensor, Shard
 
 TABLE = ".metadata"
-"""The table of contents: which tensors there are, and where in which file each part lies."""
+"""File with the table of contents: the names and shapes of the tensors, and the file and offset of each part."""
 
 
 @torch.no_grad()
@@ -80,7 +80,8 @@ def _sources(
         if covered < math.prod(size):
             shard.data.zero_()
     elif covered != math.prod(size):
-        raise refusal(directory / TABLE, f"it has {covered} of {math.prod(size)} elements of a part of {shard.key}")
+        why = f"its parts of {shard.key} have {covered} of the {math.prod(size)} elements that a rank needs"
+        raise refusal(directory / TABLE, why)
     return found
 
 

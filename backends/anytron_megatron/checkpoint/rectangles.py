@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def rectangles(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
     """Cut a range of a flattened tensor into rectangles, each contiguous.
 
-    In two dimensions these are the rest of a row, whole rows, and the beginning of a row.
+    In two dimensions the rectangles are the rest of a row, whole rows, and the beginning of a row.
 
     Args:
         shape: Shape of the tensor.

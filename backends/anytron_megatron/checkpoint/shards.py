@@ -2,7 +2,7 @@
 
 The places come from Megatron's ``sharded_state_dict``, and the files have Megatron's format ``torch_dist``. Megatron's
 own writer and reader are not used: they write in forked processes, unpickle what they read, gather a distributed
-optimizer's whole state on every data-parallel rank before saving it, and are other functions in each version.
+optimizer's whole state on every data-parallel rank before saving it, and differ from version to version.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 Place: TypeAlias = ShardedTensor | ShardedTensorFactory
-"""Where a parameter lies. A factory stands for parts with places of their own, as the two halves of a gated layer."""
+"""A parameter's place in the whole model. A factory stands for several parts that each have a place, such as the two
+halves of a gated layer."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 MAIN = "main"
-"""The float32 copy of a parameter of another type, beside what the optimizer calls its state (``exp_avg``, ...)."""
+"""Name of a parameter's float32 copy in a checkpoint, beside the optimizer's names for its state (``exp_avg``, ...)."""
 
 
 def trained_tensors(role: str, trained: TrainedModel, adapters: Adapters | None) -> list[SavedTensor]:
@@ -55,8 +55,8 @@ def trained_tensors(role: str, trained: TrainedModel, adapters: Adapters | None)
 def _places(modules: Sequence[nn.Module]) -> Iterator[Place]:
     """Yield the places of trainable parameters and buffers.
 
-    Frozen ones are those of the model directory. Extra states are left out: they are pickles of vendors' layers. What
-    they hold (scales of FP8 with delayed scaling) is measured anew within a few updates.
+    Frozen parameters are left out: the model directory has them. Extra states are left out too: they are pickles of
+    vendors' layers. They hold FP8 scales of delayed scaling, which are measured anew within a few updates.
     """
     for module in modules:
         # Each layer and each expert has a name of its own: layers differ, and experts move between ranks.
@@ -97,7 +97,7 @@ def _adapter_places(adapters: Adapters) -> Iterator[Place]:
 
 
 def _factor(key: str, parameter: Tensor, *, expert: bool) -> ShardedTensor:
-    """Place one factor. Experts are whole on their rank: adapters of split ones are refused."""
+    """Place one factor. Experts are whole on their rank: adapters of split experts are refused."""
     if expert or not getattr(parameter, "tensor_model_parallel", False):
         return ShardedTensor.from_rank_offsets(key, parameter)
     rank, size = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
@@ -140,9 +140,9 @@ def _optimizer_tensors(
     """Yield the optimizer's tensors, each with the place of the parameter that it belongs to.
 
     Args:
-        optimizer: Megatron's.
+        optimizer: Megatron's optimizer.
         places: Name and place of each parameter, by its ``id``.
-        role: Begins each key.
+        role: Prefix of each key.
     """
     for part in _parts(optimizer):
         for parameter, tensors, start in _held(part):

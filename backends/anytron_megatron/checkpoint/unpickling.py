@@ -41,7 +41,7 @@ _CLASSES = (
 
 
 def _member_of(owner: object, name: str) -> _MEM_FORMAT_ENCODING:
-    """Stand for ``getattr``, by which Python 3.11.0 to 3.11.3 pickle members of enumerations: a table has one.
+    """Replace ``getattr``, with which Python 3.11.0 to 3.11.3 pickle members of enumerations, such as a table's.
 
     Raises:
         UnpicklingError: The pickle names anything else.
@@ -114,7 +114,7 @@ def _check_place(file: Path, index: object, stored: object) -> None:
     if stored.relative_path != Path(str(stored.relative_path)).name:
         raise refusal(file, f"{index.fqn} is outside of the checkpoint, in {stored.relative_path!r}")
     if getattr(stored, "transform_descriptors", None):
-        raise refusal(file, f"{index.fqn} is encoded")
+        raise refusal(file, f"{index.fqn} is stored in an encoded form (transform_descriptors)")
 
 
 def read_tensor(file: Path, stream: BinaryIO) -> torch.Tensor:

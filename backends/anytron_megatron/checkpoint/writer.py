@@ -1,7 +1,7 @@
 """Decide which rank writes which tensors, and write this rank's part while training goes on.
 
 An asynchronous save copies what this rank writes to host memory and hands the copy to a thread. It is a thread and not
-a process: forking copies neither the threads of gloo and of the device nor the locks that they hold, so that a forked
+a process: forking does not copy the threads of gloo and of the device, so that their locks may stay locked and a forked
 child hangs now and then; a spawned child would have to import torch and get the state through shared memory, a second
 copy. The thread spends its time in ``write``, ``fsync`` and SHA-256, which all release Python's lock. Collectives
 belong to the training thread alone: the writing thread makes none, and the ranks find out whether all are done in
@@ -89,7 +89,7 @@ def plan_writing(shards: Iterable[Shard]) -> WritePlan:
 
 
 def _share_out(ranks: Sequence[dict[_Description, torch.dtype]]) -> dict[_Description, int]:
-    """Choose the rank that writes each shard: of those that hold it, the one with the least to write so far."""
+    """Choose the rank that writes each shard: of the ranks that hold it, the one with the least to write so far."""
     holders: dict[_Description, list[int]] = {}
     size: dict[_Description, int] = {}
     for rank, described in enumerate(ranks):
@@ -204,7 +204,8 @@ def write_file(path: Path, content: bytes) -> FileRecord:
 class HostCopies:
     """Copies of tensors in host memory, so that training may go on and change the tensors.
 
-    The memory is reused for later saves: the first access to new pages costs more than the copy, and pinning much more.
+    The memory is reused for later saves: the first access to new pages costs more than the copy, and pinning
+    costs much more.
 
     Args:
         runtime: The device.

@@ -61,7 +61,7 @@ def size_diagnostics(subject: Subject, run: RunConfig, options: MegatronOptions)
     if layers and layers % pipeline and not uneven:
         yield _not_divisible(_PIPELINE, f"{layers} layers", pipeline)
     elif layers and layers % (pipeline * chunks) and not uneven:
-        yield _not_divisible(key_chunks, f"{layers // pipeline} layers of a rank", chunks)
+        yield _not_divisible(key_chunks, f"{layers // pipeline} layers of a rank", chunks, into="model chunks")
     longest, context = run.rollout.max_new_tokens, model.get("max_position_embeddings")
     if context and longest >= context and not run.supervised:
         yield Diagnostic(
@@ -156,12 +156,12 @@ def vision_diagnostics(subject: Subject, run: RunConfig, options: MegatronOption
         )
 
 
-def _not_divisible(key: str, what: str, size: int) -> Diagnostic:
-    return Diagnostic("error", key, f"{what} cannot be split over {size} ranks", f"use a size that divides {what}")
+def _not_divisible(key: str, what: str, size: int, into: str = "ranks") -> Diagnostic:
+    return Diagnostic("error", key, f"{what} cannot be split over {size} {into}", f"use a size that divides {what}")
 
 
 def _has_uneven_stages(options: MegatronOptions) -> bool:
-    """Whether Megatron's own options divide the layers: who sets them knows the stages."""
+    """Whether the run divides the layers with Megatron's own options, whose result is not checked here."""
     return any("pipeline" in name for name in options.transformer)
 
 

@@ -36,7 +36,7 @@ _PLAIN: Mapping[str, Any] = {
 """Settings of PEFT that must have these values (or be absent): adapters here are plain ones, all of one rank."""
 
 _FIELDS: Mapping[str, Kind] = {"r": partial(whole, low=1, high=2**16), "lora_alpha": number, "use_rslora": flag}
-"""What the fields of an adapter's configuration must be that are computed with."""
+"""Types and ranges of the fields of an adapter's configuration that enter computations."""
 
 
 def lora_diagnostics(run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
@@ -55,7 +55,7 @@ def lora_diagnostics(run: RunConfig, options: MegatronOptions) -> Iterator[Diagn
             "this option has no effect with model.lora, which freezes the multi-token prediction modules and gives "
             "them no adapters"
         )
-        yield Diagnostic("error", "engine.options.mtp_loss_coefficient", why, "remove it")
+        yield Diagnostic("error", "engine.options.mtp_loss_coefficient", why, "remove this option")
     for target in section.targets:
         layer = target.rpartition(".")[2]
         if target != ALL_LINEAR and layer not in LAYERS:
@@ -107,7 +107,7 @@ def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diag
             why = f"the adapter has {name}={found[name]!r}, which cannot be trained here"
             yield Diagnostic("error", key, why, "merge the adapter into the model, and start a new adapter")
     if found.get("r", section.rank) != section.rank:
-        why = f"it is {section.rank}, but the adapter in model.lora.path has r={found['r']}"
+        why = f"the rank is {section.rank}, but the adapter in model.lora.path has r={found['r']}"
         yield Diagnostic("error", "model.lora.rank", why, f"set model.lora.rank={found['r']}")
     elif not math.isclose(theirs := _scaling(found, section), ours := section.scaling):
         why = f"the adapter was trained with the scale {theirs:g}, but this configuration sets the scale {ours:g}"
@@ -121,6 +121,6 @@ def _adapter_diagnostics(section: LoraSection, directory: Path) -> Iterator[Diag
 
 
 def _scaling(found: Mapping[str, Any], section: LoraSection) -> float:
-    """Return an adapter's factor, for an adapter on disk of the same rank; what it leaves out is PEFT's default."""
+    """Return the scale of ``B A`` in an adapter on disk of the same rank; fields that it lacks have PEFT's defaults."""
     alpha = float(found.get("lora_alpha", 8))
     return alpha / (math.sqrt(section.rank) if found.get("use_rslora") else section.rank)

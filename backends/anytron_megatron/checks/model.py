@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from anytron_megatron.options import MegatronOptions
 
 _RATING_EXPERTS = 2
-"""Experts by which DeepSeek-V3 rates a group (https://arxiv.org/abs/2412.19437, section 2.1.2: K_r / M = 8 / 4)."""
+"""Number of a group's best experts by which DeepSeek-V3 rates the group (https://arxiv.org/abs/2412.19437, section
+2.1.2: K_r / M = 8 / 4)."""
 
 _ANOTHER = "train another family; docs/reference/families.md lists them"
 
@@ -28,10 +29,10 @@ _ROPE_TYPES = {"default", "mrope", "linear", "llama3", "yarn"}
 _REFUSED: Mapping[str, tuple[str, str]] = {
     "mtp_detach_heads": (
         (
-            "Megatron does not count prediction modules in the gradient norm, from which it decides whether to drop "
-            "an update that is not finite"
+            "with this option Megatron leaves the prediction modules out of the gradient norm, by which this engine "
+            "finds and skips updates that are not finite"
         ),
-        "set engine.options.mtp_detach=true",
+        "remove this option, and set engine.options.mtp_detach=true",
     ),
     "mtp_use_repeated_layer": (
         "Anytron computes prediction modules in its own loop, in which each depth has its own layer",
@@ -42,8 +43,8 @@ _REFUSED: Mapping[str, tuple[str, str]] = {
         ("Megatron would split weights over ranks that this configuration does not describe", "remove this option"),
     ),
 }
-"""Fields of the transformer config that came after megatron-core 0.16 and would break a promise of this engine: why,
-and what to do instead."""
+"""Fields that Megatron's transformer config has since 0.17 or later and that this engine refuses: the reason, and the
+fix."""
 
 
 def transformer_diagnostics(policy: Subject, options: MegatronOptions) -> Iterator[Diagnostic]:
@@ -154,7 +155,7 @@ def prediction_diagnostics(policy: Subject, options: MegatronOptions) -> Iterato
 
 
 def _routing(key: str, family: str, text: Mapping[str, Any], options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Refuse DeepSeek-V3 without the name of its routing: Megatron reads it, and transformers has it built in."""
+    """Check that DeepSeek-V3's config describes its routing: Megatron reads it there, transformers has it built in."""
     if family != "deepseek_v3" or not text.get("n_routed_experts", 1):
         return
     scoring = options.transformer.get("moe_router_score_function", text.get("scoring_func"))

@@ -68,7 +68,7 @@ def split_diagnostics(run: RunConfig, model: Mapping[str, Any]) -> Iterator[Diag
 
 
 def _of_reward_model(model: Subject, policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Check a reward model in its own layout; where its head is wrong, nothing else is worth saying."""
+    """Check a reward model in its own layout; if its head is wrong, report only that."""
     wrong = list(reward_model_diagnostics(model, policy))
     yield from wrong
     if not wrong:
@@ -83,7 +83,7 @@ def _of_reward_model(model: Subject, policy: Subject, run: RunConfig, options: M
 
 
 def _of_any_model(model: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """What policies, critics, teachers and reward models alike must pass."""
+    """Do the checks that policies, critics, teachers and reward models must all pass."""
     yield from model_diagnostics(model, options)
     if model.path is not None:
         yield from weight_diagnostics(model.key, model.path, model.config, scores=model.scores)

@@ -27,7 +27,7 @@ class Subject:
     Attributes:
         key: The configuration key that chose the model: ``model.path``, ``model.config``, ``critic.path``,
             ``teacher.path`` or ``reward_model.path``.
-        config: Its Hugging Face config, whole; empty if its directory has none or a malformed one, which the core
+        config: The model's whole Hugging Face config; empty if the config is missing or malformed, which the core
             reports.
         path: Directory of its weights; None = random weights.
         scores: Whether it is a reward model, with a head that scores sequences.

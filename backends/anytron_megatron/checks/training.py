@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 NO_NONDETERMINISTIC_ALGORITHM = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
-"""The variable that Megatron's deterministic mode asserts, whoever supplies Transformer Engine's modules
+"""The environment variable that Megatron's deterministic mode requires, also with portable modules
 (TEDotProductAttention in megatron/core/extensions/transformer_engine.py)."""
 
 _OVERLAP = "engine.options.overlap_grad_reduce"
@@ -35,7 +35,7 @@ def deterministic_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
 
 
 def optimizer_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
-    """Check the optimizers of policy and critic against the way in which their state is sharded."""
+    """Check that Megatron's distributed optimizer, if the run uses it, supports the optimizers of policy and critic."""
     names = {"optimizer.name": run.optimizer.name}
     if run.critic is not None:
         names["critic.optimizer.name"] = run.critic.optimizer.name
@@ -51,7 +51,7 @@ def optimizer_diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
 
 
 def reduction_diagnostics(policy: Subject, run: RunConfig, options: MegatronOptions) -> Iterator[Diagnostic]:
-    """Check that overlapped reduction gets the gradient of every parameter in each micro-batch, for which it waits."""
+    """Check that each micro-batch has gradients for all parameters, because overlapped reduction waits for them."""
     if options.ddp_bucket_size is not None and not options.overlap_grad_reduce:
         key, message = "engine.options.ddp_bucket_size", f"this option has no effect without {_OVERLAP}=true"
         yield Diagnostic("error", key, message, f"set {_OVERLAP}=true, or remove {key}")

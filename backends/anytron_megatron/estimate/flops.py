@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from anytron_megatron.models.weight_names import Shapes
 
 _NO_PRODUCT = frozenset({"conv1d", "A_log", "dt_bias", "sinks", "e_score_correction_bias"})
-"""Tensors that multiply no hidden state as a matrix does."""
+"""Tensors that are not multiplied with hidden states as matrices."""
 
 
 def model_flops(run: RunConfig) -> tuple[ModelFlops, ModelFlops | None]:

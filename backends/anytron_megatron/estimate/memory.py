@@ -47,7 +47,7 @@ class Held:
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> Held:
-        """Add up the elements of a rank."""
+        """Count the elements of a rank's pieces."""
         sizes = [(piece.size, piece.expert) for piece in pieces]
         return cls(sum(size for size, expert in sizes if not expert), sum(size for size, expert in sizes if expert))
 
@@ -58,7 +58,7 @@ class Held:
 
 
 def optimizer_bytes(held: Held, optimizer: OptimizerSection, *, dtype: str, replicas: tuple[int, int]) -> int:
-    """Bytes of the optimizer's state for trained parameters: the mean over the ranks that share it, rounded up.
+    """Compute the bytes of optimizer state on a rank: the mean over the ranks that share the state, rounded up.
 
     Args:
         held: Trained parameters on the rank.
@@ -72,7 +72,7 @@ def optimizer_bytes(held: Held, optimizer: OptimizerSection, *, dtype: str, repl
 
 
 def sharing_ranks(sizes: ParallelSizes, *, distributed: bool) -> tuple[int, int]:
-    """Return the numbers of ranks that divide an optimizer's state, for dense parameters and for experts."""
+    """Return between how many ranks an optimizer's state is divided, for dense parameters and for experts."""
     if not distributed:
         return 1, 1
     same = sizes.data * sizes.context
@@ -80,7 +80,7 @@ def sharing_ranks(sizes: ParallelSizes, *, distributed: bool) -> tuple[int, int]
 
 
 _SHARED_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
-"""Layers that read what another one reads, which is kept once."""
+"""Layer -> another layer with the same input, which is kept and counted once."""
 
 
 def kept_elements(pieces: Iterable[Piece], config: Mapping[str, Any], sizes: ParallelSizes) -> dict[int, float]:

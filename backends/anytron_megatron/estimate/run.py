@@ -135,7 +135,7 @@ def _of_stage(
 
 
 def _frozen_at(run: RunConfig, teacher: list[Piece], stage: int) -> list[MemoryPart]:
-    """Parameters of the teacher, which has nothing else."""
+    """Memory of the teacher: its parameters only."""
     if not teacher:
         return []
     count = Held.of(_at(teacher, stage)).total
@@ -146,7 +146,7 @@ def _frozen_at(run: RunConfig, teacher: list[Piece], stage: int) -> list[MemoryP
 def _state(
     prefix: str, trained: list[Piece], optimizer: OptimizerSection, run: RunConfig, sizes: ParallelSizes, *, exact: bool
 ) -> list[MemoryPart]:
-    """Gradients and optimizer state of what is trained."""
+    """Memory of the gradients and the optimizer state of trained parameters."""
     held, offload = Held.of(trained), run.engine.offload
     replicas = sharing_ranks(sizes, distributed=run.engine.distributed_optimizer)
     state = optimizer_bytes(held, optimizer, dtype=run.model.dtype, replicas=replicas)
@@ -160,7 +160,7 @@ def _state(
         MemoryPart(
             f"{prefix}gradients",
             held.total * GRADIENT_BYTES,
-            f"float32, of {held.total:,} numbers that are trained; Megatron fills buffers up",
+            f"float32, of {held.total:,} trained numbers; Megatron pads the buffers",
             "training" if "gradients" in offload else "always",
         ),
         MemoryPart(
@@ -188,7 +188,8 @@ def _passes(run: RunConfig, sizes: ParallelSizes, policy: Subject, stage: int, o
         entries = math.ceil(policy.text.get("vocab_size", 0) / sizes.tensor)
         chunk = run.engine.log_prob_chunk_tokens
         tiles = tile_bytes(tokens=tokens, chunk_tokens=chunk, entries=entries, element=element, hidden=hidden)
-        what = f"tiles of the logits of {chunk} tokens x {entries:,} entries, never {readable(tokens * entries * 4)}"
+        whole = readable(tokens * entries * 4)
+        what = f"tiles of the logits of {chunk} tokens x {entries:,} entries; all logits would need {whole}"
         parts.append(MemoryPart("log-probs", tiles, what, "training"))
     return parts
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
-"""Of a prediction module in files: the model shares its own."""
+"""Endings of tensors that multi-token prediction modules have in files, but share with the model once it is built."""
 
 BUFFERS = ("e_score_correction_bias",)
 """Tensors that are not parameters: no gradient, and float32 whatever the model's element type."""
@@ -57,10 +57,10 @@ ROW = frozenset({"o_proj", "down_proj", "out_proj"})
 BY_HEAD = frozenset({"A_log", "dt_bias", "sinks"})
 
 GROUPED = frozenset({"k_proj", "v_proj"})
-"""Replicated where there are fewer heads of keys and values than ranks."""
+"""Layers of keys and values, replicated if there are fewer key/value heads than tensor-parallel ranks."""
 
 _SECOND = frozenset({"k_proj", "v_proj", "up_proj"})
-"""Layers that share their ``A`` with another one that is counted."""
+"""Layers whose adapter has no ``A``: it shares the ``A`` of another layer (``q_proj`` or ``gate_proj``)."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Piece:
         shape: Shape of the whole tensor.
         size: Number of elements on the rank.
         stage: Pipeline stage.
-        expert: Whether it belongs to a routed expert, which has other replicas than the rest of the model.
+        expert: Whether it belongs to a routed expert, which has other data-parallel replicas than dense layers.
         layer: Number of its transformer layer; None = it is in no layer.
     """
 
@@ -149,7 +149,7 @@ def pieces(shapes: Shapes, config: Mapping[str, Any], sizes: ParallelSizes) -> I
 
 
 def adapter_pieces(layers: Iterable[Piece], lora: LoraSection) -> list[Piece]:
-    """Estimate the adapters of a rank's layers, as if Megatron did not split one matrix of each over tensor ranks."""
+    """Estimate the adapters of a rank's layers; neither ``A`` nor ``B`` counts as split over tensor-parallel ranks."""
     wanted = [one.rpartition(".")[2] for one in lora.targets]
     kinds = {kind for name, several in LAYERS.items() if ALL_LINEAR in wanted or name in wanted for kind in several}
     found = []
@@ -181,7 +181,9 @@ def _in_files(directory: Path) -> Shapes:
         for file in sorted(directory.glob("*.safetensors")):
             shapes |= read_header(file)
     except DamagedFileError as error:
-        raise ConfigError("The weights cannot be read.", where=str(directory), why=str(error)) from error
+        raise ConfigError(
+            "The weights cannot be read.", where=str(directory), why=str(error), fix="complete the download"
+        ) from error
     return shapes
 
 

@@ -88,7 +88,7 @@ class Experts:
         return self._replaying_alone
 
     def metrics(self) -> dict[str, float]:
-        """Return the update's auxiliary losses, and the share of replayed routing that routers would not have chosen.
+        """Return the update's auxiliary losses, and the share of tokens that replay sends to other experts.
 
         The metrics must be summed over data-parallel replicas. A collective over a replica's ranks.
         """

@@ -129,8 +129,8 @@ class LoadBalancing:
 def _scaled(config: TransformerConfig, weight: float, z_weight: Tensor) -> Iterator[None]:
     """Multiply a configuration's coefficients for a while; with weight 0 Megatron computes no auxiliary loss.
 
-    Megatron averages the z-loss over each rank's own tokens, and the ranks with equal weights. ``z_weight``
-    is what the rank's tokens should weigh in relation to that.
+    Megatron averages the z-loss over each rank's own tokens, and then over the ranks with equal weights.
+    ``z_weight`` corrects this: the right weight of the rank, divided by the equal weight.
     """
     balance, z_loss = config.moe_aux_loss_coeff, config.moe_z_loss_coeff
     config.moe_aux_loss_coeff = [value * weight for value in balance] if isinstance(balance, list) else balance * weight

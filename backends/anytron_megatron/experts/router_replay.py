@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 METRIC = "moe/rerouted_fraction"
 _OWN = -1
-"""In the place of an expert: the router chooses."""
+"""Stands in place of an expert's number where the router itself chooses."""
 
 
 class RouterReplays:
@@ -131,8 +131,8 @@ class RouterReplays:
         """Return how often this replica's routers would choose other experts. A collective over the replica's ranks.
 
         Returns:
-            For tokens that predict a response token, over all layers, the share of replayed experts that are not in the
-            router's own top-k; it must be summed over data-parallel replicas.
+            The share of tokens, of those that predict a response token, that go to at least one expert outside the
+            router's own top-k; mean over layers. It must be summed over data-parallel replicas.
         """
         counted = [replay.rerouted for replay in self._replays if replay.rerouted is not None]
         if len(counted) < len(self._replays):
@@ -180,7 +180,7 @@ class RouterReplays:
         return list(self._of_this_rank(layout.pack(mine, fill=_OWN)).unbind(1))
 
     def _weights(self, prepared: PreparedBatch) -> Tensor:
-        """What each of this rank's slots counts in the metric, float32 ``[N]``: nothing in a scoring pass."""
+        """Return the weight of each of this rank's slots in the metric, float32 ``[N]``; 0 in a scoring pass."""
         layout, shares = prepared.inputs.layout, prepared.batch.token_shares
         if shares is None:
             shares = torch.zeros(layout.num_tokens)
@@ -202,11 +202,11 @@ class _Chooser(Protocol):
     def get_replay_topk(
         self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, default_compute_topk: TopK
     ) -> tuple[Tensor, Tensor]:
-        """Choose K of E experts by their scores ``[N, E]``: their scores, with gradients, and numbers, ``[N, K]``."""
+        """Choose K of E experts by scores ``[N, E]``; return their scores, with gradients, and numbers, ``[N, K]``."""
 
 
 class _Record:
-    """Leaves the choice to the router and keeps it."""
+    """Leaves the choice to the router and records it."""
 
     experts: Tensor
 
@@ -218,14 +218,14 @@ class _Record:
 
 
 class _Replay:
-    """Chooses what is to be replayed, and counts where the router would have chosen otherwise.
+    """Chooses the experts to replay, and counts the tokens for which the router would have chosen others.
 
     Args:
         target: int64 ``[N, K]``, :data:`_OWN` where the router chooses.
-        weights: float32 ``[N]``, what each token counts.
+        weights: float32 ``[N]``, the weight of each token in the count.
 
     Attributes:
-        rerouted: The weight of tokens with other experts than the router's own choice; None before it has asked.
+        rerouted: Total weight of tokens with other experts than the router's own choice; None before the first call.
     """
 
     def __init__(self, target: Tensor, weights: Tensor) -> None:
@@ -254,7 +254,7 @@ def _routers(chunk: nn.Module) -> list[TopKRouter]:
 
 @contextlib.contextmanager
 def _choosing(routers: Sequence[TopKRouter], choosers: Sequence[_Chooser]) -> Iterator[None]:
-    """Let each router ask its own object, and leave nothing behind."""
+    """Let each router ask its own object in the ``with`` block."""
     for router, chooser in zip(routers, choosers, strict=True):
         router.router_replay = chooser
     try:

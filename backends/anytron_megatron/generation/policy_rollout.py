@@ -65,7 +65,10 @@ class PolicyRollout:
         return given_up if parallel.topology().reports and parallel.topology().dp_rank == 0 else []
 
     def poll(self, version: int) -> list[tuple[int, Response]]:
-        """Generate the next batch to its end; each replica's reporting rank returns that replica's responses."""
+        """Generate the next batch to its end; each replica's reporting rank returns that replica's responses.
+
+        ``version`` is the version of the weights, which the responses record.
+        """
         place = parallel.topology()
         batch = self._queue.take(self._max_batch_size * place.dp_size)
         share = batch[place.dp_rank :: place.dp_size]
@@ -75,7 +78,7 @@ class PolicyRollout:
 
     @contextlib.contextmanager
     def _generating(self) -> Iterator[None]:
-        """Let the model answer with logits, to steps of one token, without gradients and without dropout."""
+        """In the ``with`` block, let the model return logits and take steps of one token; no gradients, no dropout."""
         modules = [chunk.module for chunk in self._chunks]
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.no_grad())
@@ -102,7 +105,7 @@ class PolicyRollout:
         return responses
 
     def _begin(self, rows: Rows, cache: Cache) -> None:
-        """Feed what all prompts have at once."""
+        """Feed the first tokens of all prompts in one pass, as many as the shortest prompt has minus 1."""
         beginnings = rows.beginnings()
         rows.column = beginnings.shape[1]
         if rows.column > 0:
@@ -110,9 +113,9 @@ class PolicyRollout:
             cache.prefill(beginnings)
 
     def _step(self, rows: Rows, cache: Cache, draws: TokenDraws) -> None:
-        """Feed one token of each row, draw the next ones on the rank that reports, and tell the replica's others.
+        """Feed one token of each row, draw the next tokens on the reporting rank, and broadcast them to its replica.
 
-        Those get zeros for log-probs.
+        The replica's other ranks record zeros as log-probs.
         """
         self._any_goes_on(own=True)
         logits = cache.step(rows.next_tokens())
@@ -126,7 +129,7 @@ class PolicyRollout:
         rows.take(tokens.tolist(), log_probs.tolist())
 
     def _any_goes_on(self, *, own: bool) -> bool:
-        """Whether this replica does one more pass, or any other that shares experts with it. Asked before each."""
+        """Whether this replica, or another one that shares experts with it, does one more pass. Asked before each."""
         return parallel.any_replica(own, self._preparer.device) if self._in_step else own
 
     def _new_cache(self, rows: int, columns: int) -> Cache:

@@ -75,7 +75,7 @@ class Rows:
         return torch.tensor([row.at(self.column) for row in self._rows])
 
     def places(self) -> Tensor:
-        """Position in its response of the token that follows each input token, int64 ``[B]``; negative in a prompt."""
+        """Position of each row's next token in the response, int64 ``[B]``; negative = it belongs to the prompt."""
         return self.column - self._lengths
 
     def take(self, tokens: Sequence[int], log_probs: Sequence[float]) -> None:

@@ -101,7 +101,7 @@ def require_same_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise exhausted(error, str(path)) or EngineError(
-            "The adapter cannot be read.", where=str(path), why=str(error)
+            "The adapter cannot be read.", where=str(path), why=str(error), fix="copy the directory again"
         ) from error
     if missing := sorted(expected.keys() - found.keys()):
         why = f"tensors are missing: {_shortened(missing)}"

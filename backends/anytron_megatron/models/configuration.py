@@ -63,9 +63,9 @@ def accepted_masks(sequence_format: str, *, context_parallel: int, vision: bool,
 def completed(converted: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in rotary fields that mcore-bridge requires and that a published configuration may lack or have as null.
 
-    The defaults are transformers' defaults: ``mscale_all_dim`` 0 does not change the scale of the softmax
-    (``yarn_apply_mscale`` of its DeepSeek-V3), and where ``mscale`` or ``mscale_all_dim`` is 0 the embeddings are
-    scaled by ``factor`` alone, which is the ratio of the two context lengths if it is null
+    The defaults are transformers' defaults. ``mscale_all_dim`` = 0 does not change the scale of the softmax
+    (``yarn_apply_mscale`` of its DeepSeek-V3). If ``mscale`` or ``mscale_all_dim`` is 0, ``factor`` alone scales the
+    embeddings. ``factor`` is by default the context length divided by the original one
     (``_compute_yarn_parameters``).
 
     Args:

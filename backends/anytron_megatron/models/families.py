@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from anytron_megatron.models.weight_names import LayerTensors, Shapes, TowerTensors
 
 COLUMNS = ("thd", "bshd", "TP", "PP", "VPP", "CP", "EP", "replay", "MTP", "LoRA", "images", "cache")
-"""What a family may have a proof for: sequence formats, ways to split a model, replay of the rollout's routing,
-what else can be trained, and generation on the training ranks."""
+"""What tests can prove for a family: sequence formats, ways to split a model, replay of the rollout's routing, training
+of prediction modules (MTP), adapters (LoRA) and images, and generation on the training ranks (cache)."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,8 @@ _ROWS = (
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {row.model_type: row for row in _ROWS}
-"""Every ``model_type`` that mcore-bridge 1.6.5 registers beside megatron-core 0.16 to 0.19, but for Mamba's hybrids
-(``nemotron_h``, beside 0.18 and 0.19); a test compares. To ask the bridge itself would import Megatron."""
+"""Every ``model_type`` that mcore-bridge 1.6.5 registers with megatron-core 0.16 to 0.19, except Mamba hybrids
+(``nemotron_h``, with 0.18 and 0.19). A test compares this table with mcore-bridge, whose import imports Megatron."""
 
 
 def proved(column: str) -> str:

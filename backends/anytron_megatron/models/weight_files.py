@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anytron_megatron.models.weight_names import Shapes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-"""What mcore-bridge looks for (mcore_bridge/utils/safetensors.py); the index wins."""
+"""Files that mcore-bridge looks for (mcore_bridge/utils/safetensors.py); if both exist, it uses the index."""
 _DOWNLOAD = "complete the download"
 
 

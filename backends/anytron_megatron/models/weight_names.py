@@ -1,6 +1,6 @@
 """Names and shapes of the tensors in a model's files, from its Hugging Face config. Imports no Megatron.
 
-They are as in published checkpoints; a test compares them with what transformers writes.
+Names and shapes are as in published checkpoints; a test compares them with the files that transformers writes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def model_tensors(config: Mapping[str, Any], layer: LayerTensors, tower: TowerTe
 
 
 def with_score_head(shapes: Shapes) -> Shapes:
-    """Return the tensors of a classifier with one label: a language model with a scoring head."""
+    """Return the tensors of a classifier with one label: a scoring head replaces a language model's output layer."""
     rest = {name: shape for name, shape in shapes.items() if name != LM_HEAD}
     return {**rest, SCORE_HEAD: (1, *shapes["model.norm.weight"])}
 

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 def leave_out_padding(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``GatedDeltaNet.forward``: set padding of rows to zero before and after, so that it has no gradient.
 
-    These layers receive no mask. Zeros stay zero in the layer's norm and projections, which have no bias. For the
-    convolution they are like the zeros before the start of a sequence. Their keys and values are 0, so they add nothing
-    to the recurrent state. The decay of the state at padding affects no real token: before the first token the state is
-    zero, and after the last token nothing reads it. Packed sequences need no mask: kernels start anew at each sequence,
-    whose padding comes last.
+    Gated DeltaNet layers receive no mask. Zeros stay zero in the layer's norm and projections, which have no bias. For
+    the convolution they are like the zeros before the start of a sequence. Keys and values of padding are 0, so they
+    add nothing to the recurrent state. The decay of the state at padding affects no real token: before the first token
+    the state is zero, and after the last token nothing reads it. Packed sequences need no mask: kernels start anew at
+    each sequence, whose padding comes last.
 
     Raises:
         EngineError: The layer runs outside of a micro-batch's scope, or the shapes of mask and rows differ.

@@ -40,7 +40,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Change:
-    """An attribute that importing mcore-bridge has replaced."""
+    """An attribute that importing mcore-bridge has replaced or added."""
 
     owner: Any
     name: str
@@ -80,7 +80,7 @@ def import_bridge(_context: PatchContext) -> Installed:
 
 
 def _import_patched(name: str) -> None:
-    """Import a module; one of Transformer Engine may be missing, because the portable modules have only a part."""
+    """Import a module. A module of Transformer Engine may be missing: the portable package has only some of them."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -185,7 +185,7 @@ def refuse_model_code(original: Callable[..., str]) -> Callable[..., NoReturn]:
 
 
 def deny_transformer_engine(_original: Callable[[], bool]) -> Callable[[], bool]:
-    """Replace a probe for Transformer Engine: return False if the portable modules have its name.
+    """Replace peft's probe for Transformer Engine, whose name the portable modules take: return False.
 
     peft only asks whether the name can be imported. If it asks after the portable modules have taken the name, it
     treats their layers as quantised ones, which cannot be merged; if it asks before, it does not. accelerate and

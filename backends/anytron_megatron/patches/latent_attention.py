@@ -29,14 +29,14 @@ def pad_values(original: Callable[..., Any]) -> Callable[..., Any]:
 
     DeepSeek's heads are 192 wide for queries and keys (128 + 64 of rotary embedding) and 128 for values.
     Transformer Engine's packed kernels of several versions, and MindSpeed's TND kernel, refuse that.
-    Megatron pads values itself from 0.16.2 on (Megatron-LM #3003, ``_run_core_attention``). Its body differs from
-    version to version; only two places are the same in all versions and are changed here: the call of the core
+    Megatron pads values itself from 0.16.2 on (Megatron-LM #3003, ``_run_core_attention``). The method differs from
+    version to version. Two places are the same in all versions, and only these are changed here: the call of the core
     attention and its recomputation.
 
     This wrapper pads values with zeros to the queries' width and cuts the output back. It does so only for packed
-    sequences, where there are values (absorbed decoding has none) and they are narrower, and where no experimental
-    attention variant has its own way. Recomputed core attention does the same; there the DSA variant also receives
-    two extra inputs, which Megatron 0.16 passes only without recomputation.
+    sequences, if there are values (absorbed decoding has none), if they are narrower, and if no experimental attention
+    variant is configured. Recomputed core attention does the same; there the DSA variant also receives two extra
+    inputs, which Megatron 0.16 passes only without recomputation.
     """
     signature = inspect.signature(original)
 

@@ -99,7 +99,7 @@ def _summed_gradient(features: Tensor, config: Any) -> Tensor:
 
 
 def keep_whole(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap the method that cuts a rank's part out of a tensor: pad only tensors that are cut.
+    """Wrap ``GPTBridge._split_tp``, which cuts a rank's part out of a tensor: pad only tensors that are cut.
 
     Each tensor-parallel rank has all of a classifier's head.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap ``_apply_rotary_pos_emb_bshd``: use the platform's kernel, unless a scale is given, which it does not take.
+    """Wrap ``_apply_rotary_pos_emb_bshd``: use the platform's kernel unless a scale is given.
 
     The fourth argument, ``multi_latent_attention``, is named ``mla_rotary_interleaved`` from 0.19 on.
     """
@@ -98,7 +98,7 @@ def _rotated(
 
 
 def _halves(t: Tensor, size: int) -> Tensor:
-    """Make halves of neighbours in the first ``size`` entries; they stay so: queries and keys alike."""
+    """Move even entries of the first ``size`` before odd ones: queries and keys alike, so scores do not change."""
     return torch.cat((t[..., 0:size:2], t[..., 1:size:2], t[..., size:]), dim=-1)
 
 

@@ -39,7 +39,7 @@ def stand_in_for_triton(_context: PatchContext) -> Installed:
 
 
 def stand_in_during_imports(concerned: Mapping[str, str]) -> Installed:
-    """Insert the finder unless triton is installed.
+    """Give some modules a stand-in for triton while they are imported, unless triton is installed.
 
     Args:
         concerned: Modules or packages that get the stand-in, each with the purpose of its kernels.
@@ -50,7 +50,7 @@ def stand_in_during_imports(concerned: Mapping[str, str]) -> Installed:
 
 
 def _modules(user: str, concerned: Mapping[str, str]) -> Mapping[str, ModuleType]:
-    """Make the stand-ins for a module; none unless it is concerned."""
+    """Make the stand-ins for a module; an empty mapping if the module is not in ``concerned``."""
     use = next((use for name, use in concerned.items() if f"{user}.".startswith(f"{name}.")), None)
     return {} if use is None else {name: _StandInModule(name, user, use) for name in NAMES}
 

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "transformer_engine"
 COMPILED = "transformer_engine_torch"
-"""The compiled part of a real one, which Megatron imports by its own name (megatron/core/utils.py, line 83)."""
+"""The compiled part of a real Transformer Engine, which Megatron imports directly (megatron/core/utils.py, line 83)."""
 
 
 def install(kernels: KernelSource, device_type: str) -> Callable[[], None]:

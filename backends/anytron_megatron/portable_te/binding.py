@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Kernels:
-    """Requests kernels for one kind of device from the hooks. Modules do so when they are constructed."""
+    """Requests kernels for one type of device from the hooks. Modules request theirs when they are constructed."""
 
     def __init__(self, source: KernelSource, device_type: str) -> None:
         self._source = source

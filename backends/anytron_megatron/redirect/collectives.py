@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
-    """Replace functions of ``torch.distributed``, if torch was built with distributed support.
+    """Replace ``scatter``, ``all_gather``, ``init_process_group`` and ``new_group`` of ``torch.distributed``.
 
-    These are ``scatter``, ``all_gather``, ``init_process_group`` and ``new_group``.
+    Nothing is replaced if torch was built without distributed support.
     """
     if torch.distributed.is_available():
         replacements = {
@@ -77,7 +77,7 @@ def _uneven_all_gather(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_the_runtime(original: Callable[..., Any], runtime: DeviceRuntime) -> Callable[..., Any]:
-    """Make a process group whose backend is CUDA's with the runtime's own."""
+    """Wrap a function that makes a process group: replace CUDA's backend by the runtime's."""
     parameters = inspect.signature(original)
 
     @functools.wraps(original)
@@ -93,8 +93,8 @@ def _of_the_runtime(original: Callable[..., Any], runtime: DeviceRuntime) -> Cal
 def translated_backend(backend: str, runtime: DeviceRuntime) -> str:
     """Return the backend of a device that corresponds to ``backend`` on CUDA.
 
-    ``nccl`` becomes the runtime's, and ``cuda`` its type: ``cpu:gloo,cuda:nccl`` is ``cpu:gloo,npu:hccl`` on an NPU
-    and ``cpu:gloo`` on a CPU. Other names are unchanged.
+    ``nccl`` becomes the runtime's backend, and ``cuda`` the device's type: ``cpu:gloo,cuda:nccl`` becomes
+    ``cpu:gloo,npu:hccl`` on an NPU and ``cpu:gloo`` on a CPU. Other names are unchanged.
 
     Args:
         backend: Argument of ``torch.distributed.init_process_group``: one name for all devices, or pairs of device

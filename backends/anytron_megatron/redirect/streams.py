@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """The functions of ``torch.cuda`` about streams; as in torch, each thread has its current stream."""
+    """The functions of ``torch.cuda`` about streams; as in torch, each thread has its own current stream."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self.runtime = runtime

@@ -18,9 +18,9 @@ _INHERITED = object()
 
 @dataclass(frozen=True)
 class Substitution:
-    """The attribute ``owner.name`` becomes ``new``.
+    """The replacement of the attribute ``owner.name`` by ``new``.
 
-    ``own`` is True if ``new`` was made for this substitution only. Modules that have imported ``new`` by name then get
+    ``own``: whether ``new`` was made for this substitution only. If so, modules that have imported ``new`` by name get
     the original back at the end.
     """
 
@@ -35,7 +35,7 @@ def substitute(substitutions: Iterable[Substitution]) -> Callable[[], None]:
 
     Undoing deletes attributes that the owner only inherited (``Tensor.to`` is defined in ``TensorBase``). Loaded
     modules that hold an old object by name (``from torch.cuda import _lazy_call``) get the new one, and the old one
-    back at the end, so that a module imported in between keeps nothing. torch's own modules outside of
+    back at the end, so that a module imported in between keeps no new object. torch's own modules outside of
     ``torch.cuda`` stay unchanged, because they implement the originals. ``torch.jit.script`` compiles code with new
     objects as if these were the originals.
     """

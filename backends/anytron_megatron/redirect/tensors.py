@@ -44,9 +44,9 @@ OTHER_FACTORIES = (
 
 
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
-    """Redirect what makes tensors, moves them, or tells where they are, to the runtime's device.
+    """Redirect everything that makes tensors, moves them, or returns their device, to the runtime's device.
 
-    These are factories, ``torch.load``, methods and a property of ``Tensor``, the function that parses the arguments
+    It replaces factories, ``torch.load``, methods and a property of ``Tensor``, the function that parses the arguments
     of ``Module.to``, and types such as ``torch.cuda.FloatTensor``.
     """
     yield from _factory_substitutions(runtime, translate)

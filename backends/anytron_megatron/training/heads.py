@@ -1,6 +1,6 @@
 """Replacements of a model's output layer, which score tokens or sequences.
 
-No pass of a training step makes whole logits; comparisons with another computation and generation do.
+The passes of a training step never make whole logits. Only generation and comparisons with other computations do.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ class TokenScoreHead:
         answers = self._kernel(rows, weight, wanted, self._micro_batch().batch.temperature, group)
         if any(one.dtype != torch.float32 for one in answers):
             raise EngineError(
-                f"The log_prob kernel returned {' and '.join(str(one.dtype) for one in answers)}, not float32.",
+                "The log_prob kernel must return float32, but it returned "
+                f"{' and '.join(str(one.dtype) for one in answers)}.",
                 where="log_prob_kernel",
                 why=(
                     "log-probs and entropies must be float32 whatever the operands' type, because policy ratios are "
@@ -180,13 +181,13 @@ class TokenScoreHead:
 
 
 class RewardHead:
-    """Evaluate a model's output layer of one row, ``score`` in Hugging Face's files, in float32.
+    """Evaluates a reward model's output layer, ``score`` in Hugging Face's files, in float32.
 
     In bfloat16 a score of 20 would be rounded to a multiple of 1/8, and the scores of a group are close to each other.
 
     Args:
         layer: The output layer, the same on all tensor-parallel ranks; it keeps its weight ``[1, H]`` and its place.
-        padding: The padding token of the model's config; None = it has none.
+        padding: The padding token in the model's config; None = the config has no padding token.
     """
 
     def __init__(self, layer: Any, padding: int | None) -> None:

@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 
 SCALE = 2.0**40
-"""Gradients are multiplied by it while they are exported: of a 1 that an export adds to a weight, as to some norms,
-1e-12 is left."""
+"""Factor by which gradients are multiplied during an export. Some exports add 1 to the weights of norms: after the
+division by this factor, only 1e-12 of that 1 is left in the gradient."""
 
 UNTRAINED = 2.0**120
-"""Stands in the places of what has no gradient; also bfloat16 has this number."""
+"""Value that marks parameters and buffers without a gradient during an export; bfloat16 represents it exactly."""
 
 What = Literal["output", "loss", "gradient of its input", "gradient of its output", "gradient"]
 
 
 @torch.no_grad()
 def gather_gradients(wrapped: Sequence[DistributedDataParallel]) -> None:
-    """Gather reduced gradients, of which a distributed optimizer has only shards, on each data-parallel replica.
+    """Gather the reduced gradients, which a distributed optimizer leaves in shards, on each data-parallel replica.
 
     A collective over data-parallel replicas.
     """
@@ -78,7 +78,7 @@ def named_gradients(
 
 @contextlib.contextmanager
 def _in_place_of_weights(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let modules have other parameters. Writing into their own would reset what collects their gradients."""
+    """Replace parameters by their gradients. Writing into the parameters would reset their gradient accumulators."""
     owners = [owner for module in modules for owner in module.modules()]
     own = [(owner, dict(owner._parameters), dict(owner._buffers)) for owner in owners]
     scaled: dict[nn.Parameter, nn.Parameter] = {}
@@ -115,7 +115,7 @@ def inspect_update(
 ) -> Inspection:
     """Do the passes of an update and check every number; see :meth:`InspectableEngine.inspect_update`.
 
-    The arguments are as for :func:`~anytron_megatron.training.schedule.forward_backward`, on one rank.
+    The arguments are as for :func:`~anytron_megatron.training.schedule.forward_backward`; the result is for this rank.
     """
     weights = tuple(
         _name(name)
@@ -135,9 +135,9 @@ def inspect_update(
 class _Watch:
     """Hooks on all modules and parameters of a model, and what they have found.
 
-    They look at each module's output in the forward pass, and at the gradients of modules' inputs and outputs in the
-    backward pass. Inner modules come before outer ones, and what comes first is where it began.
-    ``torch.autograd.detect_anomaly`` would name an operation and not the module, and sees no infinity.
+    They check each module's output in the forward pass, and the gradients of modules' inputs and outputs in the
+    backward pass. Inner modules are checked before outer ones, so that the first finding is where the number arose.
+    ``torch.autograd.detect_anomaly`` would name an operation instead of the module, and misses infinities.
 
     Attributes:
         first: The first number that was not finite.
@@ -161,14 +161,14 @@ class _Watch:
                     self._handles.append(parameter.register_hook(found))
 
     def begin(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
-        """Take note of the micro-batch that comes next: a feature of the passes."""
+        """Record which micro-batch is next; the schedule calls this as a :class:`Feature`."""
         del chunk
         self._micro_batch += 1
         self._prepared = prepared
         return None
 
     def loss(self, loss_fn: LossFunction, outputs: TokenOutputs, batch: RaggedBatch) -> LossOutputs:
-        """Compute a micro-batch's loss and look at it, and at the gradients of what it was computed from."""
+        """Compute a micro-batch's loss; check it and the gradients of its inputs."""
         for name, values in vars(outputs).items():
             for tensor in tree_leaves(values):
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -205,7 +205,7 @@ class _Watch:
             self.first = self.first or before
 
     def _look(self, name: str, what: What, values: Tensor) -> None:
-        """Take note of the first number that is not finite, and of its token as soon as a tensor tells."""
+        """Record the first number that is not finite, and its token as soon as a tensor has one row for each token."""
         known = self.first
         if known is not None and known.token is not None:
             return
@@ -264,7 +264,7 @@ class _Watch:
 
 
 _PADDING = object()
-"""Whatever stands in padding reaches no loss."""
+"""Result of ``_token`` if only padding is bad, which reaches no loss."""
 
 
 def _place(lengths: Tensor, token: int) -> tuple[int, int]:
@@ -275,7 +275,7 @@ def _place(lengths: Tensor, token: int) -> tuple[int, int]:
 
 
 def _name(name: str) -> str:
-    """A module's or parameter's name in the model, without that of the data-parallel wrapper."""
+    """A module's or parameter's name in the model, without the prefix of the data-parallel wrapper."""
     return name.removeprefix("module.")
 
 

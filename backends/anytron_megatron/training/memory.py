@@ -38,7 +38,7 @@ class Offload:
         self._parked: Parked | None = None
 
     def begin(self) -> int:
-        """Free the device's memory of these parts; return the number of bytes freed."""
+        """Move or drop the configured parts to free the device's memory; return the number of bytes freed."""
         self.end()
         kept: Iterator[Tensor] = iter(())
         dropped: Iterator[Tensor] = iter(())

@@ -38,8 +38,8 @@ class PreparedBatch:
             in the scope.
         packed: Megatron's description of packed sequences; None in bshd.
         batch: The original micro-batch (host tensors).
-        tokens: int64 ``[T']``, on the device: the tokens that the layout arranges: those of the batch, or with
-            ``prompts`` those of its pieces.
+        tokens: int64 ``[T']``, on the device: the tokens that the layout arranges. They are the batch's tokens, or with
+            ``prompts`` the tokens of the pieces.
         scored: int64 ``[K]``, on the device: the K positions whose labels count, as indices into the output layer's
             rows (labels ``[R, C]``, transposed and flattened).
         prompts: The pieces into which sequences are split so that a prompt is computed once for several samples, and
@@ -133,7 +133,10 @@ class BatchPreparer:
         self.mask_kind = hooks.build_attn_mask(self._request)
 
     def prepare(self, batch: RaggedBatch, micro_batches: int = 1) -> PreparedBatch:
-        """Turn one of a replica's micro-batches into model inputs. Called once for each forward pass."""
+        """Turn one of a replica's micro-batches into model inputs. Called once for each forward pass.
+
+        ``micro_batches`` is the replica's number of micro-batches in the pass, for :attr:`PreparedBatch.loss_scale`.
+        """
         # Planned on the host, where the sizes of everything are known without waiting for the device.
         pieces = common_prompts(batch.lengths, batch.tokens, batch.response_mask) if self._share_prompts else None
         lengths, host_tokens, written = batch.lengths, batch.tokens, batch.response_mask
@@ -204,7 +207,7 @@ class BatchPreparer:
         return answers if prepared.prompts is None else prepared.prompts.answers.take(answers)
 
     def _position_ids(self, batch: RaggedBatch, layout: SequenceLayout, pieces: Pieces | None) -> Tensor:
-        """Positions of the slots that this rank computes; a model that packs by itself gets those of its rows.
+        """Return the positions of the slots that this rank computes, or of whole rows if the model itself packs them.
 
         mcore-bridge's vision models shard ids and images themselves and take positions sharded
         (``mcore_bridge/model/mm_gpt_model.py``, ``needs_split``).
@@ -234,7 +237,7 @@ class BatchPreparer:
 
 
 def _input_layout(sequence_format: Format, traits: ModelTraits, accepted: frozenset[MaskKind]) -> InputLayout:
-    """Who packs and shards. Vision models shard inside, because images go into whole sequences."""
+    """Decide whether the model packs and shards. Vision models shard inside, because images go into whole sequences."""
     if sequence_format == "thd" and MaskKind.NONE not in accepted:
         return "rows"
     return "whole" if traits.vision else "shard"

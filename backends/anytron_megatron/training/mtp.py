@@ -45,7 +45,7 @@ _SHARED = ("attention_mask", "rotary_pos_emb", "packed_seq_params", "padding_mas
 
 
 class MultiTokenPrediction:
-    """Compute the modules' log-probs in updates, and their loss.
+    """Computes the log-probs and the loss of a model's multi-token prediction modules in updates.
 
     Args:
         chunks: The policy on this rank; the multi-token prediction modules are at the end of the last pipeline stage.
@@ -64,17 +64,17 @@ class MultiTokenPrediction:
                 chunk.module.decoder.register_forward_hook(hook, with_kwargs=True)
 
     def scope(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
-        """Make the scope of an update's forward pass: its outputs have a prediction for each depth."""
+        """Make the scope in which a forward pass also computes the modules' log-probs; None if the coefficient is 0."""
         del chunk, prepared
         return self._computing if self._coefficient > 0.0 else None
 
     def add_loss(
         self, loss_fn: LossFunction, outputs: TokenOutputs, batch: RaggedBatch, coefficient: float | None = None
     ) -> LossOutputs:
-        """Compute the policy's loss and the modules' together, from log-probs and a prediction for each depth.
+        """Compute the policy's loss plus ``coefficient`` times the modules' loss.
 
-        The metric ``mtp/loss`` is this micro-batch's part of the modules' loss. ``coefficient`` = None uses the run's;
-        with 0 the modules compute as usual and get gradients of 0.
+        The metric ``mtp/loss`` is this micro-batch's part of the modules' loss. ``coefficient``: None = the run's; 0 =
+        the modules compute as usual and get gradients of 0.
         """
         policy = loss_fn(outputs, batch)
         if not outputs.predicted:

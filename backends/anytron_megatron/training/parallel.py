@@ -28,8 +28,7 @@ def join(
 ) -> DeviceRuntime:
     """Connect this rank with the others; return its device. Patches are applied before and after connecting.
 
-    The platform has prepared the process (:meth:`anytron.device.stack.DeviceStack.prepare`). The arguments are as for
-    :func:`initialize`.
+    Call :meth:`anytron.device.stack.DeviceStack.prepare` first. The arguments are as for :func:`initialize`.
     """
     runtime = stack.platform.runtime()
     stack.apply_phase(Phase.BEFORE_PARALLEL_INIT)

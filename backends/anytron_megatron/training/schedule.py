@@ -31,7 +31,7 @@ class OutputHead(Protocol):
     """Replaces the forward of a model's output layer, on the last pipeline stage."""
 
     def scope(self, prepared: PreparedBatch) -> ScopeFactory | None:
-        """Make the context in which the output layer computes results for this micro-batch; None = it needs none."""
+        """Make the context in which the output layer computes a micro-batch's results; None = no context needed."""
 
     def token_outputs(self, answers: Tensor, prepared: PreparedBatch) -> TokenOutputs:
         """Return the outputs that a loss or a scoring pass uses, from the output layer's results.
@@ -45,7 +45,7 @@ class Feature(Protocol):
     """Adds a context to a micro-batch's forward pass and its recomputation: router replay, multi-token prediction."""
 
     def __call__(self, chunk: int, prepared: PreparedBatch) -> ScopeFactory | None:
-        """Make the feature's part of :func:`micro_batch_scope`, for this rank's chunk of that number."""
+        """Make the context for a micro-batch in the rank's chunk number ``chunk``; None = no context needed."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def forward_backward(
     Every rank has the same number of micro-batches; chunks must be wrapped for training.
 
     Returns:
-        Each micro-batch's metrics; none except on the last pipeline stage.
+        Each micro-batch's metrics; an empty list except on the last pipeline stage.
     """
 
     def compute_loss(outputs: TokenOutputs, prepared: PreparedBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -113,7 +113,7 @@ def micro_batch_scope(
 ) -> ScopeFactory | None:
     """Combine the scopes of one chunk's forward pass of one micro-batch, which recomputations enter too.
 
-    These are the platform's scope, the current mask, the output head's scope and the features' scopes.
+    They are the scopes of the platform, the current mask, the output head and the features.
     """
     head = None if chunk.head is None else chunk.head.scope(prepared)
     return scopes.combine(prepared.scope(), head, *(feature(number, prepared) for feature in features))
@@ -167,7 +167,7 @@ class FrozenModel:
     """A model that is never updated, such as a teacher or a reward model: no gradient buffers and no optimizer.
 
     Args:
-        chunks: The model on this rank, its modules as they were built.
+        chunks: The model on this rank, not wrapped for training.
         preparer: Preparer of this model's inputs; another model has another preparer.
     """
 

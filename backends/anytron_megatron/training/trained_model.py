@@ -113,7 +113,7 @@ class TrainedModel:
         loss_fn: LossFunction,
         *features: Feature,
     ) -> Mapping[str, float] | None:
-        """Do one optimizer update on this replica's micro-batches; every replica has as many. A collective.
+        """Do one optimizer update on this replica's micro-batches, the same number on every replica. A collective.
 
         If the loss or a gradient is not finite on any rank, nothing changes on any rank.
 
@@ -178,7 +178,7 @@ class TrainedModel:
                 yield buffer.grad_data
 
     def zero_grad(self) -> None:
-        """Empty the gradient buffers."""
+        """Set the gradient buffers to zero."""
         for chunk in self.chunks:
             chunk.module.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -214,8 +214,8 @@ def wrap_for_training(chunks: list[MegatronModule], data_parallel: DataParallel)
 def step_if_finite(optimizer: MegatronOptimizer) -> float:
     """Update the weights, or change nothing if a gradient on any rank is not finite. A collective.
 
-    This is ``optimizer.step()`` in its parts (megatron/core/optimizer/optimizer.py), which has such a condition for
-    float16 only. The ranks communicate for the norm only.
+    It does the parts of ``optimizer.step()`` (megatron/core/optimizer/optimizer.py), which checks gradients for float16
+    only. The ranks communicate for the norm only.
 
     Returns:
         The global L2 norm of the gradients, the same on every rank; NaN or infinite if they are not finite.

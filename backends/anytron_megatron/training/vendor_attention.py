@@ -1,4 +1,4 @@
-"""Set the platform's kernel mode in a vendor's attention modules, which otherwise keep the one they were built with.
+"""Set the platform's kernel mode in a vendor's attention modules, which otherwise keep their initial mode.
 
 Portable modules do not need this: they get the mode and the mask tensor from the micro-batch's scope.
 """
@@ -25,7 +25,7 @@ MODES = {
     ("bshd", MaskKind.NONE): ("causal", "no_mask"),
     ("bshd", MaskKind.FULL_4D): ("arbitrary",),
 }
-"""What Transformer Engine reads in a format with a kind of mask."""
+"""The values of ``attn_mask_type`` that Transformer Engine accepts for a sequence format and a kind of mask."""
 
 
 def set_mask_type(chunks: Iterable[nn.Module], mask: AttnMask, sequence_format: str) -> None:
@@ -45,8 +45,9 @@ def set_mask_type(chunks: Iterable[nn.Module], mask: AttnMask, sequence_format: 
             f"The vendor's attention modules do not accept the mask's kernel_mode '{mask.kernel_mode}'.",
             where=f"build_attn_mask of plugin '{mask.plugin}' (format {sequence_format}, mask kind {mask.kind.value})",
             why=f"they accept these values of Transformer Engine's attn_mask_type here: {', '.join(known) or 'none'}",
-            fix="return a mask with one of them; or set portable_modules and implement attention_kernel; or let the "
-            "vendor's attention read anytron.sequences.masks.current_mask() and set the mask's reader",
+            fix="return a mask whose kernel_mode is one of these; or set portable_modules and implement "
+            "attention_kernel; or let the vendor's attention read anytron.sequences.masks.current_mask() and set the "
+            "mask's reader",
         )
     causal = (AttnMaskType.causal, AttnMaskType.padding_causal)
     for chunk in chunks:

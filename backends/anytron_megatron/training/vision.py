@@ -1,7 +1,7 @@
 """Arguments that images add to a model's call: patches and the three position axes of mrope, with checks.
 
-They are for the vision-language models of the Qwen family, which mcore-bridge calls with ``pixel_values`` and
-``image_grid_thw`` as Hugging Face does, and with finished positions, which Hugging Face's models make
+They are for the vision-language models of the Qwen family. mcore-bridge calls these with ``pixel_values`` and
+``image_grid_thw``, as Hugging Face does, and also with position ids, which Hugging Face's models compute
 themselves.
 """
 
@@ -159,7 +159,7 @@ def _count_on(first: int, count: int) -> Tensor:
 
 def _misfit(sequence: int, why: str) -> DataError:
     return DataError(
-        "A sequence does not have one block of image tokens for each image.",
+        "The images of a sequence do not match its image tokens or the model.",
         where=f"sequence {sequence} of the micro-batch",
         why=why,
         fix="prepare prompts with the model's own processor, and do not truncate them",

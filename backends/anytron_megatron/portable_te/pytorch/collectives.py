@@ -1,6 +1,7 @@
 """Tensor-parallel and context-parallel communication with gradients (Shoeybi et al., arXiv:1909.08053).
 
-Each function is the transpose of another: what one does forward, the other does backward.
+``replicate`` and ``reduce`` are a pair, and so are ``gather_first`` and ``reduce_scatter_first``: what one does in the
+forward pass, its partner does in the backward pass.
 """
 
 from __future__ import annotations

@@ -51,4 +51,4 @@ class CudaRNGStatesTracker:
     """Base class of Megatron's tracker. Transformer Engine's adds only random states that CUDA graphs can capture."""
 
     def __init__(self) -> None:
-        refuse("CudaRNGStatesTracker", "its own random states", "set te_rng_tracker to false")
+        refuse("CudaRNGStatesTracker", "random states for CUDA graphs", "set te_rng_tracker to false")

@@ -36,7 +36,7 @@ class _Unfused(FusibleOperation):
     """An activation that Megatron names (0.14: when it is imported) and this package does not compute."""
 
     def __init__(self, **_settings: object) -> None:
-        refuse(f"ops.{type(self).__name__}", "such operation", "set use_te_activation_func to false")
+        refuse(f"ops.{type(self).__name__}", f"operation {type(self).__name__}", "set use_te_activation_func to false")
 
 
 class GELU(_Unfused):

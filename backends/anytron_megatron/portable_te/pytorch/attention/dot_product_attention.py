@@ -130,7 +130,7 @@ class DotProductAttention(torch.nn.Module):
         self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
 
     def _add_softmax_offset(self, heads: int) -> None:
-        """The logit ``[H]`` that joins each head's denominator: none, zeros (``exp(0) = 1``), or learnt."""
+        """Make the logit ``[H]`` that each head adds to the softmax: none, zeros (``exp(0) = 1``), or learnt."""
         if self.softmax_type == "vanilla":
             self.softmax_offset = None
             return
@@ -248,9 +248,9 @@ class DotProductAttention(torch.nn.Module):
         attention_mask: Tensor | tuple[Tensor, Tensor] | None,
         operands: Sequence[Tensor],
     ) -> tuple[str, Tensor | None, str]:
-        """The kernel mode, the tensor (True = MASKED), and the plugin that answered them.
+        """Return the kernel mode, the mask tensor (True = MASKED), and the name of the plugin that returned both.
 
-        Without a plugin's answer, they are those that Megatron asks for.
+        Without a plugin's mask, mode and tensor are those that Megatron passes, and the name is empty.
         """
         packed = layout == "thd"
         answer = current_mask() if self._is_language_model(mask_type, packed) else None
@@ -275,7 +275,7 @@ class DotProductAttention(torch.nn.Module):
         return self.attention_type == "self" and (mask_type == "causal" or (packed and mask_type == "padding_causal"))
 
     def _mask(self, attention_mask: Tensor | tuple[Tensor, Tensor] | None, mask_type: str) -> Tensor | None:
-        """The tensor, True = MASKED, if the mask type says that it counts."""
+        """Return the mask tensor, True = MASKED; None if the mask type uses no tensor."""
         if mask_type != "arbitrary" and "padding" not in mask_type:
             return None
         if attention_mask is None:

@@ -112,7 +112,8 @@ class GroupedLinear(TransformerEngineBaseModule):
         **shared: Any,
     ) -> None:
         if parallel_mode is not None and tp_size > 1:
-            refuse("GroupedLinear", "tensor parallelism inside of it", "let Megatron's token dispatcher communicate")
+            fix = "let Megatron's token dispatcher communicate"
+            refuse("GroupedLinear", "tensor parallelism in GroupedLinear", fix)
         super().__init__(bias=bias, parallel_mode=parallel_mode, tp_size=tp_size, **shared)
         self.num_gemms = num_gemms
         self.in_features = in_features

@@ -41,8 +41,8 @@ class _Norm(torch.nn.Module):
     """A norm over the last dimension.
 
     Args:
-        sequence_parallel: Each rank sees a part of the sequence: Megatron adds the weight's gradients.
-        zero_centered_gamma: The factor is ``1 + weight``.
+        sequence_parallel: Whether each rank sees a part of the sequence, so that Megatron must sum their gradients.
+        zero_centered_gamma: Whether the factor is ``1 + weight``; False = it is ``weight``.
         hidden_size: The older name of ``normalized_shape``, which Megatron uses before 0.17.
 
     Raises:
