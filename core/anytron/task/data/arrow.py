@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     Measure = Callable[[Any], int]
-    """(array) -> about how many bytes Python takes for its values."""
+    """Function that estimates the bytes that Python takes for the values of an array."""
 
 LARGEST_ROW = 64 * 2**20
-"""Bytes of a row; a million tokens have a tenth of it."""
+"""Most bytes of memory of a row; a million tokens take a tenth of it."""
 FREE = 64 * 2**20
-"""Bytes of all rows together that a file may have, however small it is."""
+"""Bytes of memory that all rows of a file together may take, however small the file is."""
 TIMES = 100
-"""Times its own size that a file may have beyond that; texts are compressed to a tenth."""
+"""Beyond :data:`FREE`, the rows may take this many times the file's size; texts are compressed to a tenth."""
 VALUE, ROW = 40, 256
-"""Bytes that Python takes for a value in a list, beside its letters, and for a row; about."""
+"""About how many bytes Python takes for a value in a list (beside its letters), and for a row."""
 
 _VIEWS = ("string_view", "binary_view")
 _TEXTS = (*_VIEWS, "string", "large_string", "binary", "large_binary", "fixed_size_binary")
@@ -72,7 +72,7 @@ def _fault(kind: pa.DataType, levels: int = DEEPEST) -> str:
     if _is(kind, (*_LISTS, "struct")):
         inner = (kind.field(index).type for index in range(kind.num_fields))
         return next((fault for one in inner if (fault := _fault(one, levels - 1))), "")
-    return f"its type is {str(kind)[:60]}"
+    return f"its type is {str(kind)[:60]}, which is not supported"
 
 
 def _is(kind: pa.DataType, names: Iterable[str]) -> bool:
@@ -140,7 +140,7 @@ def _weight_of(batch: Any, measures: Sequence[Measure]) -> int:
 
 
 def _measure_of(kind: pa.DataType) -> Measure:
-    """Find what says about how many bytes Python takes for the values of a column of a type."""
+    """Return the function that estimates the bytes that Python takes for the values of a column of this type."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):

@@ -24,7 +24,7 @@ _LETTERS = "aAbBcCdDeFgGhHIjklmMnpPrRsStTuUVwWxXyYzZ"
 _PERCENT = "\ue000"
 """Stands for a percent sign while directives are replaced."""
 _COMPOSITE = {"c": "%a %b %e %H:%M:%S %Y", "x": "%m/%d/%y", "X": "%H:%M:%S", "r": "%I:%M:%S %p"}
-"""What directives that a locale decides stand for in the locale C (POSIX.1-2017, ``strftime``)."""
+"""Directives that depend on the locale, and what they stand for in the locale C (POSIX.1-2017, ``strftime``)."""
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
@@ -43,9 +43,9 @@ class Beginning(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     now: datetime
-    """With the offset of the time zone; what the clock on the wall showed is what templates render."""
+    """The start time, with the offset of its time zone; templates show it as local time."""
     chat_template: str | dict[str, str] | None = None
-    """The tokenizer's; several by their names; null without one."""
+    """The chat template of the tokenizer, or several templates by their names; null if it has none."""
 
     @classmethod
     def of(cls, tokenizer: Any) -> Beginning:
@@ -58,7 +58,7 @@ class Beginning(BaseModel):
 
     @property
     def shown(self) -> dict[str, str]:
-        """The start time in each of the formats that the template uses."""
+        """The start time as text, by each format in which the template shows it."""
         formats = [single or double for single, double in _FORMAT.findall(str(self.chat_template))]
         return {form: self.strftime(form) for form in formats}
 
@@ -90,7 +90,7 @@ class Beginning(BaseModel):
         """Write the clock as a macro of Jinja, which replaces each directive in a format by what it stands for.
 
         Args:
-            text: Has directives with flags, if a format does.
+            text: Text that contains all directives with flags that formats use.
         """
         directives = [f"%{letter}" for letter in _LETTERS]
         directives += sorted({found[0] for found in _DIRECTIVE.finditer(text)} - {*directives, "%%"})
@@ -116,7 +116,7 @@ def _chosen(template: str | Mapping[str, str] | None, named: str | Mapping[str, 
     """Return the text of the template that is applied, one of several by its name or as transformers chooses it.
 
     Args:
-        template: A text, a name, or all.
+        template: Text of a template, name of one, or all templates by their names.
         named: Templates of the tokenizer.
     """
     if isinstance(template, str):

@@ -1,7 +1,7 @@
-"""Tokenised prompts in columns: numbers in flat arrays and the rest encoded, in memory or mapped from files.
+"""Tokenised prompts in columns: numbers in flat arrays, and all else encoded; in memory, or mapped from files.
 
-A prompt of files takes 4 bytes for each token on disk (5 in an example of fine-tuning), its text and data as
-:func:`anytron.task.isolation.plain.packed` writes them, and 24 bytes. Memory holds two numbers for each.
+In files, a prompt takes 4 bytes for each token (5 for an example of fine-tuning), the bytes of its text and data as
+:func:`anytron.task.isolation.plain.packed` encodes them, and 24 bytes. Memory then holds two numbers for each prompt.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from anytron.task.data.vision import Picture
 
     Frame: TypeAlias = dict[str, bytes]
-    """Some prompts, by the names in :data:`COLUMNS`."""
+    """Columns of some prompts as bytes, by the names in :data:`COLUMNS`."""
     Record: TypeAlias = tuple[str, str, Any, tuple[Picture, ...]]
     """Id, text, data and images of a prompt."""
     Numbers: TypeAlias = npt.NDArray[Any]
 
 COLUMNS: Final = {"tokens": "<i4", "lengths": "<i4", "masks": "u1", "digests": "V16", "records": "u1", "sizes": "<i4"}
-"""The columns and the types of their numbers: token ids, how many each prompt has, response masks (none at all, or 0
-and 1 for each token), a digest of each prompt's tokens and mask, encoded records, and the bytes of each record."""
+"""The columns and their types: token ids, number of tokens of each prompt, response masks (0 or 1 for each token; empty
+for prompts without responses), a digest of each prompt's tokens and mask, encoded records, and bytes of each record."""
 DIGEST_BYTES = 16
 AT_ONCE = 256
-"""Prompts whose tokens are held as Python numbers, and prompts of a frame at most."""
+"""Most prompts whose tokens are held as Python numbers at a time, and most prompts of a :data:`Frame`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class PromptColumns:
         masks: ``[tokens]`` uint8: 1 = the token is trained; empty for prompts without responses.
         digests: ``[prompts]`` of 16 bytes: equal for prompts with the same tokens and mask.
         records: Id, text, data and images of each prompt.
-        folder: Folder of the files that later starts read; None = there is none.
+        folder: Folder in which the prompts are kept for later starts; None = they are not kept.
     """
 
     lengths: Numbers
@@ -67,7 +67,7 @@ class PromptColumns:
         return len(self.lengths)
 
     def prompt(self, index: int, prefix: str = "") -> TokenizedPrompt:
-        """Make the prompt at a place, with ``prefix`` before its id."""
+        """Make the prompt at an index, with ``prefix`` before its id."""
         end = int(self.ends[index])
         part = slice(end - int(self.lengths[index]), end)
         mask = tuple(map(bool, self.masks[part])) if len(self.masks) else None
@@ -140,7 +140,7 @@ def arrays_of(frame: Any) -> dict[str, Numbers]:
 
 
 def checked(arrays: dict[str, Numbers]) -> dict[str, Numbers]:
-    """Return arrays with the names in :data:`COLUMNS`; raise ValueError if they do not belong together."""
+    """Return arrays with the names in :data:`COLUMNS`; raise ValueError if their sizes do not match."""
     lengths, sizes = arrays["lengths"], arrays["sizes"]
     if len(lengths) and min(lengths.min(), sizes.min(initial=0)) < 0:
         raise ValueError("a length is negative")
@@ -150,7 +150,7 @@ def checked(arrays: dict[str, Numbers]) -> dict[str, Numbers]:
         or (len(arrays["tokens"]), len(arrays["records"])) != (tokens, size)
         or len(arrays["masks"]) not in (0, tokens)
     ):
-        raise ValueError("the columns of prompts do not belong together")
+        raise ValueError("the sizes of the columns of prompts do not match")
     return arrays
 
 
@@ -194,7 +194,7 @@ class _Encoded(Sequence["Record"]):
             name, text, data, images = unpacked(self._whole[begin : int(self._ends[index])].tobytes())
             if type(data) is dict and all(isinstance(image, (bytes, Path)) for image in images):
                 return str(name), str(text), data, tuple(images)
-            why = "it has no data or images of a prompt"
+            why = "its record does not hold the data and images of a prompt"
         except (ValueError, TypeError) as error:
             why = str(error)
         place = "in memory" if self._folder is None else str(self._folder)

@@ -45,7 +45,7 @@ def _special(tokenizer: Any) -> tuple[set[int], set[int]]:
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
-    """Whether a text is the bytes of its tokens, one after the other, and nothing else."""
+    """Whether decoding only joins the bytes of the tokens, without any other rule."""
     from tokenizers.decoders import ByteLevel
     from transformers import PreTrainedTokenizerFast as Fast
 
@@ -85,7 +85,7 @@ class _Table:
 
 @lru_cache(maxsize=2)
 def _table(tokenizer: Any, size: int) -> _Table:
-    """Make the table of a tokenizer with the decoder ``ByteLevel``; if tokens are added, its ``size`` is another."""
+    """Make the table of a tokenizer with the decoder ``ByteLevel``; if tokens are added, ``size`` renews the cache."""
     del size
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 

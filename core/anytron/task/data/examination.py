@@ -136,7 +136,7 @@ def _import_once(model: ModelSection, *directories: Path) -> None:
 
 
 def _made(reference: str | None) -> bool:
-    """Whether a function of the user's makes it."""
+    """Whether a reference names a function of the user, not a directory."""
     return reference is not None and ":" in reference
 
 
@@ -187,7 +187,7 @@ def _use(tokenizer: Any, note: Note) -> None:
 
 
 def _numbers(tokenizer: Any) -> list[int]:
-    """All tokens. Where none is left out below their count, asking for each is twice as fast as for a table."""
+    """Return all token ids. If they have no gap, looking up each one is twice as fast as making a vocabulary."""
     count = len(tokenizer)
     if tokenizer.is_fast and None not in map(tokenizer.backend_tokenizer.id_to_token, range(count)):
         return list(range(count))

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from anytron.task.data.vision import VisionProcessor
 
 RESPONSE = "response"
-"""Name, among a prompt's data, of the response to it."""
+"""The entry of a prompt's data that holds the response to learn."""
 ASSISTANT = "assistant"
 """Role of the messages that are learnt."""
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-"""What a template has that says which part of a conversation the assistant wrote, as transformers looks for it."""
+"""The tag before text of the assistant in a chat template, by the same pattern as in transformers."""
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,14 @@ def _conversation(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any], w
 
 
 def _marked(prompt: Prompt, tokenizer: Any, template: Mapping[str, Any]) -> _Divided:
-    """Learn what the template marks."""
+    """Divide a conversation: the model learns the text that the template marks."""
     found: Any = render(prompt, tokenizer, template, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
     whole = replace(prompt, messages=None, tools=(), tokens=tuple(found["input_ids"]))
     return _Divided(whole, mask=tuple(map(bool, found["assistant_masks"])))
 
 
 def _answered(prompt: Prompt, answer: Mapping[str, Any], tokenizer: Any, template: Mapping[str, Any]) -> _Divided:
-    """Learn what the template adds when an answer has come."""
+    """Divide a conversation with one answer: the model learns the text that the template adds for the answer."""
     asked = render(prompt, tokenizer, template, add_generation_prompt=True, tokenize=False)
     whole = render(
         replace(prompt, messages=[*(prompt.messages or ()), answer]),
@@ -183,7 +183,7 @@ def _answered(prompt: Prompt, answer: Mapping[str, Any], tokenizer: Any, templat
 
 
 def _encoded(divided: Sequence[_Divided], tokenizer: Any) -> list[tuple[int, ...]]:
-    """Tokenise responses that are texts, in one call; after one that no template has ended comes the end token."""
+    """Tokenise responses that are texts, in one call; add the end token unless the chat template ends the response."""
     found = [() if isinstance(one.response, str) else one.response for one in divided]
     texts = [index for index, one in enumerate(divided) if isinstance(one.response, str)]
     if texts:

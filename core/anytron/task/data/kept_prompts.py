@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEPT_FROM = 20_000
-"""Prompts from which a source is written to disk; fewer are tokenised in seconds, and stay in memory."""
+"""Number of prompts from which a source is written to disk; fewer are tokenised in seconds, and stay in memory."""
 KEPT_FROM_BYTES = 64 << 20
-"""Bytes from which it is written, too."""
+"""Bytes of columns from which a source with fewer prompts is written to disk, too."""
 UNUSED_DAYS = 30
-"""Age at which folders that no run has used since are deleted."""
+"""Days after its last use after which a folder of prompts is deleted."""
 OWN_FOLDER = "anytron-prompts"
-"""Folder inside the given one: nothing else is ever deleted."""
+"""Name of the folder inside of ``data.cache_dir`` that holds all prompts; nothing outside of it is ever deleted."""
 HEADER = "prompts.json"
 """File that is written last, with the number of bytes of each column."""
 _PART, _TEMPORARY = ".part-", "anytron-prompts-"
@@ -55,7 +55,7 @@ _OURS = re.compile(r"[0-9a-f]{40}|\.part-.+")
 
 
 def cache_folder(given: str | None) -> Path | None:
-    """Return the folder of ``data.cache_dir``; None = prompts are not kept."""
+    """Return the folder for prompts that ``data.cache_dir`` (``given``) asks for; None = prompts are not kept."""
     if given != "auto":
         return None if given is None else Path(given).expanduser().absolute() / OWN_FOLDER
     if named := os.environ.get("XDG_CACHE_HOME"):
@@ -67,10 +67,10 @@ def cache_folder(given: str | None) -> Path | None:
 
 
 def files_of_source(source: DataSection | MixedSource) -> list[tuple[str, int, int, int]]:
-    """Return path, size in bytes, and times of the last change of content and of anything (ns), for each file.
+    """Return for each file: path, size in bytes, and times in ns of the last change of content and of any change.
 
     Raises:
-        DataError: There is no such file, or it cannot be looked at.
+        DataError: A file does not exist, or its size and times cannot be read.
     """
     path = Path(str(source.options.get("path")))
     try:
@@ -86,11 +86,11 @@ def files_of_source(source: DataSection | MixedSource) -> list[tuple[str, int, i
 
 
 def key_of(source: DataSection | MixedSource, files: object, tokenizer: Any, arguments: Mapping[str, Any]) -> str:
-    """Digest everything that tokenised prompts depend on; empty if the tokenizer cannot be written down.
+    """Digest everything that tokenised prompts depend on; empty if the tokenizer cannot be serialised.
 
     Args:
         source: The source.
-        files: Its files, from :func:`files_of_source`.
+        files: Files of the source, from :func:`files_of_source`.
         tokenizer: A Hugging Face tokenizer.
         arguments: Further arguments of the tokenisation.
     """
@@ -122,7 +122,7 @@ def _own_code() -> str:
 
 
 def find(folder: Path | None, key: str) -> PromptColumns | None:
-    """Map the prompts that an earlier start has kept; None if there are none, or, with a warning, they are damaged."""
+    """Map the prompts that an earlier start has kept; None, perhaps with a warning, if there are no sound ones."""
     if folder is None or not key:
         return None
     place = folder / key
@@ -144,7 +144,7 @@ def gather(frames: Iterator[dict[str, Numbers]], folder: Path | None, key: str) 
 
     Args:
         frames: Arrays from :func:`anytron.task.data.columns.checked`.
-        folder: Folder in which many prompts are kept; None = they are in a temporary file, and gone with the process.
+        folder: Folder in which many prompts are kept; None = they are in temporary files until the process ends.
         key: Key of the prompts, from :func:`key_of`; empty = the same as ``folder=None``.
 
     Raises:
@@ -211,7 +211,7 @@ def _mapped(place: Path, sizes: Mapping[str, int]) -> dict[str, Numbers]:
 
 @contextmanager
 def _writable(folder: Path | None) -> Iterator[None]:
-    """Say how prompts can be kept elsewhere if they cannot be written."""
+    """Convert an error of writing prompts to one that says where else they can be kept."""
     try:
         yield
     except OSError as error:

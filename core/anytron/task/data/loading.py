@@ -1,4 +1,4 @@
-"""Load the prompts of one source in columns: of files, from what an earlier start has kept if that is possible."""
+"""Load the prompts of one source in columns; prompts of files that an earlier start has kept are read from there."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part")
 TELL_S = 10.0
-"""How often the number of prompts is told that have been read."""
+"""Seconds between reports of how many prompts have been read."""
 BYTES_OF_A_PROCESS = 4 << 20
-"""Bytes of files for which one more process tokenises; it starts in a fraction of a second."""
+"""Bytes of files for each process that tokenises; a process starts in a fraction of a second."""
 MOST_PROCESSES = 8
 
 
 def silent(text: str) -> None:
-    """Tell nothing."""
+    """Ignore a report of progress."""
     del text
 
 
@@ -54,7 +54,7 @@ def load_columns(
         tokenizer: A Hugging Face tokenizer.
         vision: Image preprocessing; None for a model without image input. Prompts with images are not kept.
         folder: Folder in which tokenised prompts of large files are kept; None = they are not kept.
-        tell: Called from time to time with how many prompts have been read.
+        tell: Function that is called from time to time with a text that says how many prompts have been read.
 
     Raises:
         ConfigError: The source does not exist, refuses its options, or lacks its library; ``tokenize`` raises one; or
@@ -64,7 +64,7 @@ def load_columns(
         ResourceError: The disk is full.
     """
     if source.source == "dataset" and find_spec("datasets") is None:
-        fix = "pip install 'anytron[datasets]', or write it as JSON lines with Dataset.to_json"
+        fix = "pip install 'anytron[datasets]', or write the dataset as JSON lines with Dataset.to_json"
         raise ConfigError("The library datasets is not installed.", where=f"{key}.source = dataset", fix=fix)
     if source.source not in SOURCE_OPTIONS:
         prompts = read_prompts(source, key, tokenize, tokenizer, vision)

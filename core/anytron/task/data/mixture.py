@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from anytron.task.data.vision import VisionProcessor
 
 Place = tuple[int, int]
-"""Epochs of a source behind it, and prompts drawn in the present one."""
+"""Position in a source: number of completed epochs, and number of prompts drawn in the current one."""
 
 
 class Mixture:
@@ -45,7 +45,7 @@ class Mixture:
         shuffle: False = each source's own order in every epoch.
 
     Attributes:
-        tables: The argument.
+        tables: The sources' prompts.
         shares: Share of each source among the drawn prompts; they add up to 1.
     """
 
@@ -109,7 +109,7 @@ class Mixture:
 def next_source(drawn: Sequence[int], shares: Sequence[Fraction]) -> int:
     """Choose the source of the next draw.
 
-    Sources that this draw would put too far ahead of their share are left out. Of the others, it is the source that
+    Sources that this draw would put too far ahead of their share are not chosen. Of the others, the one is chosen that
     would be the first to fall behind its share.
 
     Args:
@@ -151,7 +151,7 @@ def load_mixture(
         max_new_tokens: Number of tokens to reserve for a response; None = the data contain the responses.
         key: Key of the section in the configuration.
         unusable: Function that returns why rewards cannot read a prompt's data, empty if they can; None = no check.
-        tell: Called from time to time with how far a long source has been read.
+        tell: Function that is called from time to time with a text that says how far a long source has been read.
 
     Raises:
         ConfigError: A source does not exist or refuses its options, or responses fill the model's context.

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     Kind = Callable[[Any], str]
-    """Says what a value must be; empty if it is that."""
+    """Function that returns what a value must be; empty if the value is accepted."""
 
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-"""Where transformers keeps image processors; the last belongs to the same processor and is passed on."""
+"""Files of transformers' image processors; the last, for videos, is part of the same processor and copied with it."""
 
 LARGEST_CONFIG = 8 * 2**20
-"""Bytes of one of :data:`FILES`; the largest published ones, with names of 20,000 labels, have a tenth of it."""
+"""Most bytes of one of :data:`FILES`; the largest published ones, with names of 20,000 labels, have a tenth."""
 LARGEST_TOKENIZER = 128 * 2**20
-"""Bytes of a file of a tokenizer; the largest published ones have a quarter of it."""
+"""Most bytes of a file of a tokenizer; the largest published ones have a quarter of it."""
 TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "added_tokens", "special_tokens", "chat_template", "sentencepiece")
-"""How names of files begin that tokenizers are read from."""
+"""Beginnings of the names of a tokenizer's files."""
 MOST_EXPERTS = 2**18
-"""Experts of all layers together; the largest published models have a tenth of it."""
+"""Most experts of all layers together; the largest published models have a tenth of it."""
 
 
 def whole(value: Any, *, low: int, high: int) -> str:
@@ -121,7 +121,7 @@ FILES: Mapping[str, Mapping[str, Kind]] = {
     "tokenizer_config.json": _TOKENIZER,
     **dict.fromkeys(PROCESSOR_FILES, _PROCESSOR),
 }
-"""Files of a model directory -> their fields, at any depth -> what these must be if they are given and not null."""
+"""For each file of a model directory: its checked fields, at any depth, with the check of values that are not null."""
 
 
 def read_object(path: Path, most: int = LARGEST_FILE) -> dict[str, Any]:

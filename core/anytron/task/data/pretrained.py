@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
 _DATA_ONLY: Mapping[str, bool] = {"local_files_only": True, "trust_remote_code": False}
-"""For whatever transformers loads: from the directory, and never a class in a file of it. There is no prompt then."""
+"""Arguments for all that transformers loads: only from the directory, without its code, and without questions."""
 
 TOKENIZER = Kind("model.tokenizer", Called("A tokenizer's function", gives="a transformers.PreTrainedTokenizerBase"))
 PROCESSOR = Kind("model.processor", Called("A processor's function", gives="a transformers.BaseImageProcessor"))
@@ -193,7 +193,7 @@ def _loaded(auto_class: Any, directory: Path, what: str, key: str) -> Any:
             f"The {what} cannot be loaded.",
             where=str(directory),
             why=f"{type(error).__name__}: {error}",
-            fix=f"set {key} to a directory that has one",
+            fix=f"set {key} to a directory from which transformers can load the {what}",
         ) from error
     finally:
         if collecting:
@@ -270,12 +270,12 @@ def end_token_ids(model: ModelSection, tokenizer: Any, vocab_size: int) -> tuple
 
 
 def padding_token_id(model: ModelSection, tokenizer: Any, ends: tuple[int, ...], vocab_size: int) -> int:
-    """Choose the token that fills up rows of prompts: the tokenizer's, else one that ends responses, else 0.
+    """Choose the token that pads prompts: the tokenizer's padding token, else one that ends responses, else 0.
 
-    It is masked, but the model looks it up like any other.
+    Padding is masked, but the model still looks up its embedding.
 
     Args:
-        model: The model whose tokenizer it is.
+        model: The model that the tokenizer belongs to.
         tokenizer: A Hugging Face tokenizer.
         ends: Tokens that end a response.
         vocab_size: Token ids are below this.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def processor_time(seconds: float) -> Iterator[None]:
-    """Raise :class:`TimeoutError` in the ``with`` block when this process has used so many seconds of CPU time in it.
+    """Raise :class:`TimeoutError` in the ``with`` block when this process has used ``seconds`` of CPU time in it.
 
     Waiting does not count, so the load of the machine does not matter. The limit works in the main thread only, because
     other threads receive no signals. A call into C is not interrupted before it returns. Python ignores exceptions in

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from anytron.task.data.vision import Picture, VisionProcessor
 
 TEMPLATE_SECONDS = 4.0
-"""Processor time of a chat template for one prompt; it takes milliseconds unless it loops. Less than
-:data:`anytron.task.isolation.reader.COMPUTE_S`, or the error would not name the prompt."""
+"""Most seconds of processor time for one call of a chat template, which takes milliseconds unless it loops. Less than
+:data:`anytron.task.isolation.reader.COMPUTE_S`, since otherwise the error would not name the prompt."""
 RENDERED_AT_ONCE = 64
 """Conversations that are rendered in one call, within :data:`TEMPLATE_SECONDS`."""
 AT_ONCE = 1024
-"""Prompts that are tokenised in one call, or fewer."""
+"""Most prompts that are tokenised in one call."""
 LETTERS_AT_ONCE = 2**24
-"""Letters of texts and bytes of pictures after which a call takes no more prompts: a row of pictures has megabytes."""
+"""Letters and bytes of pictures after which a batch takes no more prompts: a row with pictures has megabytes."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt of a source: one of ``text``, ``messages`` and ``tokens``.
+    """A prompt of a source, given as exactly one of ``text``, ``messages`` and ``tokens``.
 
     Attributes:
         id: Names the prompt in errors and samples.

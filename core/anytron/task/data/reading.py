@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from anytron.task.isolation.reader import Note
 
     Tokenize = Callable[..., Iterator[TokenizedPrompt]]
-    """(prompts, tokenizer, vision) -> prompts."""
+    """Function ``(prompts, tokenizer, vision)`` that yields tokenised prompts."""
 
 END_OF_RUN = "end of a run"
 MEMORY = 7 << 27
-"""Bytes that the process may allocate: less than 1 GiB, with what it loads meanwhile."""
+"""Bytes that the process may allocate, for what it loads, too: less than 1 GiB."""
 CHARACTERS = 1 << 20
-"""Letters that are tokenised between two signs of life, and letters in a message; one longer text is not divided."""
+"""Most letters that are tokenised between two reports of progress, and in a message; a longer text is not divided."""
 
 
 def read_files(
@@ -46,7 +46,7 @@ def read_files(
 ) -> Iterator[dict[str, Numbers]]:
     """Read and tokenise the prompts, or examples, of a registered source that reads files.
 
-    Each process passes over the rows of all files, and tokenises its share of them.
+    Each process reads the rows of all files, and tokenises its share of them.
 
     Args:
         source: The section that names the source.
@@ -120,7 +120,7 @@ def _errand(source: DataSection | MixedSource, key: str) -> Errand:
         where += f" ({path})"
     own = source.source not in SOURCE_OPTIONS
     fix = "give shorter prompts or smaller pictures" if own else "make the file smaller or write it again"
-    fix += "; if they are correct, the tokenizer or the chat template is at fault"
+    fix += "; if the prompts are correct, the tokenizer or the chat template is at fault"
     return Errand(DataError, "The prompts cannot be read.", where, fix)
 
 
@@ -134,7 +134,7 @@ class PromptReader:
         tokenizer: A Hugging Face tokenizer.
 
     Raises:
-        DataError: No process can be started or confined.
+        DataError: The process cannot be started or confined.
     """
 
     def __init__(self, tokenize: Tokenize, tokenizer: Any) -> None:
@@ -165,7 +165,7 @@ class PromptReader:
 
 
 def _bare(prompt: Prompt) -> Prompt:
-    """Leave out data that the process has no use for, and that it might be impossible to send."""
+    """Leave out data that the process does not need, and that may be impossible to send."""
     data = {name: value for name, value in prompt.data.items() if name == RESPONSE}
     return replace(prompt, data=data)
 
@@ -215,7 +215,7 @@ def _noted(prompts: Iterable[Prompt], note: Note) -> Iterator[Prompt]:
 
 
 class _WatchedTokenizer:
-    """A tokenizer that gives signs of life between pieces of its work."""
+    """A tokenizer that reports progress between pieces of its work."""
 
     def __init__(self, tokenizer: Any, note: Note) -> None:
         self._tokenizer, self._note = tokenizer, note
@@ -249,7 +249,7 @@ def _pieces(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 class _WatchedVision:
-    """A vision processor that gives a sign of life before each prompt."""
+    """A vision processor that reports progress before each prompt."""
 
     def __init__(self, vision: VisionProcessor, note: Note) -> None:
         self._vision, self._note = vision, note

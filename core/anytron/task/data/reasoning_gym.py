@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ENTRY = "reasoning_gym"
-"""Where a prompt's data has what the task's own verifier wants."""
+"""The entry of a prompt's data that the task's own verifier needs."""
 
 
 def reasoning_gym(
@@ -39,7 +39,7 @@ def reasoning_gym(
     except ImportError as error:
         raise missing_library("data.source") from error
     if task not in DATASETS:
-        fix = did_you_mean(task, DATASETS) or "name one of https://github.com/open-thought/reasoning-gym's tasks"
+        fix = did_you_mean(task, DATASETS) or "choose a task from https://github.com/open-thought/reasoning-gym"
         raise ConfigError(f"reasoning-gym has no task {task!r}.", where="data.options.task", fix=fix)
     try:
         entries = create_dataset(task, size=count, seed=seed, **options)

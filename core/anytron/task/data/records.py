@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from anytron.task.data.vision import Picture
 
 PARTS = ("prompt", "images", "tools")
-"""Columns that become parts of the prompt itself; ``id`` is one of its data as well."""
+"""Columns that become parts of the prompt itself, and not of its data; the column ``id`` becomes both."""
 
 
 def prompt_of(row: Row, options: ReadingOptions, prefix: str = "") -> Prompt:
     """Make the prompt of a row; columns that are not part of the prompt become its data.
 
     Args:
-        row: A row of any file.
+        row: A row of a file.
         options: Options that select columns.
         prefix: Prefix of the name of a row that has no ``id``.
 
@@ -96,7 +96,7 @@ def inside(folder: Path, path: str, where: str) -> Path:
 
 
 def _renamed(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    """The row's values by the names that they are used by."""
+    """Return the values of a row by the names under which they are used."""
     record = row.record
     if not isinstance(record, dict):
         raise DataError(
@@ -156,7 +156,7 @@ def conversation(messages: list[dict[str, Any]], system: str | None, where: str)
 
 
 def _tools(value: Any, where: str) -> Sequence[Mapping[str, Any]]:
-    """Tools as a list, or as JSON: Arrow would give each tool the parameters of all others."""
+    """Read tools from a list or JSON text; in Arrow's lists, each tool would get the parameters of all others."""
     if value is None or value == "":
         return ()
     try:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     import pyarrow.parquet
 
 LONGEST_LINE = 64 * 2**20
-"""Bytes of a line, or of a field of a CSV file; a million tokens have a tenth of it."""
+"""Most bytes of a line, or of a field of a CSV file; a million tokens have a tenth of it."""
 AT_ONCE = 96
-"""Rows that are made of Arrow's columns at a time."""
+"""Rows that are converted from Arrow's columns at a time."""
 MOST_FILES = 10_000
-"""Files that a pattern may match."""
+"""Most files that a pattern may match."""
 MOST_COLUMNS = 10_000
-"""Columns of a row."""
+"""Most columns of a row."""
 _PACKED = {b"\x1f\x8b": "gunzip", b"\xfd7zXZ\0": "unxz", b"(\xb5/\xfd": "unzstd", b"PK\3\4": "unzip"}
 """How compressed files begin, and what unpacks them."""
 _STATE = "state.json"
@@ -75,7 +75,12 @@ def files_of(path: str) -> list[Path]:
     names = list(itertools.islice(glob.iglob(path, recursive=True), MOST_FILES + 1))  # noqa: PTH207 - any path
     if len(names) > MOST_FILES:
         why = f"more than {MOST_FILES} paths match; links between folders may form a loop"
-        raise DataError("The prompts cannot be read.", where=path, why=why, fix="name fewer files")
+        raise DataError(
+            "The prompts cannot be read.",
+            where=path,
+            why=why,
+            fix="set the source's option `path` to a pattern that matches fewer files",
+        )
     if found := sorted(Path(name) for name in names if Path(name).is_file()):
         return found
     if Path(path).is_dir():
@@ -248,7 +253,7 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
 
 
 def _rows_of(size: int, metadata: pyarrow.parquet.FileMetaData) -> int:
-    """How many rows have about so many bytes, by what a file says of its row groups; at least one."""
+    """Estimate how many rows have ``size`` bytes, from the metadata of row groups; at least one."""
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     longest = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
     return max(1, size // max(longest, 1))

@@ -29,12 +29,12 @@ SOURCE = Called(
 )
 DATA_SOURCE = Kind("data.source", SOURCE, options=True)
 PromptSource = Callable[..., Iterable[Prompt]]
-"""(**options) -> prompts."""
+"""A function that takes ``data.options`` as keyword arguments, and returns prompts."""
 
 PICTURES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-"""Endings of the files that ``images`` takes, in small letters."""
+"""Endings, in lower case, of the files that the source ``images`` takes."""
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-"""Files that say in Hugging Face's folders of images what belongs to each."""
+"""Files that describe the images in Hugging Face's folders of images."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Share:
 
     Attributes:
         number: Number of the process, from 0.
-        processes: How many there are.
-        run: Prompts of a run.
-        note: Called for each item, also of other shares: reading goes on.
+        processes: Number of processes.
+        run: Number of consecutive prompts of a run.
+        note: Function that is called for each item, also of other shares, to report progress.
     """
 
     number: int = 0
@@ -130,7 +130,8 @@ SOURCES: Mapping[str, PromptSource] = MappingProxyType(
         "reasoning_gym": reasoning_gym,
     }
 )
-"""By their name in ``data.source``; :data:`anytron.config.data.SOURCE_OPTIONS` has options of those with files."""
+"""The registered sources, by their name in ``data.source``. :data:`anytron.config.data.SOURCE_OPTIONS` has the options
+of the sources that read files."""
 
 
 def load_prompts(section: DataSection | MixedSource, key: str = "data", share: Share | None = None) -> Iterator[Prompt]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anytron.task.data.vision import Picture
 
 NAMED = 5
-"""Prompts without a usable answer that are named; all are counted."""
+"""Most prompts without a usable answer that a message names; it counts all of them."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class PromptTable(Sequence[TokenizedPrompt]):
         prefix: Prefix of the prompts' ids.
 
     Attributes:
-        name: The argument.
-        columns: The argument.
+        name: Name of the source.
+        columns: Prompts of the source, before filtering.
         read: Number of prompts of the source.
-        too_long: How many of them were longer than allowed.
-        duplicates: How many were equal to an earlier one.
-        bad_answers: How many had a right answer that rewards cannot read.
+        too_long: Number of prompts that were left out because they are too long.
+        duplicates: Number of prompts that were left out because they equal an earlier prompt.
+        bad_answers: Number of prompts that were left out because rewards cannot read their right answer.
 
     Raises:
         DataError: The source has no prompts, or none is left.
@@ -165,7 +165,7 @@ class PromptTable(Sequence[TokenizedPrompt]):
 
     @property
     def _named(self) -> str:
-        """Some of those with an answer that rewards cannot read, and why of the first."""
+        """Names of some prompts with an answer that rewards cannot read, and the reason for the first one."""
         return f" ({', '.join(self._bad)}{', ...' * (self.bad_answers > NAMED)})" if self._bad else ""
 
     @property

@@ -1,4 +1,4 @@
-"""Tags around the thoughts of a model (``<think>``): whether a prompt opens one, and how rewards see them."""
+"""Recognise the tags around a model's thoughts (``<think>``), and an opening tag at the end of a prompt."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MOST_PIXELS = 2**26
 """Pixels of a picture, 8192 x 8192: decoding and resizing take 20 bytes for each of them, however small the file is."""
 
 LARGEST_FILE = 2**28
-"""Bytes of a picture's file: those of so many pixels without compression."""
+"""Most bytes of a picture's file: :data:`MOST_PIXELS` without compression, 4 bytes for each."""
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's decoders that are used; its other decoders start programs (EPS) or are hardly ever used."""
@@ -119,7 +119,7 @@ class VisionProcessor:
         """Prepare the images of one prompt.
 
         Args:
-            images: At least one.
+            images: The images, at least one.
             where: Name of the prompt in errors.
 
         Raises:
@@ -164,7 +164,7 @@ def load_vision(model: ModelSection, hf_config: Any, tokenizer: Any) -> VisionPr
     Raises:
         ConfigError: ``model.processor`` or the model's own processor cannot be loaded or does not fit
             the model, or is given to a model that takes no images; or the model does not read images
-                as patches with a grid.
+            as patches with a grid.
     """
     if not hasattr(hf_config, "vision_config") or getattr(hf_config, "image_token_id", None) is None:
         if model.processor is not None:
@@ -239,7 +239,7 @@ def _check_token(image_token_id: int, hf_config: Any) -> None:
             "The model's image token is outside of its vocabulary.",
             where="image_token_id of the model's config",
             why=f"it is {image_token_id}, but the vocabulary has {vocab_size} tokens",
-            fix="set image_token_id, or vocab_size in text_config",
+            fix="correct image_token_id, or vocab_size in text_config, in the model's config.json",
         )
 
 

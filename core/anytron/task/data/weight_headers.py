@@ -24,7 +24,7 @@ class DamagedFileError(Exception):
 
 
 def read_header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read names and shapes, and check that the data are complete.
+    """Read the names and shapes of the tensors in a file, and check that the file is complete.
 
     Raises:
         DamagedFileError: The file is not a safetensors file, or its size does not match its header.

@@ -1,11 +1,11 @@
 """The processes of a run's environments.
 
-A process holds the environments of several conversations. All calls that wait for a process are sent in one message;
-the process makes them one after another, and answers each at once. So the current call is known, and the time-out
-applies to it alone: it counts from the answer to the previous call.
+A process holds the environments of several conversations. The calls that wait for a process are sent in one message;
+the process makes one call after another, and sends each answer as soon as it has it. So the pool knows the current
+call, and the time-out applies to this call alone: it counts from the answer to the previous call.
 
-If the process is lost, only the conversation of the current call fails. The environments of the other conversations are
-made again in another process, by repeating their earlier calls, and must give the same answers again.
+If a process ends or hangs, only the conversation of the current call fails. The environments of its other conversations
+are made again in a new process by repeating their earlier calls, which must give the same answers again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 MOST_CALLS = 64
-"""In one message: the process holds the arguments of them all, data of prompts among them."""
+"""Most calls in one message: the process holds the arguments of all these calls, which contain the prompts' data."""
 
 Answer = tuple[int, "Observation | Failure"]
-"""A conversation's number, and what its environment says."""
+"""Number of a conversation, and the observation of its environment or the failure that ends the conversation."""
 
 
 def check_environment(section: EnvironmentSection) -> None:
-    """Check that the class is an environment and accepts its options.
+    """Check that the class ``environment.path`` is an environment and accepts ``environment.options``.
 
     Raises:
         ConfigError: The class does not exist, lacks a method, or does not accept its options.
@@ -65,9 +65,9 @@ class Host:
         process: The process.
         log: Log file of the process.
         past: For each conversation, the answered calls with their answers.
-        queue: Waiting calls. A call that is repeated has the earlier answer, which must be given again; others have
-            None.
-        calls: Calls in the same form that were sent and not yet answered; the process is working on the first.
+        queue: Calls that wait to be sent, each with its expected answer: the earlier answer if the call is repeated in
+            a new process, None if the call is new.
+        calls: Calls, as in ``queue``, that were sent and not yet answered; the process is working on the first one.
     """
 
     process: IsolatedProcess
@@ -83,7 +83,7 @@ class EnvironmentPool:
     Args:
         section: Section ``environment`` of the configuration.
         logs: Directory in which each process writes ``environment-N.log``; created if missing.
-        start_timeout_s: Seconds until a process must have found the class. The constructor does not wait for it.
+        start_timeout_s: Seconds that a process may take to start and find the class. The constructor does not wait.
     """
 
     def __init__(self, section: EnvironmentSection, logs: Path, start_timeout_s: float) -> None:
@@ -113,11 +113,11 @@ class EnvironmentPool:
         return any(host.calls or host.queue for host in self._hosts)
 
     def knows(self, number: int) -> bool:
-        """Whether a conversation has an environment; it has none after a failure or after :meth:`end`."""
+        """Whether a conversation has an environment: until it fails, or until the call that :meth:`end` adds ends."""
         return any(number in host.past for host in self._hosts)
 
     def begin(self, task: Task) -> int:
-        """Make an environment for a conversation; return the conversation's number."""
+        """Request an environment for a new conversation, without waiting; return the conversation's number."""
         number, self._numbers = self._numbers, self._numbers + 1
         host = min(self._hosts, key=lambda host: len(host.past))
         host.past[number] = []
@@ -129,17 +129,17 @@ class EnvironmentPool:
         self._host_of(number).queue.append((Call(number, "step", turn), None))
 
     def end(self, number: int) -> None:
-        """Close a conversation's environment, if it still has one."""
+        """Request that a conversation's environment is closed, if the conversation still has one."""
         for host in self._hosts:
             if number in host.past:
                 host.queue.append((Call(number, "close"), None))
 
     def poll(self, seconds: float) -> list[Answer]:
-        """Process calls until some are answered or the time is over.
+        """Send calls and wait until some are answered, or until this many seconds have passed.
 
         Returns:
-            The observations, and the numbers of the conversations that cannot go on, which the pool
-            has forgotten.
+            For each answer the number of its conversation, and the observation or the failure. The pool has forgotten
+            a conversation that failed.
 
         Raises:
             DataError: A process could not start, or cannot read a task.
@@ -183,7 +183,7 @@ class EnvironmentPool:
         host.process.send([call for call, _ in host.calls])
 
     def _taken(self, host: Host, message: Mapping[str, Any] | Gone) -> list[Answer]:
-        """Take what a process answers to the call that it was in."""
+        """Handle the answer of a process to its current call."""
         call, expected = host.calls.popleft()
         known = call.number in host.past  # not if another of the same message's calls has failed it
         reply = self._reply(host, message, call)
@@ -217,7 +217,7 @@ class EnvironmentPool:
                 why = f"more than {self._settings.timeout_s:g} s for {call.method}(); {reply.why}"
                 return Failure(what, why, fix, ends=True)
             if reply.nonsense:
-                fix = "do not write into the channel that Anytron opens in this process"
+                fix = "let the environment's code write only to files and sockets that it has opened"
                 return Failure("An environment process sent an invalid answer.", reply.why, fix, ends=True)
             fix = "the kernel usually sends SIGKILL when memory runs out: set environment.memory_gib"
             other = "run programs in a separate process, so that they cannot end this one"
@@ -226,10 +226,10 @@ class EnvironmentPool:
             return reply.failure
         if expected is not None and (now := _said(reply)) != (before := _said(expected)):
             return Failure(
-                "An environment did not repeat itself.",
+                "An environment answered differently when its calls were repeated.",
                 (
-                    f"another conversation ended its process; when repeated, {call.method}() said {now}, and before "
-                    f"{before}"
+                    f"another conversation ended the process that they shared; when repeated, {call.method}() returned "
+                    f"{now}, and before {before}"
                 ),
                 "derive all randomness from Task.seed, or raise environment.processes",
             )
@@ -241,7 +241,7 @@ class EnvironmentPool:
         host.queue = deque(entry for entry in host.queue if entry[0].number != number)
 
     def _replace(self, host: Host) -> None:
-        """Start another process, and have the environments that are left made again in it."""
+        """Start another process, and queue the calls that make the remaining environments again."""
         host.process.end()
         host.process = IsolatedProcess(self._settings, host.log)
         again: list[tuple[Call, Reply | None]] = [entry for past in host.past.values() for entry in past]
@@ -250,6 +250,6 @@ class EnvironmentPool:
 
 
 def _said(reply: Reply) -> tuple[object, ...] | None:
-    """What the model has read of an answer, or would have."""
+    """Return the parts of a reply that must be equal when its call is repeated; None without an observation."""
     found = reply.observation
     return None if found is None else (found.text, found.messages, found.tokens, found.done)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 Message = Mapping[str, Any]
-"""``role`` and ``content``, and what else the chat template reads."""
+"""A chat message: ``role``, ``content``, and whatever else the chat template reads."""
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
 
@@ -30,7 +30,7 @@ class Task:
         prompt_text: The prompt's text; decoded if the source gave token ids. The model has read it.
         data: The prompt's data from the source, for example the right answer.
         seed: A seed in ``[0, 2**63)``, different for each response, and the same when the run is repeated.
-        max_turns: Most turns of the model; the observation after the last one is not read.
+        max_turns: Largest number of the model's turns; the model does not read the observation after the last turn.
     """
 
     prompt_id: str
@@ -59,8 +59,8 @@ class Turn:
 class Observation:
     """The answer of an environment to a turn: what the model reads next, or the end of the conversation.
 
-    What the model reads is one of ``text``, ``messages`` and ``tokens``. It follows the tokens that the model wrote:
-    nothing that the model has read or written is tokenised again.
+    The model reads one of ``text``, ``messages`` and ``tokens``. The new tokens are appended to those of the
+    conversation, which are never tokenised again.
 
     Attributes:
         text: A text, tokenised as is, separately from the tokens before it.
@@ -89,13 +89,15 @@ class Observation:
             wanted = "an observation with done=True must have none" if self.done else "an observation must have one"
             raise ValueError(f"{wanted} of text, messages and tokens, and this one has {' and '.join(given) or 'none'}")
         if self.text is not None and not isinstance(self.text, str):
-            raise TypeError(f"an observation's text is a {type(self.text).__name__}")
+            raise TypeError(f"an observation's text has the type {type(self.text).__name__}, not str")
         if self.messages is not None and not _are(self.messages, Mapping):
             raise TypeError("an observation's messages are not a list of mappings")
         if self.tokens is not None and not _are(self.tokens, int):
             raise TypeError("an observation's tokens are not a list of integers")
         if not isinstance(self.metrics, Mapping):
-            raise TypeError(f"an observation's metrics are a {type(self.metrics).__name__}, not a mapping")
+            raise TypeError(
+                f"an observation's metrics have the type {type(self.metrics).__name__}, which is not a mapping"
+            )
         for name, number in {"reward": self.reward, **self.metrics}.items():
             if not _is_finite(number):
                 raise ValueError(f"{name} is {number!r}, not a finite number")
@@ -122,10 +124,11 @@ class Observation:
 
 
 class Environment(Protocol):
-    """One conversation's environment: made for each response with ``environment.options``, in a separate process.
+    """The environment of one conversation; for each response, a new one is made with ``environment.options``.
 
-    It may also have a method ``close()``, which is called at the end of the conversation, for whatever reason it ends.
-    Calls are not concurrent. Between two calls for one conversation, the same process may make calls for others.
+    It runs in a separate process. It may also have a method ``close()``, which is called at the end of the
+    conversation, except after a call that failed. Calls are not concurrent. Between two calls for one conversation, the
+    process may make calls for other conversations.
     """
 
     def reset(self, task: Task) -> None:

@@ -1,6 +1,6 @@
 """An environment process: it makes environments and answers calls with plain values, until the driver is gone.
 
-Importing this module imports no torch; the environments may.
+Importing this module does not import torch; environments may import it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Reply:
 
     Attributes:
         observation: The observation of ``step``; None from other methods.
-        failure: Why the conversation is over; None if it is not.
+        failure: The failure that ended the conversation; None if the call succeeded.
     """
 
     observation: Observation | None = None

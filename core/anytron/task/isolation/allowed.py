@@ -1,7 +1,7 @@
-"""The system calls that are allowed for programs that a model wrote, and for libraries that evaluate its text.
+"""The system calls that are allowed for programs that a model wrote, and for libraries that evaluate a model's text.
 
 A call that is not listed here is refused, also a call of a newer kernel. The listed calls compute, read files, wait,
-and start threads. None of them sends data to another process, starts a process, or takes memory that no limit counts.
+and start threads. They cannot send data to another process, start a process, or take memory beyond the limits.
 
 To find out which calls are missing for a library: ``python -m tests.core.task.isolation.record COMMAND``.
 """
@@ -30,7 +30,7 @@ class Where(NamedTuple):
 
 
 Rules = Mapping[str, tuple[Where, ...]]
-"""By name of the call; all must hold; none: it is allowed whatever its arguments are."""
+"""The conditions of each allowed call, by its name: all must hold; a call without conditions is always allowed."""
 
 _ALL = 0xFFFFFFFF
 _FREE = (
@@ -61,19 +61,19 @@ _FILES = (
     "creat unlink unlinkat rename renameat renameat2 mkdir mkdirat rmdir link linkat symlink symlinkat truncate chmod "
     "fchmod fchmodat fchmodat2 utime utimes futimesat utimensat open openat"
 )
-"""What changes files of its own."""
+"""Calls that change files, for a program that owns all files that it could change."""
 
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020080
 """A thread; namespaces (``CLONE_NEW*``)."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _SHARED, _ANONYMOUS, _GROWS_DOWN = 0x01, 0x20, 0x100
-"""Flags of ``mmap``. ``RLIMIT_DATA`` counts neither memory with the first two nor, as it is stack, with the third."""
+"""Flags of ``mmap``. ``RLIMIT_DATA`` does not count memory that is shared and anonymous, or that grows down (stack)."""
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 _FCNTL = (0, 1, 2, 3, 4, 1030, 1032, 1034)
 """``F_DUPFD``, ``F_GETFD``, ``F_SETFD``, ``F_GETFL``, ``F_SETFL``, ``F_DUPFD_CLOEXEC``, ``F_GETPIPE_SZ``,
-``F_GET_SEALS``; not: locks, leases, owners who get signals, larger pipes."""
+``F_GET_SEALS``. Locks, leases, owners that get signals and larger pipes are refused."""
 _FCNTL_LOCKS = (5, 6, 7)
-"""``F_GETLK``, ``F_SETLK``, ``F_SETLKW``: SQLite wants them."""
+"""``F_GETLK``, ``F_SETLK``, ``F_SETLKW``, which SQLite needs."""
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """``TCGETS`` and ``TIOCGWINSZ``, which ask for a terminal, ``FIONREAD``, ``FIONBIO``, ``FIONCLEX``, ``FIOCLEX``."""
 _PRCTL = (3, 15, 16, 21, 23, 27, 30, 39, 0x53564D41)
@@ -84,7 +84,7 @@ _PRCTL = (3, 15, 16, 21, 23, 27, 30, 39, 0x53564D41)
 def verifier() -> Rules:
     """Rules for an imported library: it may read files, but not change files or send anything.
 
-    The rules contain the id of the calling process, which may send signals to and set limits of itself only.
+    The rules contain the id of the calling process: it may send signals to itself only, and set its own limits only.
     """
     itself = (os.getpid(),)
     reading = {"open": (Where(1, _WRITING, (0,)),), "openat": (Where(2, _WRITING, (0,)),)}
@@ -110,8 +110,8 @@ def program(*, own_files: bool, report: int) -> Rules:
 
     Args:
         own_files: Whether the program owns all files that it could change.
-        report: Descriptor on which one message may be sent. It is closed when the program is executed, and then its
-            number lies beyond the limit of open files.
+        report: Descriptor on which one message may be sent. It is closed when the program is executed; the program
+            cannot open it again, because its number is above the limit of open files.
     """
     rules = {**verifier(), "execve": (), "mmap": ()}  # RLIMIT_AS counts all memory
     rules["sendmsg"] = (Where(0, _ALL, (report,)),)

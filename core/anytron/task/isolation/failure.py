@@ -49,13 +49,16 @@ class Failure:
 
         Args:
             error: The exception.
-            called: How it was called.
+            called: How the function is called.
             function: The user's function.
             section: Section of the configuration with ``memory_gib``.
         """
         what, why, fix = called.raised(error, function)
         if isinstance(error, MemoryError):
-            what, fix = f"{called.name} ran out of memory.", f"raise {section}.memory_gib, or let it use less memory"
+            what, fix = (
+                f"{called.name} ran out of memory.",
+                f"raise {section}.memory_gib, or let the code use less memory",
+            )
             return Failure(what, why, fix, ends=True)
         return Failure(what, why, fix, ends=not isinstance(error, Exception))
 

@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 _USERS, _OTHERS = 0x10000000, 0x20000000 | 0x00020000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x02000000
-"""``CLONE_NEWUSER``; those of processes, mounts, network, IPC, host name and control groups."""
+"""``CLONE_NEWUSER``; the flags for processes, mounts, network, IPC, host name and control groups."""
 _BIND, _RECURSIVE, _PRIVATE, _NO_SUID, _NO_DEVICES = 0x1000, 0x4000, 0x40000, 0x2, 0x4
 _DETACH = 2
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -20,7 +20,7 @@ _READ_ONLY_ATTRIBUTES = 0x1 | 0x2
 """``MOUNT_ATTR_RDONLY`` and ``MOUNT_ATTR_NOSUID``."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _STRANGERS = range(0x70000000, 0x7FFFFFFF)
-"""Ids of users and groups that systemd's table of ids (UIDS-GIDS.md) gives to nobody: more than there are processes."""
+"""Ids of users and groups that systemd's table (UIDS-GIDS.md) leaves free: more than there can be processes."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -85,7 +85,7 @@ def replace_files(visible: list[str], limit: int) -> None:
         if path not in _DEVICES:
             attributes = struct.pack("=QQQQ", _READ_ONLY_ATTRIBUTES, 0, 0, 0)
             done = _libc.syscall(_MOUNT_SETATTR, _AT_HERE, place.encode(), _AT_RECURSIVE, attributes, len(attributes))
-            _done(done, f"read-only {path}")
+            _done(done, f"making {path} read-only")
         os.close(descriptor)
     Path("tmp").mkdir()
     Path("tmp").chmod(0o1777)
@@ -128,8 +128,8 @@ def _stranger(number: int, known: bytes) -> int:
 
     Args:
         number: Number of a process.
-        known: ``uid_map`` or ``gid_map``: the first id here, the first outside, how many; by lines. Containers without
-            privileges know 65,536 at most.
+        known: Content of ``uid_map`` or ``gid_map``. A line has the first id here, the first id outside, and the number
+            of ids. Containers without privileges have at most 65,536 ids.
     """
     chosen = _STRANGERS[number % len(_STRANGERS)]
     parts = [range(int(first), int(first) + int(count)) for first, _, count in map(bytes.split, known.splitlines())]

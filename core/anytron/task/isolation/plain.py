@@ -32,14 +32,14 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _NO_BLOBS = _LENGTH.pack(len(b'[""]')) + b'[""]'
-"""The header of a message that is JSON."""
+"""The header of a message that is JSON only."""
 
 
 def packed(value: Any) -> bytes:
     """Encode a plain value.
 
     Raises:
-        TypeError: A part of it is not plain.
+        TypeError: A part of the value is not plain data.
     """
     with suppress(TypeError):  # most values are JSON
         body = _JSON.encode(value).encode("utf-8", "surrogatepass")

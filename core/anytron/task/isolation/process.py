@@ -32,17 +32,17 @@ PROGRAM = (
     "import sys; sys.path[:] = [path for path in sys.path if path]; "
     "import importlib; importlib.import_module(sys.argv[1]).main(*map(int, sys.argv[2:]))"
 )
-"""The current directory is no place to import from: a ``logging.py`` that lies there would be run."""
+"""It does not import from the current directory, where a file ``logging.py``, for example, would be run."""
 STACKS_S = 0.3
-"""How long a process that takes too long gets to write its stacks."""
+"""Seconds that a process that takes too long has to write its stacks."""
 END_S = 2.0
-"""How long a process that has closed its channel gets to end, so that one can say how."""
+"""Seconds that a process that has closed its channel has to end, so that its exit status is known."""
 IO_TIMEOUT_S = 60.0
-"""How long a process may take to read a message, or to write the rest of one."""
+"""Seconds that a process may take to read a message, or to write the rest of a message that it has begun."""
 LARGEST_ANSWER = 1 << 28
-"""Bytes of the longest message that is read from a process, which decides how much of the driver's memory it takes."""
+"""Bytes of the longest message that is read from a process, which could otherwise fill the driver's memory."""
 LOG_TAIL_LINES = 30
-"""Lines of its log that a failure shows."""
+"""Most lines of a process's log that a failure shows."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,16 @@ class ProcessSettings:
     """The code that a process runs, and its limits.
 
     Attributes:
-        title: Name of the process in messages: ``A reward process``.
+        title: Name of the process in messages, for example ``A reward process``.
         where: Configuration key for errors.
         worker: Module whose ``main`` the process runs.
         start: The first message to the worker; plain values.
         timeout_s: Seconds that a call may take. They count from the sending of the call, or from the answer to the
-            previous call if that is later. If the worker reports its position, they count from the last report
-            (:meth:`IsolatedProcess.send`).
+            previous call if that is later. If the worker reports its position in the call (such as the index of the
+            sample), they count from the last report (:meth:`IsolatedProcess.send`).
         memory_gib: Memory that the process may allocate; None = no limit.
         start_timeout_s: Seconds until the process must be ready.
-        tells: Whether a call may report its position before it answers, in messages with ``at``.
+        tells: Whether the worker may send messages with the key ``at`` before the answer to a call.
     """
 
     title: str
@@ -194,9 +194,9 @@ class IsolatedProcess:
         try:
             token, message = json.loads(frame)
         except (ValueError, TypeError, RecursionError) as error:
-            return self.reject(f"no answer: {error}")
+            return self.reject(f"text that is not an answer: {error}")
         if not self._tokens or token != self._tokens[0] or not isinstance(message, dict):
-            return self.reject("an answer to no call, or to another one")
+            return self.reject("an answer to no call, or to another call")
         if not (self.settings.tells and "at" in message):
             self._tokens.popleft()
         if not self._ready:
@@ -218,7 +218,7 @@ class IsolatedProcess:
         """End a process that sent something other than an answer, because its next messages cannot be trusted.
 
         Args:
-            answer: The wrong answer.
+            answer: What it wrote, as a phrase that follows "it wrote".
 
         Raises:
             DataError: The process was not ready yet.
@@ -267,7 +267,7 @@ class IsolatedProcess:
         self.deadline, self._end = now + seconds, now + seconds * (1 + self._steps)
 
     def _late(self) -> bool:
-        """Whether the time is over. It begins anew where the worker notes that it has come further."""
+        """Whether the time is over. It begins anew with each position that the worker reports."""
         if self._ready and monotonic() >= self.deadline:
             self.deadline = min(self.progress.since + self.settings.timeout_s, self._end)
         return monotonic() >= self.deadline

@@ -42,18 +42,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Note = Callable[[], None]
-    """Says that the child has come further: its time begins anew."""
+    """Function that reports that the child has made progress: its time begins anew."""
     Service = Callable[[Any, Note], Iterator[Any]]
-    """(call, note) -> plain values, one after the other. It runs in the child, and keeps there what it has loaded."""
+    """Function ``(call, note)`` that yields plain values. It runs in the child, where it may keep what it loads."""
 
 MEMORY = 1 << 30
 """Bytes that the child may allocate."""
 COMPUTE_S = 6.0
-"""Seconds of processor time, of all its threads together, in which the child must come further."""
+"""Seconds of processor time, of all threads together, within which the child must make progress."""
 WAIT_S = 300.0
-"""Seconds in which it must come further if it waits for a disk."""
+"""Seconds by the clock within which the child must make progress, even if it waits for a disk."""
 MESSAGE_S = 5.0
-"""Seconds in which it must write or take the next part of a message, or end when it has closed its channel."""
+"""Seconds that the child may take to write or read the next part of a message, or to end after closing its channel."""
 LARGEST_FRAME = 1 << 28
 """Bytes of the longest message that the driver reads."""
 SAID = 1 << 20
@@ -62,7 +62,7 @@ _TICK_S = 0.1
 _ANY_FILE = 1 << 20
 """Above the number of any open file."""
 _TOO_MUCH = "it needs more memory than the process that reads it may use"
-_LESS = "read less at a time: shorter rows, fewer or smaller images"
+_LESS = "make the rows shorter, or the images fewer or smaller"
 _KINDS: dict[str, type[AnytronError]] = {kind.__name__: kind for kind in (ConfigError, DataError, ResourceError)}
 
 
@@ -93,7 +93,7 @@ class ConfinedReader:
     Args:
         service: Function that answers calls.
         memory: Most bytes that the child may allocate; by default ``MEMORY``.
-        compute_s: Seconds of CPU time within which it must make progress; by default ``COMPUTE_S``.
+        compute_s: Seconds of CPU time within which the child must make progress; by default ``COMPUTE_S``.
     """
 
     def __init__(self, service: Service, memory: int | None = None, compute_s: float | None = None) -> None:
@@ -218,7 +218,7 @@ class _Child:
             sleep(0.01)
         status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         last = os.pread(self._said, SAID, 0).rstrip(b"\0").decode(errors="replace").strip().splitlines()[-1:]
-        limit = f"it may take {self._memory / 2**30:g} GiB of memory"
+        limit = f"its limit is {self._memory / 2**30:g} GiB of memory"
         if status == -signal.SIGKILL:
             limit = "the kernel does so when the machine's memory is full"
         return f"the process that reads it {ending(status)}{''.join(f' ({line})' for line in last)}; {limit}"
@@ -298,7 +298,7 @@ def _alone(channel: int, lifeline: int, said: int) -> tuple[int, int]:
 
 
 def _limit(memory: int) -> None:
-    """Limit what is allocated from now on."""
+    """Limit the memory that is allocated from now on."""
     data = int(Path("/proc/self/statm").read_bytes().split()[5]) * resource.getpagesize() + memory
     # Not RLIMIT_AS: see anytron.task.isolation.worker.
     for kind, limit in ((resource.RLIMIT_DATA, data), (resource.RLIMIT_CORE, 0)):
@@ -341,7 +341,7 @@ def _answer(connection: Connection, service: Service, progress: Progress, unconf
 
 
 def _known(error: BaseException) -> AnytronError | None:
-    """Find what there is to tell a person: what the machine or the process has run out of comes first."""
+    """Find the error to show to a person: one that names a resource that ran out comes first."""
     causes, one = [error], error
     while (cause := one.__cause__) is not None and cause not in causes:
         causes.append(one := cause)

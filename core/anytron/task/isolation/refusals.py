@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections import Counter
 
 MOST = 1000
-"""How many are counted. Then nobody answers any more, and the kernel refuses by itself, with ``ENOSYS``."""
+"""Most refused calls that are counted. Further calls are refused by the kernel alone, with ``ENOSYS``."""
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 """``SECCOMP_IOCTL_NOTIF_RECV`` and ``SECCOMP_IOCTL_NOTIF_SEND``."""
 _QUESTION_BYTES, _NUMBER = 80, 16
-"""Of ``struct seccomp_notif``; where the call's number stands in it. Its first 8 bytes are the question's id."""
+"""Size of ``struct seccomp_notif``, and place of the call's number in it. Its first 8 bytes are the question's id."""
 
 
 def answer(listener: int, counted: Counter[str]) -> bool:

@@ -29,19 +29,19 @@ from anytron.task.isolation.seccomp import allow_calls_and_ask
 GIB, MIB = 1 << 30, 1 << 20
 
 Level = Literal["full", "reduced"]
-"""``full``: namespaces of its own, of users (unless this is root), processes, network, mounts and more; it sees the
-interpreter, libraries and an empty folder. ``reduced``: for machines that do not allow that and hold no secret; the
-program reads what its user reads, and changes no file: by ``/proc/PID/mem`` it would rule its user's other processes.
-Time, memory, output, network, processes and signals are limited on both."""
+"""``full``: separate namespaces of users (unless this process is root), processes, network, mounts and more; the
+program sees the interpreter, libraries and an empty folder. ``reduced``: for machines without secrets that do not allow
+``full``; the program reads all files that its user can read, and changes none, because by ``/proc/PID/mem`` it could
+control its user's other processes. Both levels limit time, memory, output, network, processes and signals."""
 
 THREADS = 256
-"""Tasks of the program's user, on the level ``full``; counted for each sandbox alone."""
+"""Most threads and processes of a sandbox on the level ``full``; each sandbox is counted separately."""
 FILES = 64
-"""Open files of the program."""
+"""Most open files of the program."""
 _REPORT = FILES
-"""Descriptor of the socket to the caller, until the program is executed: one that the program cannot have."""
+"""Descriptor of the socket to the caller, until the program is executed: a number that the program cannot open."""
 _LISTENER = b"\0"
-"""What is sent with the descriptor by which the kernel asks."""
+"""Byte that is sent with the descriptor on which the kernel asks."""
 _PROGRAM = "exec(compile(open(3, 'rb').read(), 'program.py', 'exec'))"
 _DIED = 1
 _ENDED_WITH_US = 1
@@ -76,9 +76,9 @@ class Sandbox:
     Attributes:
         level: Level of isolation.
         timeout_s: Seconds that the program may take, and seconds of CPU time that it may use.
-        memory_gib: Limit of its address space, in GiB.
-        output_mib: Limit of its output, in MiB; on the level ``full`` also of all files that it writes together.
-        site_packages: Whether it may import what is installed beside this interpreter.
+        memory_gib: Limit of the program's address space, in GiB.
+        output_mib: Limit of the program's output, in MiB; on the level ``full`` also of all its files together.
+        site_packages: Whether the program may import packages that are installed for this interpreter.
     """
 
     level: Level
@@ -200,12 +200,13 @@ def _memory(text: str) -> int:
 
 
 def _wait(child: int, said: int, seconds: float) -> tuple[bool, Counter[str]]:
-    """Wait for the end of a child, and answer meanwhile for the calls that its program is refused.
+    """Wait for the end of a child, and meanwhile refuse and count calls of its program.
 
     Args:
         child: The process that waits for the sandbox.
-        said: A socket, by which the program's process sends where the kernel asks. What else it says is left there.
-        seconds: How long.
+        said: Socket on which the program's process sends the descriptor on which the kernel asks, or an error, which is
+            left unread.
+        seconds: Longest time to wait.
 
     Returns:
         Whether it took longer; refused calls by name.
@@ -236,7 +237,7 @@ def _wait(child: int, said: int, seconds: float) -> tuple[bool, Counter[str]]:
 
 
 def _listener(said: int) -> int:
-    """Take where the kernel asks; -1 if something else was said, or nothing will be."""
+    """Receive the descriptor on which the kernel asks; -1 if there is another message, or the socket is closed."""
     with socket.socket(fileno=os.dup(said)) as from_child:
         if from_child.recv(1, socket.MSG_PEEK) != _LISTENER:
             return -1
@@ -302,7 +303,7 @@ def _execute(python: str, site_packages: bool) -> NoReturn:
 
 
 def try_out() -> None:
-    """Run an empty program in the sandbox that this process's arguments describe; exit with its status."""
+    """Run an empty program in the sandbox that this process's arguments describe; exit with a message if it fails."""
     level, *numbers = sys.argv[1:]
     timeout_s, memory_gib, output_mib, site_packages = map(float, numbers)
     try:
@@ -313,4 +314,4 @@ def try_out() -> None:
         sys.exit(str(error))
     if ending.late or ending.status:
         refused = f"; refused: {in_words(ending.refused)}" if ending.refused else ""
-        sys.exit(f"an interpreter ended with status {ending.status}: it may need more memory_gib{refused}")
+        sys.exit(f"Python in the sandbox ended with status {ending.status}; it may need a larger memory_gib{refused}")

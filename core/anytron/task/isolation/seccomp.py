@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from anytron.task.isolation.call_numbers import Machine
 
 _NUMBER, _AUDIT, _ARGUMENTS = 0, 4, 16
-"""Where in ``struct seccomp_data`` they stand; an argument is 8 bytes, the low half first."""
+"""Offsets in ``struct seccomp_data``; an argument has 8 bytes, the low half first."""
 _LOAD, _AND, _JUMP, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
 _ALLOW, _KILL, _REFUSE, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 _X32 = 0x40000000
-"""Numbers from here on are those of another interface to the same calls, which a list of numbers would miss."""
+"""Numbers from here on belong to another interface to the same calls (x32), which a list of numbers would miss."""
 _SINCE_2019 = 424
-"""From here on calls have one number on all processors. Each is refused with ``ENOSYS``, as by a kernel that is too old
-for it, since C libraries then do without; the arguments of ``clone3``, say, are in memory, where no filter looks. All
-before are refused with ``EPERM``."""
+"""From this number on, a call has the same number on all processors. Such calls, if not allowed, are refused with
+``ENOSYS``, as by a kernel that is too old for them, since C libraries then do without. One is ``clone3``, whose
+arguments are in memory, where a filter cannot look. Calls with lower numbers are refused with ``EPERM``."""
 _ALL_THREADS, _NEW_LISTENER = 1, 8
 """``SECCOMP_FILTER_FLAG_TSYNC`` and ``SECCOMP_FILTER_FLAG_NEW_LISTENER``."""
 _NO_NEW_PRIVILEGES = 38
 """``PR_SET_NO_NEW_PRIVS``: without it a filter needs privileges, as programs with set-user-ID could be misled."""
 
 Instruction = tuple[int, int, int, int]
-"""Code, how many to skip if a test holds, how many if it does not, and a number."""
+"""Code, how many instructions to skip if a test holds, how many if it does not, and an operand."""
 
 
 def allow_calls(rules: Rules) -> None:
@@ -109,14 +109,14 @@ def instructions(
 
 
 def _runs(numbers: set[int]) -> list[range]:
-    """Make ranges of numbers."""
+    """Group numbers into ranges of consecutive numbers."""
     starts = sorted(number for number in numbers if number - 1 not in numbers)
     ends = sorted(number + 1 for number in numbers if number + 1 not in numbers)
     return [range(start, end) for start, end in zip(starts, ends, strict=True)]
 
 
 def _search(parts: list[tuple[int, list[Instruction]]], refused: list[Instruction]) -> list[Instruction]:
-    """Halve the parts, each with its first number, until one is left: each call waits for its turn."""
+    """Make a binary search over parts, each with its first call number, since every call passes the filter."""
     if len(parts) == 1:
         return [*parts[0][1], *refused]
     middle = len(parts) // 2
@@ -125,14 +125,14 @@ def _search(parts: list[tuple[int, list[Instruction]]], refused: list[Instructio
 
 
 def _allowed(numbers: range, body: list[Instruction]) -> list[Instruction]:
-    """Allow these calls if the body goes on to its end; go on behind all this with other calls."""
+    """Allow the calls of a range if ``body`` does not refuse them; other calls skip these instructions."""
     skip = len(body) + 1
     first, last = (_AT_LEAST, 0, skip + 1, numbers.start), (_AT_LEAST, skip, 0, numbers.stop)
     return [first, last, *body, (_RETURN, 0, 0, _ALLOW)]
 
 
 def _unless(where: Where, refusal: int) -> list[Instruction]:
-    """Refuse the call unless its argument is as it must be; go on behind this if it is."""
+    """Refuse the call unless its argument has an allowed value; if it has, go on after these instructions."""
     count = len(where.values)
     return [
         (_LOAD, 0, 0, _ARGUMENTS + 8 * where.argument + 4 * where.high),

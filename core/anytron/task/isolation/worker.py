@@ -2,9 +2,9 @@
 
 The first message is plain JSON and names the function to call. Then follow, again and again, a list of tokens in JSON
 and a pickled call for each of them. All answers are JSON, because a process that has run a user's code is not trusted.
-Each answer repeats the token of its call, so that text that such code writes into the channel is neither mistaken for
-an answer nor shifts later answers to other calls.
-Importing this module imports no torch; the user's code may.
+Each answer repeats the token of its call. So text that such code writes into the channel is not taken for an answer,
+and later answers do not shift to other calls.
+Importing this module does not import torch; the user's code may import it.
 """
 
 from __future__ import annotations

@@ -18,9 +18,10 @@ _SAMPLES = f"samples is a list of Sample (for sample in samples: ...), and {has(
 _NUMBERS = "a list with one finite number for each sample, in order"
 
 RewardFunction = Callable[..., Sequence[float | Exception]]
-"""(samples, **options) -> for each sample a finite number, or an exception that says why there is none.
+"""A function ``(samples, **options)`` that returns for each sample a finite number, or an exception that says why the
+sample has no reward.
 
-Or a class: made with the options, called with the samples."""
+It may also be a class: instances are made with the options, and called with the samples."""
 
 REWARD = Called("A reward function", ("samples",), _SAMPLES, _NUMBERS)
 SCORE = Called("A reward's method __call__", ("samples",), _SAMPLES, _NUMBERS, method="__call__")
@@ -50,8 +51,8 @@ METHODS = (SCORE, CHECK_PROMPT, CHECK_MACHINE, RIGHT_ANSWER)
 REWARDS_FUNCTION = Kind("rewards[].function", REWARD, METHODS, MADE, options=True)
 
 LARGEST = 1e15
-"""Of a reward, either way. Deviations of rewards, and a critic's losses, add squares of them in float32, which ends at
-3.4e38: a hundred million squares have room."""
+"""Largest absolute value of a reward. The standard deviation of rewards and a critic's loss add squares of rewards in
+float32, whose largest number is 3.4e38: it has room for a hundred million squares of 1e15."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class Answer:
     """The answer of a function to one call.
 
     Attributes:
-        values: One number for each sample, None for the samples in ``failures``; empty if the call as a
-            whole failed, for which there is one failure.
+        values: One number for each sample, None for the samples in ``failures``. If the call as a whole failed, it is
+            empty, and ``failures`` has one entry.
         failures: Failures of samples, in the samples' order.
     """
 
@@ -80,7 +81,7 @@ class Answer:
 
     @property
     def whole(self) -> bool:
-        """Whether the call as a whole succeeded."""
+        """Whether the call as a whole succeeded, even if single samples failed."""
         return bool(self.values)
 
     def as_json(self) -> dict[str, Any]:
@@ -96,7 +97,7 @@ class Answer:
             samples: Number of samples in the call.
 
         Raises:
-            ValueError: The value is not an answer to such a call.
+            ValueError: ``record`` is not an answer to a call with this number of samples.
         """
         found = read(cls, record)
         missing = [position for position, value in enumerate(found.values) if value is None]
@@ -146,7 +147,12 @@ def answer(function: RewardFunction, samples: Sequence[Sample]) -> Answer:
 def _unusable(value: object, position: int, function: RewardFunction) -> Failure | None:
     if isinstance(value, Exception):
         why = f"{type(value).__name__}: {value}"
-        return Failure("A reward function has no reward for a sample.", why, "correct what it names", sample=position)
+        return Failure(
+            "A reward function has no reward for a sample.",
+            why,
+            "correct the problem that the exception names",
+            sample=position,
+        )
     if not isinstance(value, Real):
         shown = "a coroutine, which is never awaited," if is_async(value) else repr(value)
         fault = REWARD.unusable(function, f"{shown} for a sample", "A reward is not a number.")
@@ -167,7 +173,7 @@ def _unusable(value: object, position: int, function: RewardFunction) -> Failure
 def culprit(error: BaseException, samples: Sequence[Sample]) -> int | None:
     """Find the position of the sample that a function was scoring when it raised.
 
-    The sample is the one in the local variables of the innermost frame that has any; None if no frame has one.
+    It is the sample among the local variables of a frame, the innermost one that has a sample; None if no frame has.
     """
     known = {id(sample): position for position, sample in enumerate(list(samples))}
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

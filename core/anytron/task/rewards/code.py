@@ -25,36 +25,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRIAL_S = 60.0
-"""Seconds for a program that does nothing, with its interpreter."""
+"""Most seconds that an empty program may take in the sandbox, with the start of its interpreter."""
 
 
 class Code(Section):
     """Score 1 for a response whose Python program passes all tests of the prompt, else 0.
 
-    The program is the response's last block between lines of three backquotes, or all of it if there is none.
+    The program is the response's last block between lines of three backquotes, or all of it if it has no block.
     """
 
     key: str = "tests"
-    """The entry of the prompt's data that holds the tests. A list of ``{"input": ..., "output": ...}``: what the
-    program is given, and must print; white space at the ends of lines and of the output is ignored. Or text, or a list
-    of texts: Python that is run after the program, for example ``assert solve(2) == 4``."""
+    """The entry of the prompt's data that holds the tests. Either a list of ``{"input": ..., "output": ...}``: the
+    program's standard input, and the output that it must print (white space at the ends of lines and of the output is
+    ignored). Or a text or a list of texts: Python code that is run after the program, for example
+    ``assert solve(2) == 4``."""
     solution: str = "solution"
-    """The entry that holds a program which passes them, for ``anytron data check``; prompts need none."""
+    """The entry of the prompt's data with a program that passes the tests, for ``anytron data check``; optional."""
     partial: bool = False
-    """Return the fraction of tests that pass."""
+    """Whether the score is the fraction of tests that pass, instead of 1 for all tests and else 0."""
     test_timeout_s: float = Field(10.0, gt=0.0)
-    """Seconds that the program may take for a test, and seconds of processor time. After the first test that takes
-    longer no other is tried."""
+    """Most seconds that the program may take for a test, and most seconds of processor time. If a test takes longer,
+    the tests after it are not tried and count as failed."""
     memory_gib: float = Field(1.0, gt=0.0)
-    """Memory that the program may use, in GiB of addresses."""
+    """Address space that the program may use, in GiB."""
     output_mib: float = Field(4.0, gt=0.0, le=1024.0)
-    """MiB that it may write, to its output, or with ``full`` to files in its ``/tmp``."""
+    """MiB that the program may write to its output, and in the sandbox ``full`` to files in its ``/tmp``."""
     site_packages: bool = False
-    """Let it import what is installed beside this interpreter, NumPy for example, and not the standard library
-    alone."""
+    """Whether the program may import the packages that are installed for this interpreter, such as NumPy, beside the
+    standard library."""
     sandbox: Level = "full"
-    """``full`` shows it no files but Python's, no other process and no network. ``reduced`` is for machines whose
-    kernel forbids that and which hold no secret: it reads what its user reads, and writes nowhere."""
+    """In ``full``, the program sees only Python's files, no other process and no network. ``reduced`` is for machines
+    without secrets whose kernel forbids ``full``: the program can read every file that you can read, and change
+    none."""
 
     @cached_property
     def _sandbox(self) -> Sandbox:
@@ -78,7 +80,7 @@ class Code(Section):
         lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
         fix = 'see the section "The sandbox" of docs/how-to/write-a-reward.md'
         if self.sandbox == "full":
-            fix += "; on a machine without secrets, options.sandbox: reduced is enough"
+            fix += "; on a machine without secrets, you may set the reward's option sandbox: reduced"
         raise ConfigError(
             f"This machine cannot confine programs in a sandbox ({self.sandbox}).", why=lines[-1], fix=fix
         )
@@ -113,7 +115,7 @@ class Code(Section):
         return passed / len(tests) if self.partial else float(passed == len(tests))
 
     def _passes(self, program: str, given: str, wanted: str | None, refused: Counter[str]) -> bool | None:
-        """Run one test, and count the system calls that the program was refused; None if it took too long."""
+        """Run one test: whether the program passes, None if it takes too long. ``refused`` counts its refused calls."""
         if wanted is None:
             # The program ends before its tests if it calls exit(); that must not count as passing them.
             passed = secrets.token_hex(8)

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 INSTRUCTIONS = "Judge how well the response answers the prompt."
 
 LARGEST = 8 << 20
-"""Bytes of an answer."""
+"""Most bytes of a server's answer."""
 
 LONGEST_WAIT_S = 60.0
 
 AGAIN = frozenset({408, 409, 425, 429})
-"""Beside 5xx, the statuses after which the same question can get an answer."""
+"""HTTP statuses, beside 5xx, after which the same question is asked again."""
 
 _UNUSABLE = (URLError, OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError)
-"""Raised where a server does not answer, or answers with something else; also by JSON that is nested without end."""
+"""Errors that show that a server has not answered, or that its answer is malformed or too deeply nested."""
 
 _T = TypeVar("_T")
 
@@ -47,38 +47,38 @@ _T = TypeVar("_T")
 class Judge(Section):
     """Return the score of a judge divided by ``maximum``: from 0 to 1.
 
-    The judge receives the prompt, the response, and the right answer if ``key`` is set, each between random marks that
-    the response cannot know. Its verdict is its last line, which must repeat such a mark. So a response that contains a
-    verdict is not mistaken for the judge's own, even if the judge quotes it. A judge can still follow instructions in
-    the response.
+    The judge receives the prompt, the response, and the right answer if ``key`` is set, each between marks with a hash
+    of all of them, which the response cannot contain. The verdict is the last line of the judge's answer, which must
+    repeat the hash. So a verdict in the response is not mistaken for the judge's, even if the judge quotes it. A judge
+    can still follow instructions in the response.
     """
 
     url: str
     """Address of the server, up to and without ``/chat/completions``: ``http://127.0.0.1:8000/v1``."""
     model: str = Field(min_length=1)
-    """The model's name there."""
+    """Name of the model on the server."""
     api_key_env: str | None = None
-    """The environment variable that holds the key; null = the server wants none. The key itself is written nowhere."""
+    """Name of the environment variable that holds the API key (never logged); null = the server needs no key."""
     instructions: str = INSTRUCTIONS
-    """What the judge is to judge by."""
+    """Instructions that say by what the judge judges."""
     key: str | None = None
-    """The entry of the prompt's data that the judge is shown as the right answer; null = none."""
+    """The entry of the prompt's data that is shown to the judge as the right answer; null = no entry is shown."""
     maximum: float = Field(10.0, gt=0.0)
-    """The best verdict; 0 is the worst."""
+    """Score of the best response on the judge's scale, which begins at 0."""
     max_tokens: int = Field(1024, ge=1)
-    """Tokens that the judge may write."""
+    """Most tokens of one answer of the judge."""
     temperature: float = Field(0.0, ge=0.0)
-    """Its sampling temperature."""
+    """Sampling temperature of the judge."""
     concurrency: int = Field(16, ge=1)
-    """Questions that are asked at a time."""
+    """Most questions that each process of the reward asks at the same time."""
     request_timeout_s: float = Field(60.0, gt=0.0)
-    """Seconds for one answer."""
+    """Most seconds that one answer may take."""
     attempts: int = Field(4, ge=1)
-    """How often one question is asked at most: again after a lost connection, a time-out, an answer that is none, and
-    the statuses 408, 409, 425, 429 and 5xx."""
+    """How often one question is asked at most. It is asked again after a lost connection, a time-out, an unusable
+    answer, and the statuses 408, 409, 425, 429 and 5xx."""
     backoff_s: float = Field(1.0, ge=0.0)
-    """Seconds before the second attempt; twice as long before each that follows, at most 60, or as the server asks
-    (``Retry-After``)."""
+    """Seconds to wait before the second attempt. The wait doubles with each further attempt, up to 60 s, varies by a
+    quarter at random, and is at least what the server's ``Retry-After`` asks for (up to 60 s)."""
 
     @field_validator("url")
     @classmethod
@@ -124,10 +124,10 @@ class Judge(Section):
             )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Exception]:
-        """Ask about all samples; a question that gets no usable answer is a failure of its sample."""
+        """Ask the judge about all samples; a sample whose question gets no usable answer has the error as its score."""
         with ThreadPoolExecutor(self.concurrency) as threads:
             asked = [threads.submit(self._score, sample) for sample in samples]
-            # Taken again when its answer is waited for: what a time-out names is the first that has none.
+            # A sample is read again when its answer is awaited: a time-out names the first sample without an answer.
             return [answer.result() for _, answer in zip(samples, asked, strict=True)]
 
     @property
@@ -169,26 +169,26 @@ class Judge(Section):
         lines = text.strip().splitlines() or [""]
         match = re.fullmatch(rf"\W{{0,8}}{mark} SCORE: {{0,4}}(\d{{1,9}}(?:\.\d{{1,9}})?)\W{{0,8}}", lines[-1].strip())
         if match is None:
-            raise ValueError(f"its last line is not a verdict: {lines[-1][:80]!r}")
+            raise ValueError(f"the last line of the answer is not a verdict: {lines[-1][:80]!r}")
         score = float(match[1])
         if score > self.maximum:
-            raise ValueError(f"its verdict is {score:g}, above the maximum of {self.maximum:g}")
+            raise ValueError(f"the verdict is {score:g}, above the maximum of {self.maximum:g}")
         return score / self.maximum
 
 
 class NoAnswer(Exception):  # noqa: N818 - it is what a reward has in place of a number
-    """The server gave no usable answer; the text says what it sent instead."""
+    """The server gave no usable answer; the message says what happened instead."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follow nobody elsewhere: the key would go along."""
+    """Follow no redirect: the API key would be sent to another address."""
 
     def redirect_request(self, *_: object) -> None:
         """Refuse."""
 
 
 class Chat:
-    """A server's chat completions. Threads may share it.
+    """A client for the chat completions of a server. Threads may share it.
 
     Args:
         url: URL of the server, without ``/chat/completions``.
@@ -204,10 +204,10 @@ class Chat:
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def ask(self, body: Mapping[str, Any], read: Callable[[str], _T]) -> _T:
-        """Ask until there is an answer that can be read.
+        """Send a request, again if necessary, until ``read`` accepts the answer; return what ``read`` returns.
 
         Args:
-            body: The request.
+            body: Body of the request, as JSON values.
             read: Function that reads the text of the answer; raises ValueError if it is unusable.
 
         Raises:
@@ -242,12 +242,12 @@ class Chat:
                 parts.append(part)
                 size += len(part)
                 if size > LARGEST:
-                    raise ValueError(f"its answer is longer than {LARGEST} bytes")
+                    raise ValueError(f"the answer is longer than {LARGEST} bytes")
                 if time.monotonic() > end:
-                    raise TimeoutError(f"its answer took more than {self._timeout_s:g} s")
+                    raise TimeoutError(f"the answer took more than {self._timeout_s:g} s")
         text: object = json.loads(b"".join(parts))["choices"][0]["message"]["content"]
         if not isinstance(text, str):
-            raise TypeError(f"its answer has {type(text).__name__} where text should be")
+            raise TypeError(f"the answer has {type(text).__name__} where text should be")
         return text
 
     def _quoted(self, error: HTTPError) -> str:

@@ -31,10 +31,10 @@ class ReferenceReward(Section):
     """The entry of the prompt's data that holds the right answer."""
 
     def check_prompt(self, data: Mapping[str, Any]) -> None:
-        """Check before the run that a prompt has the entry.
+        """Check before the run that a prompt has a usable right answer.
 
         Raises:
-            DataError: The prompt has no such entry.
+            DataError: The prompt's data has no entry ``key``, or its value cannot be a right answer.
         """
         if self.key not in data:
             raise DataError(
@@ -51,7 +51,7 @@ class ReferenceReward(Section):
             )
 
     def examine_answer(self, answer: object) -> str | None:
-        """Return why a value cannot be a right answer; None if it can. It runs in the driver and evaluates nothing."""
+        """Return why a value cannot be a right answer; None if it can. It runs in the driver, without ``eval``."""
         if answer is None:
             return "it is null: an empty cell, or a column that this row does not have"
         if isinstance(answer, str):
@@ -61,7 +61,7 @@ class ReferenceReward(Section):
         if isinstance(answer, float) and not isfinite(answer):
             return f"it is {answer}, which is not a number"
         hint = ": a response with 3 does not equal 3.0" if isinstance(answer, float) else ""
-        return f"it is {type(answer).__name__}, {str(answer)[:40]!a}, where a text or a whole number should be{hint}"
+        return f"it must be a text or a whole number, and is {type(answer).__name__} {str(answer)[:40]!a}{hint}"
 
     def reference(self, sample: Sample) -> str:
         """Return the right answer as text, without white space around it."""
@@ -148,10 +148,11 @@ class Regex(PatternReward, ReferenceReward):
 
 
 def last_captured(pattern: Any, text: str) -> str | Exception | None:
-    """Return the text that a pattern of ``regex`` captures in its last match: its first group, or else the match.
+    """Return the text that a pattern of ``regex`` captures in its last match.
 
     Returns:
-        The text; None if there is no match; an error if it takes too long.
+        The text of the first group, or of the whole match if the pattern has no group; None if there is no match; a
+        TimeoutError if matching takes longer than :data:`MATCH_S`.
     """
     last = None
     try:
@@ -173,11 +174,11 @@ class ReasoningGym(PatternReward):
     """Return the score of the task's own verifier, mostly 0 to 1; needs prompts of ``data.source: reasoning_gym``."""
 
     confined: ClassVar[bool] = True
-    """Several of its verifiers call ``eval`` on what the model answered."""
+    """The process that scores is confined, because several verifiers call ``eval`` on the model's answer."""
 
     pattern: str = Field(".+", min_length=1)
-    """Where the answer is: the first group of the last match of this regular expression, or the whole match. White
-    space around it is ignored."""
+    """Regular expression that finds the answer: the first group of its last match, or the whole match if it has no
+    group. White space around the answer is ignored."""
 
     def check_machine(self) -> None:
         """Check that the library is installed.

@@ -34,16 +34,17 @@ class Math(ReferenceReward):
     """
 
     confined: ClassVar[bool] = True
-    """It builds expressions with ``sympy.parse_expr``, which is ``eval``."""
+    """The process that scores is confined, because math-verify uses ``sympy.parse_expr``, which calls ``eval``."""
 
     step_timeout_s: int = Field(5, ge=1)
-    """Seconds that reading a response may take, and comparing it with the right answer."""
+    """Most seconds for reading an answer, and most seconds for comparing it with the right answer."""
 
     def examine_answer(self, answer: object) -> str | None:
         """As in the base class, but any finite number is accepted, and the answer itself must score 1 as a response.
 
-        Text that contains no answer, such as ``$`` or a thought, scores 0 in every form. Nothing is evaluated, so that
-        all rows of a table can be checked: it takes microseconds for each, while math-verify takes milliseconds.
+        A text without an answer, such as ``$`` or a thought, is refused, because every response would score 0. No
+        formula is evaluated, so that all rows of a table can be checked: a row takes microseconds, while math-verify
+        takes milliseconds.
         """
         if isinstance(answer, float) and isfinite(answer):
             return None
@@ -106,7 +107,7 @@ class Math(ReferenceReward):
         return self._verified(f"({right})/100", given) if percent else self._verified(right, f"({given})/100")
 
     def _verified(self, right: str, given: str) -> bool:
-        """Ask math-verify.
+        """Whether math-verify finds two answers equal.
 
         Raises:
             TimeoutException: It took too long.
@@ -145,7 +146,7 @@ def _behind_thought(text: str) -> str:
 
 
 def _as_text(response: str, reference: str) -> bool:
-    """Whether a response is the right answer letter by letter: also what is no mathematics, such as yes."""
+    """Whether a response is the right answer as text, which covers answers without mathematics, such as ``yes``."""
     if _cut_off(response):
         return False
     letters = _text(reference)
@@ -166,7 +167,7 @@ def _answers_itself(answer: str) -> bool:
 
 
 def _says_something(answer: str) -> bool:
-    """Whether it has a letter or a digit: a sign alone is no answer."""
+    """Whether an answer has a letter or a digit: a sign alone is no answer."""
     return any(letter.isalnum() for letter in answer)
 
 
@@ -178,7 +179,7 @@ def _unwrapped(reference: str) -> str:
 
 
 def _text(answer: str) -> str:
-    """An answer as letters and digits, for comparing what is no mathematics. Commands of LaTeX keep their capitals."""
+    """Return an answer as plain words, to compare answers without mathematics; with LaTeX commands, keep capitals."""
     plain = WORDED.sub(lambda found: found[1], answer).strip().strip("$").rstrip(".").strip()
     plain = _CHOICE.sub(r"\1", plain)
     return " ".join((plain if "\\" in plain else plain.lower()).split())

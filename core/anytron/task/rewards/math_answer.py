@@ -39,7 +39,7 @@ _UNITS = {
     }.items()
     for name in names.split()
 }
-"""Units of which another one with the same number is another answer."""
+"""Units that distinguish answers: the same number with another of these units is another answer."""
 _KNOWN = "|".join(sorted(_UNITS, key=len, reverse=True))
 _NUMBER = r"\d+(?:[ ]?,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?|\.\d+"
 _SIGNED = rf"[-+\u2212]?\s?(?:\\?[$\u20ac\u00a3])?\s?(?:{_NUMBER})(?:\s+\d+/\d+|\s?/\s?\d+)?\s?(?:\\?%)?"
@@ -53,7 +53,7 @@ _LAST = re.compile(
 _WORD = re.compile(r"(?<![\\a-zA-Z])(?!and\b|or\b|percent\b)[a-zA-Z]{3,}")
 _IN_SIGNS = ("display", "bracket", "paren", "inline")
 LONGEST_BARE = 60
-"""Characters of a response that can be an answer and nothing else."""
+"""Most characters of a response that as a whole can be the answer."""
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\d])")
 _MIXED = re.compile(r"(?<![\d.}/^_])(\d+)\s*(?:\\frac\{(\d+)\}\{(\d+)\}|(?<=\s)(\d+)/(\d+))(?!\d)")
 _ASSIGNED = re.compile(
@@ -73,7 +73,7 @@ class Written:
     Attributes:
         elements: Elements of the answer, more than one for a set or a list; each is LaTeX without text, unit and
             currency sign.
-        percent: Whether a percent sign followed it.
+        percent: Whether a percent sign followed each element.
         unit: The unit, if the same number in another unit would be another answer; else empty.
     """
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 HOPELESS = 16
-"""So many samples in a row that fail one by one, when none has succeeded, are the function's fault, not theirs."""
+"""If this many samples were tried one by one, and no sample of the step succeeded, the function fails for all."""
 
 Call = tuple[int, ...]
 """Positions of the samples of one call."""
 
 Scored = tuple[list[float | None], "dict[int, Failure]"]
-"""A number for each sample, None for those that the function fails for, and why it does."""
+"""A number for each sample, None where the function failed; and the failures, by the sample's position."""
 
 
 class RewardPool:
@@ -39,7 +39,7 @@ class RewardPool:
         section: Section of the reward in the configuration.
         key: Configuration key of that section.
         logs: An existing directory; each process writes to ``reward-NAME-N.log``.
-        start_timeout_s: Seconds until a process must have found the function.
+        start_timeout_s: Seconds that a process may take to start and find the function.
     """
 
     def __init__(self, name: str, section: RewardSection, key: str, logs: Path, start_timeout_s: float) -> None:
@@ -70,7 +70,7 @@ class RewardPool:
     def score(
         self, samples: Sequence[Sample], *, more: bool = False, forgiving: bool = False
     ) -> Generator[None, None, Scored]:
-        """Call the function with all samples; if that fails, sample by sample, to find the failing ones.
+        """Call the function with all samples; if a call fails, call it with single samples, to find the failing ones.
 
         Args:
             samples: Samples of a step.
@@ -84,8 +84,8 @@ class RewardPool:
             A score for each sample, None where the function failed, and the failures.
 
         Raises:
-            DataError: The function fails for a sample and ``on_error`` is ``stop``; fails for all; or cannot be
-                called.
+            DataError: The function fails for a sample and ``on_error`` is ``stop``; it fails for all samples of the
+                step; or its process cannot start, or cannot read the samples.
         """
         values: list[float | None] = [None] * len(samples)
         failures: dict[int, Failure] = {}
@@ -132,7 +132,7 @@ class RewardPool:
 
     @staticmethod
     def _enter(call: Call, answer: Answer, values: list[float | None], failures: dict[int, Failure]) -> None:
-        """Enter what one call has found; a failure of a whole call of several samples is not yet one of theirs."""
+        """Enter the answer to one call; if a call of several samples fails as a whole, no sample counts as failed."""
         for index, value in zip(call, answer.values, strict=False):
             values[index] = value
         for failure in answer.failures:
@@ -215,7 +215,7 @@ class RewardProcess(IsolatedProcess):
         section: Section that names the function.
         key: Configuration key of the section.
         log: File to which the output of the process is appended.
-        start_timeout_s: Seconds until the process must have found the function.
+        start_timeout_s: Seconds that the process may take to start and find the function.
     """
 
     def __init__(self, name: str, section: RewardSection, key: str, log: Path, start_timeout_s: float) -> None:
@@ -268,7 +268,7 @@ class RewardProcess(IsolatedProcess):
                 sample=gone.at,
             )
         if gone.nonsense:
-            fix = "do not write into the channel that Anytron opens in this process"
+            fix = "let the reward's code write only to files and sockets that it has opened"
             return Failure("A reward process sent an invalid answer.", gone.why, fix, sample=gone.at)
         return Failure(
             "A reward process died.",

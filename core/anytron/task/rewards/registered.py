@@ -61,7 +61,7 @@ REWARDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         REWARD_MODEL: OfModel,
     }
 )
-"""By their name in ``rewards[].function``."""
+"""The registered rewards, by their name in ``rewards[].function``."""
 
 
 def made(reference: str, options: Mapping[str, Any], key: str) -> Any:
@@ -70,7 +70,7 @@ def made(reference: str, options: Mapping[str, Any], key: str) -> Any:
     Args:
         reference: ``rewards[].function``.
         options: ``rewards[].options``.
-        key: Key of the reference.
+        key: Configuration key to name in errors.
 
     Raises:
         ConfigError: The function does not exist, does not accept its options, or raises.

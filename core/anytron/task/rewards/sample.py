@@ -34,7 +34,7 @@ class Sample:
             or of turns did.
         data: The prompt's data from the source, for example the right answer.
         images: The prompt's pictures, as in the source.
-        patches: The pictures in the form that the model reads; None without images.
+        patches: The pictures in the form that the model reads; None without images. Reward functions get None.
         response_mask: For each response token, whether the model wrote it; None = it wrote all of them.
         environment: Outcome of the response in the environment; None without an environment.
         routing: The experts of each token except the last

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NAMED = 6
-"""Prompts that an error names; all are counted."""
+"""Most prompts that an error names; it counts all refused prompts."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class RewardScores:
 
     Attributes:
         total: float32 ``[N]``, the weighted sum, 0 without functions; NaN for a sample that is dropped.
-        parts: float32 ``[N]`` each, by the function's name, without weight; NaN where the function failed and its
-            samples are dropped, and where the environment failed.
+        parts: By the function's name: float32 ``[N]``, its rewards without weight. They are NaN where the environment
+            failed; where the function failed, they are NaN if ``on_error`` is ``drop``, else 0.
         failures: By the function's name: the samples for which it failed, by index, with the reason.
     """
 
@@ -122,13 +122,13 @@ class RewardSum:
                 if known is not None and bad == before:
                     table.note_pass(known)
             if first is not None:
-                others = "is 1 other" if bad == 2 else f"are {bad - 1} others"
-                more = f"; so {others}: {', '.join(named[1:])}" if bad > 1 else ""
+                others = "is 1 other bad prompt" if bad == 2 else f"are {bad - 1} other bad prompts"
+                more = f"; there {others}: {', '.join(named[1:])}" if bad > 1 else ""
                 where = f"prompt {named[0]}, for {key}"
                 raise DataError(first.what, where=where, why=f"{first.why}{more}", fix=first.fix)
 
     def unusable(self) -> Callable[[Mapping[str, Any]], str]:
-        """Make a function that returns why a reward refuses a prompt's data; empty if none does.
+        """Make a function that returns why a reward refuses a prompt's data, or "" if all rewards accept it.
 
         Raises:
             ConfigError: A reward cannot be made with its options.
@@ -145,11 +145,11 @@ class RewardSum:
         return why
 
     def start(self, logs: Path, start_timeout_s: float) -> RewardWorkers:
-        """Start the processes that call the functions; does not wait for them.
+        """Start the processes that call the functions, without waiting for them.
 
         Args:
             logs: Directory of the logs; created if missing.
-            start_timeout_s: Seconds until a process must have found its function.
+            start_timeout_s: Seconds that a process may take to start and find its function.
         """
         logs.mkdir(parents=True, exist_ok=True)
         with ExitStack() as started:
@@ -178,7 +178,7 @@ class RewardWorkers:
         model: The reward model, for the other rewards; None = all rewards are functions.
 
     Attributes:
-        pools: The argument.
+        pools: Processes of the rewards that are functions.
     """
 
     def __init__(
@@ -191,15 +191,15 @@ class RewardWorkers:
         return RewardWorkers(self._sections, self.pools, model)
 
     def __call__(self, samples: Sequence[Sample], *, more: bool = False) -> RewardScores:
-        """Score samples by every function and the model; those whose environment failed are shown to none, and dropped.
+        """Score samples by every function and the reward model. Samples whose environment failed are dropped unscored.
 
         Args:
-            samples: At least one.
+            samples: Samples of a step, at least one.
             more: Whether the step has further samples, and no function failed for all of them.
 
         Raises:
             DataError: A function fails for a sample and its ``on_error`` is ``stop``, or for every sample of the step;
-                or a weight makes a reward larger than one may be.
+                every sample is dropped; or a weighted reward is too large.
         """
         whole = [index for index, sample in enumerate(samples) if sample.environment_failure is None]
         plain = [_plain(samples[index]) for index in whole]
@@ -263,11 +263,11 @@ def judged(
     """
     failures = {
         index: Failure(
-            f"The reward model gives {score}.",
-            f"rewards must be finite, and within {LARGEST:g} either way: one that is not would reach every weight of "
-            "the model",
-            "see what anytron verify says of it (reward-model-scores); weights that overflow in bfloat16 need a "
-            "new run with model.dtype=float32",
+            f"The reward model returned the score {score}.",
+            f"rewards must be finite and between -{LARGEST:g} and {LARGEST:g}: any other would make every weight of "
+            "the model NaN",
+            "run anytron verify, and look at its check reward-model-scores; if the reward model overflows in bfloat16, "
+            "begin a new run with model.dtype=float32",
             sample=index,
         )
         for index, score in enumerate(scores)
@@ -283,7 +283,7 @@ def judged(
 
 
 def _weighted(name: str, weight: float, values: Tensor, samples: Sequence[Sample]) -> Tensor:
-    """Multiply a function's rewards by its weight, and refuse what is beyond that which a function may give."""
+    """Multiply a function's rewards by its weight, and refuse results beyond :data:`LARGEST`."""
     weighted = weight * values
     for index in (weighted.abs() > LARGEST).nonzero().flatten().tolist()[:1]:
         raise DataError(
@@ -341,18 +341,20 @@ def side_by_side(
 
 
 def _refused(reward: Any, data: Mapping[str, Any], where: str) -> DataError | None:
-    """What a reward says against a prompt; None if nothing. What it raises besides is an error of the reward."""
+    """Return the error with which a reward refuses a prompt, else None. Other exceptions are faults of the reward."""
     try:
         found = CHECK_PROMPT.call(reward.check_prompt, where, data, kind=ConfigError)
     except DataError as error:
         return error
     if found is not None:
-        raise CHECK_PROMPT.unusable(reward.check_prompt, f"{found!r}, which says nothing").error(where, ConfigError)
+        raise CHECK_PROMPT.unusable(reward.check_prompt, f"{found!r}, but only an exception refuses a prompt").error(
+            where, ConfigError
+        )
     return None
 
 
 def _plain(sample: Sample) -> Sample:
-    """A sample as functions get it, without what only the model reads; most have nothing of that."""
+    """Return a sample as functions get it: without the fields that only the model reads."""
     if sample.patches is None and sample.routing is None:
         return sample
     return replace(sample, patches=None, routing=None)

@@ -1,6 +1,6 @@
 """A reward process: it calls one reward function, for the driver, until the driver is gone.
 
-Importing this module imports no torch; the function may.
+Importing this module does not import torch; the function may import it.
 """
 
 from __future__ import annotations

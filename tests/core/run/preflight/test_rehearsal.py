@@ -141,7 +141,7 @@ BROKEN = {
     "no answer": (lacks_answer(2), [], None, "line 3", "option 'key'"),
     "an empty answer": (changed(0, answer=" "), [], function("contains"), "line 1", "data.on_bad_answer=drop"),
     "a float": (changed(3, answer=3.0), [], None, "line 4", "whole number"),
-    "a list": (changed(3, answer=["3"]), [], None, "line 4", "it is list"),
+    "a list": (changed(3, answer=["3"]), [], None, "line 4", "and is list"),
     "another answer's column": (ROWS, [], function("exact_match", key="solution"), "line 1", "option 'key'"),
     "a price that math does not read": (
         changed(2, answer="$"),
@@ -290,7 +290,9 @@ def test_what_math_cannot_read_is_dropped_too_and_named_in_validation_as_well(tm
     held = f"validation={{sets: [{{name: v, data: {data}}}], every_steps: 1}}"
     done = check(SORT, *keys, held)
     assert done.exit_code == 1
-    with pytest.raises(DataError, match=r"(?s)training: validation set v: prompt line 3.*so is 1 other: line 5"):
+    with pytest.raises(
+        DataError, match=r"(?s)training: validation set v: prompt line 3.*there is 1 other bad prompt: line 5"
+    ):
         raise done.exception
 
 
@@ -321,7 +323,9 @@ def test_a_parquet_row_without_the_column_has_a_null_and_is_named(tmp_path):
 
 def test_bad_answers_are_counted_and_named(tmp_path):
     rows = [{**one, "answer": None} if place else one for place, one in enumerate(ROWS)]
-    with pytest.raises(DataError, match=r"(?s)prompt line 2, for.*it is null.*so are 2 others: line 3, line 4"):
+    with pytest.raises(
+        DataError, match=r"(?s)prompt line 2, for.*it is null.*there are 2 other bad prompts: line 3, line 4"
+    ):
         prepare(load_config(SORT, overrides(tmp_path, rows)))
 
 

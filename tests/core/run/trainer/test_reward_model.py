@@ -87,7 +87,7 @@ def test_its_context_leaves_out_prompts_that_leave_no_room(new_run, tmp_path):
 
 def test_scores_that_are_not_finite_end_a_run_that_has_no_others(new_run, tmp_path):
     broken = write_judge_of_last_tokens(tmp_path / "judge", [torch.inf] * 16, padding=None)
-    with pytest.raises(DataError, match=r"(?s)The reward model gives (nan|inf).*every sample of the step"):
+    with pytest.raises(DataError, match=r"(?s)The reward model returned the score (nan|inf).*every sample of the step"):
         new_run(reward_model={"path": str(broken)}, rewards=[ASKED]).train()
 
 

@@ -175,8 +175,8 @@ def test_environments_that_are_made_again_must_repeat_themselves(start):
     say(pool, dict.fromkeys(numbers, "a"))
     answers = say(pool, {numbers[0]: "dies"})
     assert answers[numbers[0]].what == "An environment process died."
-    assert answers[numbers[1]].what == "An environment did not repeat itself."
-    assert re.search(r"step\(\) said .*p1#1:a:0\.\d+.* and before .*p1#1:a:0\.\d+", answers[numbers[1]].why)
+    assert answers[numbers[1]].what == "An environment answered differently when its calls were repeated."
+    assert re.search(r"step\(\) returned .*p1#1:a:0\.\d+.* and before .*p1#1:a:0\.\d+", answers[numbers[1]].why)
 
 
 def test_a_process_that_is_lost_between_two_calls_is_replaced(start):
@@ -243,7 +243,7 @@ def test_what_is_no_environment_is_refused_before_anything_starts(name, options,
         ({}, "has none"),
         ({"text": "a", "tokens": [1]}, "has text and tokens"),
         ({"text": "a", "done": True}, "done=True must have none"),
-        ({"text": 3}, "text is a int"),
+        ({"text": 3}, "text has the type int, not str"),
         ({"tokens": "31"}, "not a list of integers"),
         ({"messages": [3]}, "not a list of mappings"),
         ({"done": True, "metrics": {"a": "b"}}, "a is 'b', not a finite number"),

@@ -124,7 +124,7 @@ def test_it_is_asked_as_often_as_it_takes(server):
     assert judge(server, attempts=7)([sample("a"), sample("b")]) == [0.7, 0.7]
     (failed,) = judge(server, attempts=6)([sample("c")])
     assert "asked 6 times" in str(failed)
-    assert "its last line is not a verdict: 'I would say it is good.'" in str(failed)
+    assert "the last line of the answer is not a verdict: 'I would say it is good.'" in str(failed)
 
 
 def test_a_time_out_of_the_reward_names_the_sample_whose_answer_does_not_come(server, tmp_path):

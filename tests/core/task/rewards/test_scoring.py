@@ -126,11 +126,11 @@ def test_a_score_that_is_not_finite_loses_its_sample_as_a_function_s_does(tmp_pa
     found = judged(tmp_path, scores)
     assert found.total.isnan().tolist() == [False, True, True]
     assert [found.failures["reward_model"][index].what for index in (1, 2)] == [
-        "The reward model gives nan.",
-        "The reward model gives inf.",
+        "The reward model returned the score nan.",
+        "The reward model returned the score inf.",
     ]
     assert judged(tmp_path, scores, on_error="zero").parts["reward_model"].tolist() == [2.0, 0.0, 0.0]
-    with pytest.raises(DataError, match=r"(?s)gives nan.*reward reward_model, prompt p1"):
+    with pytest.raises(DataError, match=r"(?s)the score nan.*reward reward_model, prompt p1"):
         judged(tmp_path, scores, on_error="stop")
     with pytest.raises(DataError, match="for every sample of the step"):
         judged(tmp_path, Judge(*[math.nan] * 3), on_error="zero")
