@@ -42,8 +42,8 @@ SHARED_COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 """Copies of the embedding and the output layer in files: multi-token prediction modules share them with the model."""
 
 _OLD_STACK, _STACK = "base_model.model.model.layers.", "base_model.model.model.language_model.layers."
-"""Layers of a vision-language model in files of the older form (Qwen2.5-VL), and in transformers 5, as PEFT sees them;
-mcore-bridge exports adapters in the former and reads both."""
+"""Prefixes of the names of a vision-language model's adapters: in files of the older form (Qwen2.5-VL), which
+mcore-bridge exports, and in transformers 5, which PEFT expects. mcore-bridge reads both forms."""
 
 
 class BridgeSource:
@@ -59,8 +59,8 @@ class BridgeSource:
         deterministic: Megatron's ``deterministic_mode``.
         predicts_ahead: Whether to build the model's multi-token prediction modules.
         scores: Whether the model classifies sequences with one label: its output layer has one row.
-        portable: Whether the model is built of :mod:`anytron_megatron.portable_te`, with the platform's kernel as its
-            activation.
+        portable: Whether the model is built of :mod:`anytron_megatron.portable_te`; its activation is then the
+            platform's SwiGLU kernel, if the model's layers can take it.
         transformer: Fields of Megatron's transformer config to override.
 
     Raises:
@@ -221,7 +221,7 @@ class BridgeSource:
     def export(self, chunks: Sequence[nn.Module], *, saving: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights under their Hugging Face names, on the host, on rank 0.
 
-        A collective: every rank must exhaust the iterator; the others yield nothing. Copies of the
+        A collective: every rank must exhaust the iterator; other ranks yield nothing. Copies of the
         embedding and the output layer that multi-token prediction modules have in files are left out.
 
         Where the model is on the host, tensors are views of its parameters, as far as their layout allows: they change
@@ -322,10 +322,10 @@ def _unreadable(model_dir: Path, error: Exception) -> ConfigError:
 
 
 def _takes_swiglu_kernel(config: Any, model_type: str) -> bool:
-    """Whether a model's activation is what :func:`anytron.kernels.fused.swiglu` computes, and its layers have a place.
+    """Whether a model's layers take an activation module, and :func:`anytron.kernels.fused.swiglu` computes theirs.
 
-    mcore-bridge builds the layers of some families by specs without one: those with Gated DeltaNet; of families that no
-    test compares with Hugging Face nobody knows.
+    Layers take no such module in mcore-bridge's specs for models with Gated DeltaNet. Families that no test compares
+    with Hugging Face are left out, because it is not known whether theirs take one.
     """
     known = FAMILIES.get(model_type)
     compared = known is not None and bool(known.proof) and config.experimental_attention_variant is None

@@ -51,7 +51,10 @@ class ModelSource(Protocol):
 
     @property
     def experts_config(self) -> TransformerConfig | None:
-        """Config of a mixture of experts whose losses and routing the engine handles; None = it handles none."""
+        """Config of a mixture of experts whose auxiliary losses and routing the engine handles.
+
+        None = the model is dense, or it handles them itself.
+        """
 
     def accepted_masks(self, sequence_format: str, *, portable: bool) -> frozenset[MaskKind]:
         """Return the kinds of mask that can reach the model's attention, in portable modules or a vendor's."""
@@ -70,7 +73,7 @@ class ModelSource(Protocol):
     def export(self, chunks: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights under their Hugging Face names, on the host, on rank 0.
 
-        A collective: every rank must exhaust the iterator; the others yield nothing. A tensor may be a view of a
+        A collective: every rank must exhaust the iterator; other ranks yield nothing. A tensor may be a view of a
         parameter.
         """
 

@@ -99,7 +99,7 @@ def _model(model: ModelSection) -> Iterator[Diagnostic]:
     fix = "complete the download, or set model.config instead of model.path to start from random weights"
     yield from directory_diagnostics("model.path", directory, fix)
     if directory.is_dir() and model.tokenizer is None and not any(directory.glob("tokenizer*")):
-        fix = "set model.tokenizer to a directory that has one"
+        fix = "set model.tokenizer to a directory with a tokenizer"
         yield Diagnostic("error", "model.path", f"{directory} has no tokenizer", fix)
 
 

@@ -42,11 +42,13 @@ class Stores:
 
         Raises:
             WorkerError: This machine does not have the address.
-            ResourceError: No file descriptor is left for a port.
-            OSError: No file can be made in memory.
+            ResourceError: No file descriptor, or no memory, is left.
         """
         if address is None:
-            self._descriptors.append(os.memfd_create("anytron-store"))
+            try:
+                self._descriptors.append(os.memfd_create("anytron-store"))
+            except OSError as error:
+                raise exhausted(error, "this machine") or error from error
             return f"file:///proc/{os.getpid()}/fd/{self._descriptors[-1]}"
         try:
             held = _bound(address, 0)
