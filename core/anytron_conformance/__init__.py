@@ -6,8 +6,8 @@
 
     test_conformance = conformance("acme")
 
-A rule is written with :func:`anytron_conformance.rules.rule`; ``docs/reference/conformance.md`` is generated from
-them.
+A rule is written with :func:`anytron_conformance.rules.rule`; ``docs/reference/conformance.md`` is generated from the
+rules.
 """
 
 from anytron_conformance.plugin import conformance

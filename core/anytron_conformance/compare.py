@@ -27,7 +27,7 @@ def assert_close(found: Tensor | None, expected: Tensor, what: str, *, dtype: to
         Broken: The results differ in shape, in NaN or infinity, or by more than the tolerance.
     """
     if found is None:
-        raise Broken(f"{what} is missing: nothing was computed that depends on it.")
+        raise Broken(f"{what} is missing: the results do not depend on this operand.")
     if found.shape != expected.shape:
         raise Broken(f"{what} has the wrong shape.", f"it is {tuple(found.shape)}, expected {tuple(expected.shape)}")
     got, want = found.detach().double().cpu(), expected.detach().double().cpu()

@@ -1,6 +1,7 @@
 """Write ``docs/reference/conformance.md`` from the rules.
 
-Run ``python -m anytron_conformance.document docs/reference/conformance.md`` after a change; a test compares.
+Run ``python -m anytron_conformance.document docs/reference/conformance.md`` after a change; a test
+compares the page with the rules.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _NOTICE = (
 )
 _INTRODUCTION = f"""# {TITLE}
 
-What a platform must do, one sentence each, as `anytron conformance NAME` checks it;
-[prove a platform](../how-to/prove-a-platform.md) says how to run it. Each rule is checked in cases from small to large,
-and the first that fails is shown. Later levels mean little while an earlier one fails."""
+The rules that `anytron conformance NAME` checks, each with one sentence that says what a platform must do.
+[Prove a platform](../how-to/prove-a-platform.md) explains how to run the command. Each rule is checked in cases from
+small to large, and the first case that fails is shown. Results of a level mean little while an earlier level fails."""
 _LEVELS: dict[Level, str] = {
     "device": "The device runtime, the environment, options and patches. No model, no kernel.",
-    "sequences": "Layouts, micro-batches and their scopes, masks, and the way back to flat values.",
+    "sequences": "Layouts, micro-batches and their scopes, masks, and the conversion of outputs to flat values.",
     "kernels": "Attention, log-probs and every fused kernel against float64, in values and gradients.",
     "model": "Tiny models of every family, compared with transformers, and in several layouts.",
     "training": "Recorded trajectories and sampled steps, compared with the platform `cpu`.",
@@ -45,7 +46,7 @@ def render() -> str:
 
 def _section(rule: Rule) -> list[str]:
     declined = ", ".join(f"`{feature.value}`" for feature in rule.needs)
-    skipped = [f"Skipped, and counted, if the platform declares no {declined}.", ""] if declined else []
+    skipped = [f"Skipped, and counted, if the platform does not support {declined}.", ""] if declined else []
     return [f"### {rule.title}", "", f"**{_markdown(rule.contract)}**", "", _markdown(rule.help), "", *skipped]
 
 

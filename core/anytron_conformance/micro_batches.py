@@ -62,7 +62,7 @@ class Scene:
 
     @property
     def accepted(self) -> frozenset[MaskKind]:
-        """The kinds of mask that reach the attention of a language model."""
+        """The kinds of mask that a language model's attention accepts in this scene."""
         if self.format == "thd" or self.context > 1:
             return frozenset({MaskKind.NONE})
         return frozenset({MaskKind.NONE, MaskKind.FULL_4D})
@@ -100,7 +100,7 @@ class MicroBatch:
     Attributes:
         given: Argument of ``preprocess_sequences``.
         inputs: Result of ``preprocess_sequences``.
-        tokens: int64 ``[T]``, all different.
+        tokens: Ids of the real tokens, int64 ``[T]``, all different.
         mask: The platform's answer to ``build_attn_mask``.
     """
 
@@ -116,7 +116,7 @@ class MicroBatch:
 
     @property
     def scope(self) -> ScopeFactory | None:
-        """Make the scope of the forward pass, as engines enter it."""
+        """Factory of the scope in which engines run the forward pass; None if there is no scope."""
         return scopes.combine(self.inputs.scope, scope_of(self.mask))
 
     def call(self, sinks: Tensor | None = None) -> AttentionCall:

@@ -16,8 +16,8 @@ def conformance(
     """Make a platform's test function.
 
     With ``test_conformance = conformance("acme", level="device")`` pytest makes one test per rule of that level, such
-    as ``test_conformance[device.rng-round-trip]``. Features that the platform lacks are skipped with its reason; if
-    only some cases of a rule are skipped, the test's properties count them.
+    as ``test_conformance[device.rng-round-trip]``. Rules and cases that require a feature which the platform lacks are
+    skipped with the platform's reason; if only some cases of a rule are skipped, the test's properties count them.
 
     Args:
         platform: Name of the platform, as in ``platform.name``; it must be installed.

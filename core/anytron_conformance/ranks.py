@@ -31,7 +31,7 @@ START_S = 300.0
 def on_ranks(subject: Subject, count: int, function: Callable[..., None], *arguments: Any) -> None:
     """Call a function in several processes, each a rank of one process group of the platform's backend.
 
-    The processes are started at the first call and serve all later ones of this process.
+    The processes are started at the first call and serve all later calls.
 
     Args:
         subject: The platform.
@@ -86,7 +86,7 @@ class CheckFailed(Exception):  # noqa: N818 - what happened
 
 
 class Ranks:
-    """Some ranks on this machine; see :func:`on_ranks`.
+    """Processes on this machine that are the ranks of one process group; see :func:`on_ranks`.
 
     Args:
         subject: The platform.
@@ -148,7 +148,7 @@ class Ranks:
                 raise Inapplicable(answer["inapplicable"])
 
     def _answers(self) -> list[Mapping[str, Any] | Gone]:
-        """One for each rank. The others wait for one that raised: they get little more time."""
+        """The answer of each rank; as soon as one raised or is gone, no more answers are awaited."""
         found: dict[int, Mapping[str, Any] | Gone] = {}
         while len(found) < len(self._processes):
             waiting = [process for rank, process in enumerate(self._processes) if rank not in found]

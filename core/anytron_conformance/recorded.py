@@ -1,4 +1,4 @@
-"""Random trajectories for tiny models, in the form of a run's: an off-policy loss on them is far from zero."""
+"""Random trajectories for tiny models, with all that a loss reads: an off-policy loss on them is far from zero."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GRIDS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((2, 2), (4, 4)),
     ((2, 4),),
 )
-"""Height and width, in patches, of the images of each sequence with images."""
+"""Height and width, in patches, of the images of each sequence of :func:`recorded_images`."""
 PATCH_VALUES = 96
 """Numbers of a patch: 3 colours, 2 frames, 4 x 4 pixels."""
 
@@ -96,7 +96,7 @@ def _batch(
     center: float,
     images: tuple[ImagePatches | None, ...] | None = None,
 ) -> RaggedBatch:
-    """Add to tokens what a loss reads.
+    """Make a batch: add the values that a loss reads to the tokens.
 
     Args:
         lengths: int64 ``[B]``.

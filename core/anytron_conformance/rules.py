@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Level = Literal["device", "sequences", "kernels", "model", "training"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-"""From what everything else stands on to what it is for; a later level means little while an earlier one fails."""
+"""The levels in order. Each relies on the earlier ones: its results mean little while an earlier level fails."""
 
 PAGE = "docs/reference/conformance.md"
-"""Has a section for each rule, named as the rule; the wheel does not have it, and the source distribution does."""
+"""The page with a section for each rule, named like the rule. The source distribution has it, the wheel does not."""
 TITLE = "The rules of conformance"
-"""Of that page, as the menu of the documentation's site shows it too."""
+"""Title of that page, also in the menu of the documentation's site."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def rule(
 ) -> Callable[[Callable[[Subject, Case], None]], Rule]:
     """Make a rule from the function that checks it; the function's docstring becomes part of the documentation.
 
-    The arguments are those of :class:`Rule`; ``name`` is its title. A level's package lists its rules in ``RULES``, in
-    the order in which they are made.
+    The arguments are those of :class:`Rule`, but ``name`` is the rule's title. A level's package lists its rules in
+    ``RULES``, in the order in which they are made.
     """
 
     def make(check: Callable[[Subject, Case], None]) -> Rule:

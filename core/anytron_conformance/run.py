@@ -36,7 +36,7 @@ START_S = 300.0
 class Checker:
     """Checks rules in a separate process; if the process ends, the next rule is checked in a new one.
 
-    A context manager: leaving ends the process.
+    A context manager: leaving it ends the process.
 
     Args:
         source: The platform.
@@ -65,7 +65,11 @@ class Checker:
                 answer = process.receive()
                 if isinstance(answer, Gone):
                     self.close()
-                    reason = f"It did not end within {rule.limit_s:g} s: " if answer.late else "Its process died: "
+                    reason = (
+                        f"The check did not end within {rule.limit_s:g} s: "
+                        if answer.late
+                        else "The process of the check died: "
+                    )
                     return rule.failed(reason + answer.why, broken=case)
                 if answer is not None and "at" not in answer:
                     return Result(**answer)
@@ -128,7 +132,7 @@ def run_conformance(platform: str, options: Sequence[str], levels: Sequence[str]
     The standard output has the table and the failures, or the JSON object; progress goes to stderr.
 
     Returns:
-        Whether no rule is broken.
+        Whether every rule is kept or was skipped.
 
     Raises:
         AnytronError: The platform is not installed, its device is absent, or a level or option does not exist.

@@ -55,7 +55,7 @@ class Source:
         """Load the plugins of this process, with the platform active.
 
         Args:
-            engine: Training engine for which the platform is opened; None = none in particular.
+            engine: Training engine for which the platform is opened; None = no particular engine.
 
         Raises:
             AnytronError: The platform is not installed, its device is absent, or its options are not valid.
@@ -107,14 +107,14 @@ class Subject:
 
         found = declared_limits(self.platform, self.hooks)
         if not self.runtime.supports_dtype(torch.bfloat16):
-            found.setdefault(Feature.BFLOAT16, "supports_dtype of its runtime says so")
+            found.setdefault(Feature.BFLOAT16, "supports_dtype(torch.bfloat16) of its runtime is False")
         return found
 
     def declined(self, features: Iterable[Feature]) -> str | None:
-        """Return the platform's reason for a feature that it lacks; None if it has all of these."""
+        """Return which of the given features the platform lacks, and why; None if it has all of them."""
         for feature in features:
             if feature in self._limits:
-                return f"{self.platform.name} declares no {feature.value}: {self._limits[feature]}"
+                return f"{self.platform.name} does not support {feature.value}: {self._limits[feature]}"
         return None
 
     def keep(self, name: str, make: Callable[[], Kept]) -> Kept:

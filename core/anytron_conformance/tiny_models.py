@@ -1,7 +1,7 @@
 """Tiny random Hugging Face models of every family, float32, on disk, for tests of engines and platforms.
 
-Every parameter is moved away from its initial value where that would hide a mistake (norms of 1, biases
-of 0, routers that choose by rounding error, padding that is embedded as zeros).
+Parameters whose initial values would hide a mistake get other values: norms of 1, biases of 0, routers that choose
+by rounding error, padding that is embedded as zeros.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from anytron_conformance.subject import Source, Subject
 
 START_S = 300.0
-"""Seconds of a case that may be the first one, for which processes start and import an engine."""
+"""Time limit of a case, in seconds: before the first case, processes start and import an engine."""
 ENGINE = str(EngineSection().name)
-"""The training engine in which platforms are checked: that of a run that names none."""
+"""The training engine in which platforms are checked: the default of ``engine.name``."""
 
 
 class _Started(NamedTuple):
@@ -79,7 +79,7 @@ class TrainingRanks:
         try:
             return adapted(wanted, self.session, "", partial(_asked, options=wanted.engine.options))
         except NotPossible as reason:
-            raise Inapplicable(f"refused: {reason}") from reason
+            raise Inapplicable(f"the configuration is refused: {reason}") from reason
 
     def build(self, config: RunConfig) -> TrainingWorkers:
         """Build an engine; the previous engine on the same number of ranks is closed.
@@ -106,7 +106,7 @@ class TrainingRanks:
 
 @contextmanager
 def said() -> Iterator[None]:
-    """Raise an error of the engines' processes within the context as :class:`Broken`; the tracebacks are in the logs.
+    """Convert an error of the engines' processes within the context to :class:`Broken`; the logs have the tracebacks.
 
     Raises:
         Broken: The engines' processes raised an error.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def main(channel: int, lifeline: int) -> None:
-    """Check the rules that the driver names: (level, name), each answered with a result as JSON.
+    """Check each rule that the driver sends as (level, name), and answer with the result as JSON.
 
     Arguments as for :func:`anytron.task.isolation.worker.enter`.
     """
@@ -61,7 +61,7 @@ def open_subject(start: Mapping[str, Any], process: ProcessInfo) -> Subject:
 
 
 def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = lambda _case: None) -> Result:
-    """Make the cases of a rule, the smallest first, and stop at the first that fails.
+    """Check a rule in its cases, the smallest first, and stop at the first case that fails.
 
     Args:
         rule: The rule.
@@ -91,5 +91,5 @@ def check_rule(rule: Rule, subject: Subject, begins: Callable[[Case], None] = la
     except Exception as error:  # noqa: BLE001 - whatever a platform's code raises is its result
         found = (error.what, error.difference) if isinstance(error, Broken) else (in_one_line(error),)
         return rule.failed(*found, made=made, left_out=left_out, broken=case.name if case else None)
-    reasons = "; ".join(dict.fromkeys(left_out.values())) or ("" if made else "the rule has no case here")
+    reasons = "; ".join(dict.fromkeys(left_out.values())) or ("" if made else "the rule has no case for this platform")
     return rule.result("passed" if made else "skipped", reasons, made=made, left_out=left_out)

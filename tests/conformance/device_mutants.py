@@ -142,7 +142,7 @@ class Kibibytes(Mutant):
 
 
 class PeakStays(Mutant):
-    rule, says = "peak-memory", "leaves the peak"
+    rule, says = "peak-memory", "does not reset the peak"
     runtime = with_runtime(reset_peak_memory_stats=lambda self: None)
 
 
@@ -294,7 +294,7 @@ def averaged(all_reduce, tensor, *arguments, **more):
 
 
 class AveragingSum(Mutant):
-    rule, says = "collective-results", "The sum is wrong"
+    rule, says = "collective-results", "The result of 'sum' is wrong"
     runtime = replacing(distributed, "all_reduce", averaged)
 
 
@@ -305,7 +305,7 @@ def reversed_parts(gather, found, own, *arguments, **more):
 
 
 class ReversedGather(Mutant):
-    rule, says = "collective-results", "all-gather is wrong"
+    rule, says = "collective-results", "'all-gather' is wrong"
     runtime = replacing(distributed, "all_gather_into_tensor", reversed_parts)
 
 

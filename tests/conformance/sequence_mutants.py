@@ -229,7 +229,7 @@ class IgnoresBoundaries(WithKernel):
 
 
 class ReadsPadding(WithKernel):
-    rule, says = "padding-without-influence", "depends on what stands in padding"
+    rule, says = "padding-without-influence", "depends on the contents of padding"
 
     def layout_constraints(self, request):
         return LayoutConstraints(align=4)

@@ -77,7 +77,7 @@ def test_what_kills_hangs_or_raises_fails_alone(tmp_path, offer):
         dead, late, raised, right = (checker.check(one) for one in rules)
     assert (dead.status, dead.broken) == ("failed", "rand"), dead.explanation
     assert "exited with status 3" in dead.detail
-    assert late.detail.startswith("It did not end within 3 s")
+    assert late.detail.startswith("The check did not end within 3 s")
     assert "in own_generator" in late.detail, "the place where it hangs is shown"
     assert "ZeroDivisionError" in raised.detail
     assert "test_kit.py" in raised.detail, "the platform's line is shown"
@@ -144,7 +144,7 @@ def test_a_declared_limit_is_a_skip_with_its_reason(tmp_path, offer):
     with Checker(Source(name), tmp_path) as checker:
         result = checker.check(find_rule("sequences", "context-parallel-outputs"))
         partly = checker.check(find_rule("sequences", "constraints-are-fixed"))
-    reason = f"{name} declares no context-parallel: the ring is not written yet"
+    reason = f"{name} does not support context-parallel: the ring is not written yet"
     assert (result.status, result.detail) == ("skipped", reason)
     assert (partly.status, partly.detail, partly.cases, len(partly.left_out)) == ("passed", reason, 24, 24)
 
@@ -345,7 +345,7 @@ def test_it_is_three_lines_in_a_suite(pytester_run):
         "from anytron_conformance import conformance\n\ntest_conformance = conformance('basalt', level='device')\n"
     )
     assert "test_conformance[device.rng-round-trip] PASSED" in output
-    assert "basalt declares no own-device: the simulator computes on the host's processor" in output
+    assert "basalt does not support own-device: the simulator computes on the host's processor" in output
     assert "failed" not in output
 
 

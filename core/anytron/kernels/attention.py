@@ -35,7 +35,7 @@ PADDED: Mapping[str, bool] = MappingProxyType({"no_mask": False, "causal": True,
 """Modes of bshd, and whether they are causal by themselves."""
 
 WITH_TENSOR = frozenset({"padding", "padding_causal", "arbitrary"})
-"""Modes of bshd whose mask has a tensor; the others have none."""
+"""Modes of bshd whose mask has a tensor; masks of the other modes have no tensor."""
 
 
 def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None = None) -> AttentionKernel:
@@ -55,7 +55,7 @@ def make_attention(spec: AttentionSpec, operator: Callable[..., Tensor] | None =
 
 
 def is_causal(call: AttentionCall, kernel: str) -> bool:
-    """Return whether a neutral mode is causal. All other restrictions are in the mask tensor.
+    """Return whether a neutral mode is causal. Padding is in ``cu_seqlens`` or in the mask tensor, not in the mode.
 
     Args:
         call: The call of the kernel.

@@ -1,7 +1,7 @@
 """The contract of kernels: what each is built from, what it is called with, and what it returns.
 
-These rules hold for every kernel. Operands and incoming gradients may have any strides, and a kernel must not overwrite
-them; only ``adam`` does. Results are on the operands' device. Random numbers are drawn for dropout only, from the
+These rules hold for every kernel. Operands and incoming gradients may have any strides, and no kernel but ``adam``
+may overwrite them. Results are on the operands' device. Random numbers are drawn for dropout only, from the
 device's default generator, because recomputation restores its state.
 
 Even if there are no rows to compute, the results must depend on all operands in autograd (:func:`zeros_from`).
@@ -32,11 +32,11 @@ class AttentionSpec:
         num_heads: Query heads on this rank.
         num_kv_heads: Key and value heads on this rank (grouped-query attention).
         qk_dim: Query and key head size.
-        v_dim: Value head size. Packed values of MLA come padded with zeros to ``qk_dim``: the result is as wide
-            as the values of the call.
+        v_dim: Value head size of the model. In packed multi-latent attention (MLA) the caller pads values with zeros
+            to ``qk_dim``; the result must be as wide as the values that the call passes.
         scale: Factor of the scores before softmax.
-        traits: Properties of the model, such as causal attention. ``traits.window`` is the layer's sliding window,
-            which no call repeats: a kernel hides what lies outside of it, whatever the mode and the mask say.
+        traits: Properties of the model, such as causal attention. ``traits.window`` is the layer's sliding window. It
+            is not in the calls: a kernel must hide the keys outside of it, whatever the mode and the mask say.
         dropout: Attention dropout while training.
         sinks: Whether a learnt logit per head is added to the softmax's denominator (attention sinks).
         device_type: ``torch.device`` type of the operands.
@@ -60,21 +60,21 @@ class AttentionCall:
     Attributes:
         format: ``thd`` (cumulative lengths given) or ``bshd``.
         mode: How to read the mask. In the language model's self-attention it is the ``kernel_mode`` of the mask that
-            ``build_attn_mask`` returned; in other layers (cross-attention, vision towers) it is a neutral mode, so that
-            a kernel with modes of its own must know the neutral modes too (:func:`anytron.kernels.attention.is_causal`
-            reads them).
+            ``build_attn_mask`` returned. In other layers (cross-attention, vision towers) it is a neutral mode: a value
+            of Transformer Engine's ``attn_mask_type``. So a kernel with its own modes must know the neutral modes too
+            (:func:`anytron.kernels.attention.is_causal` reads them).
         mode_from: The plugin that chose ``mode``, for messages; empty if no plugin chose it.
-        cu_seqlens_q: thd: int32 ``[B + 1]`` real query lengths, leading 0.
-        cu_seqlens_kv: thd: int32 ``[B + 1]`` real key lengths.
-        cu_seqlens_q_padded: thd: int32 ``[B + 1]`` where sequences start in the buffer; None = there is no padding
-            between them, they start where ``cu_seqlens_q`` says.
+        cu_seqlens_q: thd: int32 ``[B + 1]`` cumulative real query lengths, with a leading 0.
+        cu_seqlens_kv: thd: int32 ``[B + 1]`` cumulative real key lengths, with a leading 0.
+        cu_seqlens_q_padded: thd: int32 ``[B + 1]`` rows of the buffer at which sequences start; None = there is no
+            padding between sequences, so that they start at ``cu_seqlens_q``.
         cu_seqlens_kv_padded: thd: the same for keys.
         max_seqlen_q: thd: upper bound of the query lengths; None = not known.
         max_seqlen_kv: thd: upper bound of the key lengths; None = not known.
-        mask: bshd: the mask's tensor, bool, broadcastable to ``[B, H, Sq, Sk]``, True = MASKED; None without one. It
-            hides pairs besides those that ``mode`` hides: with a causal mode, both count.
+        mask: bshd: the mask's tensor, bool, broadcastable to ``[B, H, Sq, Sk]``, True = MASKED; None without one.
+            With a causal mode, a pair is hidden if the mask or causality hides it.
         sinks: float ``[H]`` logits of the attention sinks; None if the layer has none.
-        dropout: Probability in force now (0 in evaluation).
+        dropout: Probability of dropping an attention weight in this call (0 in evaluation).
     """
 
     format: Literal["thd", "bshd"]
@@ -135,10 +135,10 @@ class KernelSpec:
 
     Attributes:
         device_type: ``torch.device`` type of the operands.
-        dtype: Element type of the weights or of the operands (``adam``: float32, that of the master weights); None =
-            not known.
+        dtype: Element type of the weights or of the operands (``adam``: float32, the type of the master weights);
+            None = not known.
         options: Arguments that are known in advance and are the same in each call of the kernel. ``rms_norm`` and
-            ``layer_norm`` have ``eps`` (float) and ``zero_centered`` (bool); the others have none.
+            ``layer_norm`` have ``eps`` (float) and ``zero_centered`` (bool); other kernels have no options.
     """
 
     device_type: str
@@ -153,7 +153,8 @@ class LogProbSpec:
     Attributes:
         vocab_size: Real entries of the vocabulary; logits of padding entries are excluded.
         tensor_parallel: Ranks that share the vocabulary.
-        chunk_tokens: A tile holds at most as many logits as this many tokens have on one rank.
+        chunk_tokens: Limit of the block of logits that is computed at once: as many logits as this many tokens have
+            on one rank.
         device_type: ``torch.device`` type of the operands.
         dtype: Element type of the operands; None = not known.
     """
@@ -170,11 +171,11 @@ class LogProbKernel(Protocol):
 
     Args:
         hidden: ``[N, H]``, the same on all tensor-parallel ranks; N may be 0.
-        weight: ``[V / tp, H]``, this rank's rows of the output layer: rank r of the group has those from
-            ``r * V / tp`` on. V may be larger than ``LogProbSpec.vocab_size``: the rows from there on, at the end of
-            the last ranks, are padding, which has no probability and gets a gradient of 0.
+        weight: ``[V / tp, H]``, this rank's rows of the output layer: rank r of the group has the rows from
+            ``r * V / tp`` on. V may be larger than ``LogProbSpec.vocab_size``: the rows from ``vocab_size`` on, which
+            are on the last ranks, are padding. They have no probability and get a gradient of 0.
         labels: int64 ``[N]`` global token ids; negative = ignored (log-prob and entropy 0, no gradient of either).
-        temperature: Logits are divided by it; the entropy is that of the divided logits, too.
+        temperature: Logits are divided by it, for log-probs and entropies.
         group: Tensor-parallel group; None or a group of one rank = not parallel.
 
     Returns:

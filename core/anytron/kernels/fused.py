@@ -34,7 +34,7 @@ __all__ = [
 
 
 def default_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
-    """Return the pure torch kernel for ``name``; it depends on nothing in ``spec``."""
+    """Return the pure torch kernel for ``name``, which is the same for every ``spec``."""
     del spec
     return _KERNELS[name]
 
@@ -42,9 +42,9 @@ def default_kernel(name: KernelName, spec: KernelSpec) -> Callable[..., Any]:
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
     """Normalise by the root mean square over the last dimension, in float32.
 
-    The order of operations is Hugging Face's, so that logits are equal: cast to the input's type,
-    then the weight (``modeling_llama.LlamaRMSNorm``); with a zero-centred weight first ``1 + weight``
-    in float32, then the cast (``modeling_qwen3_next.Qwen3NextRMSNorm``).
+    The order of operations is Hugging Face's, so that logits are equal: the normalised input is cast to the input's
+    type and then multiplied by the weight (``modeling_llama.LlamaRMSNorm``); with a zero-centred weight, it is first
+    multiplied by ``1 + weight`` in float32 and then cast (``modeling_qwen3_next.Qwen3NextRMSNorm``).
 
     Args:
         x: ``[..., N]``: hidden states, or heads of queries and keys, where N is the size of a head.
@@ -137,8 +137,8 @@ def rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
 
     Args:
         x: ``[..., D]``: queries, or keys, with their heads in the dimension before the last.
-        freqs: Angles in radians, broadcastable to ``[..., R]``, R <= D; each angle stands in it
-            twice: halves one after the other, or neighbours if ``interleaved``.
+        freqs: Angles in radians, broadcastable to ``[..., R]``, R <= D; each angle occurs twice, at the two entries of
+            its pair.
         interleaved: Rotate pairs of neighbours (GPT-J) instead of the entries i and i + R/2 (GPT-NeoX, Hugging Face).
     """
     # Cast before multiplying, as Hugging Face and Megatron do.
@@ -196,7 +196,7 @@ def _pairs(x: Tensor, size: int, interleaved: bool) -> tuple[Tensor, Tensor]:
 
 
 def grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> Tensor:
-    """Multiply consecutive rows with one weight matrix each.
+    """Multiply each group of consecutive rows with the weight matrix of the group: ``rows @ weight.T``.
 
     Args:
         x: ``[T, K]``, rows sorted by group.
@@ -223,8 +223,8 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu
         weight: ``[D, W]``.
         bias: ``[D]`` or None.
         silu: Apply SiLU to the result.
-        cu_seqlens: int32 ``[N + 1]``, leading 0, where packed sequences start in the buffer; None =
-            each row is a sequence. Tokens from its last entry on form a sequence of their own.
+        cu_seqlens: int32 ``[N + 1]`` with a leading 0: tokens of the buffer at which packed sequences start, and the
+            end of the last one; tokens after this end form one more sequence. None = each row is a sequence.
 
     Returns:
         ``[B, S, D]`` in the type of ``x``.
@@ -273,7 +273,7 @@ def adam(
     arithmetic in float32 whatever the parameters' type.
 
     Args:
-        params: Updated in place.
+        params: Parameters, updated in place.
         grads: Gradients of the parameters, with the same shapes.
         exp_avgs: First moments, float32, updated in place.
         exp_avg_sqs: Second moments, float32, updated in place.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CHUNK = 64
-"""Most tokens of a chunk, as in Hugging Face and flash-linear-attention."""
+"""Largest number of tokens in a chunk, as in Hugging Face and flash-linear-attention."""
 
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
@@ -59,8 +59,8 @@ def gated_delta_rule(
         g: ``[B, S, H]``, logarithm of the state's decay before each token, <= 0.
         beta: ``[B, S, H]``, strength of the update, 0 to 1 (0: the token leaves the state as it is).
         scale: Factor of the output.
-        cu_seqlens: int32 ``[N + 1]``, leading 0, where packed sequences start in the buffer; sequences
-            may be empty. None = each row is a sequence.
+        cu_seqlens: int32 ``[N + 1]`` with a leading 0: tokens of the buffer at which packed sequences start, and the
+            end of the last one; sequences may be empty. None = each row is a sequence.
 
     Returns:
         ``[B, S, H, V]`` in the type of ``query``; zero from the last entry of ``cu_seqlens`` on.
@@ -84,7 +84,7 @@ class _Plan(NamedTuple):
     Attributes:
         there: Buffer rows -> tokens of chunks.
         back: Tokens of chunks -> buffer rows.
-        steps: Number of sequences that have a chunk of each rank; it never grows.
+        steps: How many sequences have a first chunk, a second chunk, ...; never increasing.
         size: C.
     """
 
@@ -128,7 +128,7 @@ def _plan(lengths: Sequence[int], total: int, device: torch.device) -> _Plan:
 def _within_chunks(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute what needs no state from before the chunk.
+    """Compute, for all chunks at once, the terms that do not depend on the state before the chunk.
 
     Args:
         query: ``[N, H, C, K]``, scaled.

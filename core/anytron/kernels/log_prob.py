@@ -1,8 +1,8 @@
 """Token log-probabilities and entropies from hidden states, vocabulary-parallel, without holding whole logits.
 
 The logits of a packed micro-batch are by far its largest tensor (16384 tokens x 150 000 entries in
-float32: 10 GB), and only two numbers per token are computed from them. So they are computed for one tile of the
-vocabulary at a time, in the forward pass and again in the backward pass, and never kept.
+float32: 10 GB), and only two numbers per token are computed from them. So logits are computed for one tile (a range of
+entries) of the vocabulary at a time, in the forward pass and again in the backward pass, and never kept.
 
 With z the logits divided by the temperature, y the label, p = softmax(z) and E = sum_j p_j z_j::
 
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 
 NARROWEST_TILE = 1024
-"""Entries of the vocabulary. A tile of as many is no larger than the hidden states as a rule; matrix products with
-fewer are slow (two cores, 2048 tokens: with 512 entries four times as slow as with 2048)."""
+"""Least width of a tile, in entries of the vocabulary. Such a tile is rarely larger than the hidden states, and matrix
+products with narrower tiles are slow (two cores, 2048 tokens: with 512 entries four times as slow as with 2048)."""
 
 _MULTIPLE = 128
-"""Widths of tiles: what tensor cores take in one piece."""
+"""Widths of tiles are multiples of it, so that tensor cores compute whole blocks."""
 
 
 def make_log_prob(spec: LogProbSpec, arithmetic: TileArithmetic | None = None) -> LogProbKernel:
-    """Make a log-prob kernel; without ``arithmetic`` the neutral default of ``log_prob_kernel``, in pure torch.
+    """Make a log-prob kernel; without ``arithmetic``, the pure torch default of the hook ``log_prob_kernel``.
 
     A tile has at most as many logits as ``spec.chunk_tokens`` tokens have on one rank, but at least
     :data:`NARROWEST_TILE` logits per token. The neutral default computes logits in the weight's element type and
@@ -192,14 +192,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class Upstream:
-    """What the gradients depend on besides the logits: values per token, each float32 ``[N]``.
+    """Values per token, each float32 ``[N]``, from which gradients are computed together with the logits.
 
     Attributes:
         peak: m, the highest logit of all ranks after division by the temperature.
         log_total: log s.
         mean: e / s, the mean of the logits under the softmax, minus ``peak``.
-        grad_log_probs: Gradient of the loss by the log-probs; 0 where the label is ignored.
-        grad_entropy: Gradient of the loss by the entropies; 0 where the label is ignored.
+        grad_log_probs: Gradient of the loss with respect to the log-probs; 0 where the label is ignored.
+        grad_entropy: Gradient of the loss with respect to the entropies; 0 where the label is ignored.
     """
 
     peak: Tensor
@@ -219,17 +219,17 @@ class TileArithmetic(Protocol):
         """
 
     def gradients(self, shard: Shard, upstream: Upstream) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (rows, gradient) of each tile; the gradient ``[N, rows]`` is that of the tile's logits.
+        """Yield (rows, gradient) of each tile; the gradient ``[N, rows]`` belongs to the tile's logits.
 
-        These are the logits before division by the temperature. The gradient has the weight's dtype. It may be
-        overwritten when the next one is asked for.
+        It is the gradient of the logits before their division by the temperature, in the weight's dtype. It may be
+        overwritten when the next tile is requested.
         """
 
 
 class TorchTiles:
     """Compute a tile's logits in memory and work on them in place, so that only two float32 tiles exist at a time.
 
-    The two are allocated once per pass, because on a CPU new memory costs as much time as a pass over it.
+    Both tiles are allocated once per pass, because on a CPU new memory costs as much time as computing on it.
     """
 
     def statistics(self, shard: Shard) -> Tensor:

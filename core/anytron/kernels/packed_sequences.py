@@ -73,7 +73,12 @@ def _is(reference: weakref.ref[Any] | None, tensor: Tensor | None) -> bool:
 
 
 class Rows(NamedTuple):
-    """Which rows to take from a tensor: ``source`` int64 ``[N]``; the ``empty`` ones (int64 positions) are zero."""
+    """Rows to take from a tensor.
+
+    Attributes:
+        source: Index of each row, int64 ``[N]``.
+        empty: Positions of the result that are zero instead, int64; None = there are none.
+    """
 
     source: Tensor
     empty: Tensor | None
@@ -103,7 +108,7 @@ class _Rearrange(torch.autograd.Function):
 
 
 def rearrange(tensor: Tensor, there: Rows | None, back: Rows | None) -> Tensor:
-    """Take the rows that ``there`` names. ``back`` has the new place of each row of ``tensor``, for the gradient."""
+    """Take the rows ``there`` of a tensor; the gradient takes the rows ``back``, the inverse of ``there``."""
     rearranged: Tensor = _Rearrange.apply(tensor, there, back)  # type: ignore[no-untyped-call]
     return rearranged
 
@@ -112,8 +117,8 @@ class Side(NamedTuple):
     """How one operand (queries, or keys and values) is moved into the groups and back.
 
     Attributes:
-        grouped: Buffer rows ``[T]`` -> slots of all groups, one after the other.
-        packed: Slots -> buffer rows; rows of padding are empty.
+        grouped: The buffer row of each slot of all groups, one group after the other; None if ``stride`` is set.
+        packed: The slot of each buffer row, rows of padding empty; None if ``stride`` is set.
         stride: Set if the slots are the buffer itself, and sequence i starts at ``i * stride``. Then there is
             one group, and views are used instead of copies.
     """
@@ -129,7 +134,7 @@ class Restriction(NamedTuple):
     Attributes:
         visible: bool, broadcastable to ``[n, H, rows, columns]``, True = KEEP. A row that may see no key is
             given all keys, because it would have no softmax (0/0, and NaN on some backends); its result is dropped.
-        blind: bool ``[n or 1, 1, rows, 1]``, True = this row has no key; None if every row has one.
+        blind: bool ``[n or 1, 1, rows, 1]``, True = this row may see no key; None if every row may see one.
     """
 
     visible: Tensor
@@ -173,7 +178,7 @@ class Group:
         return self.query_lengths.numel()
 
     def restriction(self, causal: bool, window: Window | None) -> Restriction | None:
-        """Return which pairs may attend; None if the kernel's causal flag alone says so.
+        """Return which pairs may attend; None if the kernel's causal flag alone determines them.
 
         The flag is enough if, in a causal sequence, all padding keys come after every real query: results of padding
         queries are not used.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RANKS = 2
 LENGTH = 6
-"""Numbers of each rank; divisible by the ranks."""
+"""Length of each rank's operand; divisible by the number of ranks."""
 
 
 def _of(rank: int, length: int = LENGTH) -> Tensor:
@@ -129,8 +129,9 @@ CASES = [
 def collective_results(subject: Subject, case: Case) -> None:
     """Two processes on two devices call each collective with numbers that are different for each rank and position.
 
-    A sum must not be divided, and an average is divided once; gathered parts are in rank order, and every rank gets
-    its own part of a scatter. If the backend has no average, the case is counted as skipped: engines then divide a sum.
+    A sum must not be divided, and an average must be divided once; gathered parts are in rank order, and every rank
+    gets its own part of a scatter. If the backend has no average, the case is counted as skipped: engines then divide a
+    sum.
     """
     on_ranks(subject, RANKS, compare_collective, *case.values)
 
@@ -151,4 +152,6 @@ def compare_collective(member: Member, name: str, dtype_name: str) -> None:
     if found.device.type != member.subject.runtime.device_type:
         raise Broken("The result is on another device.", f"{found.device}")
     if found.dtype != dtype or not torch.equal(found.cpu(), expected):
-        raise Broken(f"The {name} is wrong.", f"{found.tolist()} in {found.dtype}, expected {expected.tolist()}")
+        raise Broken(
+            f"The result of '{name}' is wrong.", f"{found.tolist()} in {found.dtype}, expected {expected.tolist()}"
+        )

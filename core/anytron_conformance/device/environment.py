@@ -33,7 +33,7 @@ PROCESSES = [
 @rule(
     "environment-is-plain",
     "device",
-    "The platform's runtime_env gives texts by name, the same at each call for a process.",
+    "The platform's runtime_env returns strings by name, and the same strings at each call for a process.",
     cases=PROCESSES,
 )
 def environment_is_plain(subject: Subject, case: Case) -> None:
@@ -53,7 +53,7 @@ def environment_is_plain(subject: Subject, case: Case) -> None:
 def _compare(first: Mapping[str, str], second: Mapping[str, str], when: str) -> None:
     if first != second:
         changed = sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
-        raise Broken(f"runtime_env gives another environment {when}.", ", ".join(changed))
+        raise Broken(f"runtime_env returns other variables {when}.", ", ".join(changed))
 
 
 @rule(
@@ -86,7 +86,7 @@ def compare_environment(member: Member) -> None:
     """Compare this rank's environment with the variables that the plugins set when the rank started."""
     for name, value in member.subject.session.environment.items():
         if os.environ.get(name) != value:
-            raise Broken(f"{name} is not what runtime_env sets.", f"{os.environ.get(name)!r}, wanted {value!r}")
+            raise Broken(f"{name} is not what runtime_env sets.", f"it is {os.environ.get(name)!r}, expected {value!r}")
 
 
 UNKNOWN = "no_such_option"
@@ -107,9 +107,9 @@ def _wrong_options(subject: Subject) -> Iterator[Case]:
     cases=_wrong_options,
 )
 def options_are_typed(subject: Subject, case: Case) -> None:
-    """The options' model must accept no options, and refuse an unknown name, and a wrong type for each option.
+    """The options' model must accept an empty mapping, and refuse an unknown name and, for each option, a wrong type.
 
-    If a misspelt option were ignored, a run would use another setting than the user believes: set `extra="forbid"`.
+    If a misspelt option were ignored, a run would use another setting than its user intends: set `extra="forbid"`.
     """
     try:
         validated_options(subject.platform, case.values)
@@ -131,7 +131,7 @@ def _training_ranks(subject: Subject) -> Iterator[Case]:
 @rule(
     "patches-take-effect",
     "device",
-    "Every patch that is applied changes its target, and undoing it gives back what was there.",
+    "Every patch that is applied changes its target, and undoing it restores the target.",
     cases=_training_ranks,
     limit_s=120.0,
 )
@@ -160,7 +160,7 @@ def patches_take_effect(subject: Subject, case: Case) -> None:
 
 
 def _apply(ledger: Ledger, phase: Phase, patches: list[Patch], before: dict[str, dict[str, int]]) -> int:
-    """Apply the patches of a phase; give the number of those that are in effect."""
+    """Apply the patches of a phase; return how many of them are in effect."""
     loaded = {patch.module for patch in patches if patch.module in sys.modules}
     here = {patch.module: _objects(patch.module) for patch in patches if phase is not Phase.BEFORE_IMPORT}
     here |= {module: _objects(module) for module in loaded}
@@ -179,7 +179,7 @@ def _apply(ledger: Ledger, phase: Phase, patches: list[Patch], before: dict[str,
 
 
 def _objects(module: str) -> dict[str, int]:
-    """What a module's names, and those of its classes, hold: the identities by dotted name."""
+    """The identity of each object of a module and of its classes, by dotted name."""
     if module not in sys.modules:
         return {}
     found: dict[str, int] = {}
@@ -191,7 +191,7 @@ def _objects(module: str) -> dict[str, int]:
 
 
 def _identity(value: Any) -> int:
-    """That of the object; of numbers and text, their value's."""
+    """The object's identity; for numbers and strings, a hash of type and value."""
     return hash((type(value), value)) if isinstance(value, int | float | str) else id(value)
 
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 BYTES = 64 << 20
-"""Of the tensor that is made and freed; much more than anything else that may happen meanwhile."""
+"""Size of the tensor that is made and freed, in bytes: much more than any other allocation at the same time."""
 SLACK = BYTES // 8
 ENDLESS = 1 << 50
-"""Bytes that no device has."""
+"""A number of bytes that no device has."""
 
 
 def _now(subject: Subject) -> MemoryStats:
@@ -38,7 +38,7 @@ def _made(subject: Subject) -> torch.Tensor:
 @rule(
     "memory-figures",
     "device",
-    "allocated grows with a tensor and shrinks when it is freed; allocated <= reserved <= total.",
+    "memory_stats: allocated grows with a tensor and shrinks when it is freed; allocated <= reserved <= total.",
 )
 def memory_figures(subject: Subject, case: Case) -> None:
     """A tensor of 64 MiB is made and freed; `empty_cache` gives its memory back.
@@ -62,10 +62,10 @@ def memory_figures(subject: Subject, case: Case) -> None:
     if left > SLACK:
         raise Broken("allocated does not shrink when a tensor is freed.", f"{left} bytes of {BYTES} are left")
     if after.reserved - before.reserved > SLACK:
-        raise Broken("empty_cache keeps memory.", f"{after.reserved - before.reserved} bytes more are reserved")
+        raise Broken("empty_cache releases too little.", f"{after.reserved - before.reserved} more bytes are reserved")
     for stats in (before, during, freed, after):
         if not 0 <= stats.allocated <= stats.reserved <= stats.total:
-            raise Broken("Not 0 <= allocated <= reserved <= total.", f"{stats}")
+            raise Broken("0 <= allocated <= reserved <= total does not hold.", f"{stats}")
 
 
 @rule(
@@ -74,7 +74,7 @@ def memory_figures(subject: Subject, case: Case) -> None:
     "peak_allocated is at least what was allocated at any time since reset_peak_memory_stats.",
 )
 def peak_memory(subject: Subject, case: Case) -> None:
-    """A tensor of 64 MiB is made and freed, and the peak reset after that; the next peak must not contain it.
+    """A tensor of 64 MiB is made and freed, and then the peak is reset: the next peak must not include the tensor.
 
     A runtime that does not override `reset_peak_memory_stats` counts from the start of the process. Then
     only the peak of the first tensor is checked, and the check after the reset is counted as skipped.
@@ -88,13 +88,16 @@ def peak_memory(subject: Subject, case: Case) -> None:
     after = _now(subject)
     for stats in (during, after):
         if stats.peak_allocated < during.allocated - SLACK // 8:
-            raise Broken("The peak is below what was allocated.", f"{stats.peak_allocated}, was {during.allocated}")
+            raise Broken("The peak is too low.", f"{stats.peak_allocated} bytes, but {during.allocated} were allocated")
     if type(subject.runtime).reset_peak_memory_stats is DeviceRuntime.reset_peak_memory_stats:
         raise Inapplicable("the runtime does not reset peaks: they count from the start of the process")
     subject.runtime.reset_peak_memory_stats()
     left = _now(subject)
     if left.peak_allocated - left.allocated > SLACK:
-        raise Broken("reset_peak_memory_stats leaves the peak.", f"{left.peak_allocated}, allocated {left.allocated}")
+        raise Broken(
+            "reset_peak_memory_stats does not reset the peak.",
+            f"it is {left.peak_allocated} bytes, and {left.allocated} are allocated",
+        )
 
 
 @rule(
@@ -113,7 +116,7 @@ def out_of_memory(subject: Subject, case: Case) -> None:
                 "is_out_of_memory does not recognize the error.", f"{type(error).__name__}: {error}"
             ) from error
     else:
-        raise Broken("A petabyte was allocated.")
+        raise Broken("Allocating a petabyte raised no error.")
     if subject.runtime.is_out_of_memory(ValueError("no memory of that")):
         raise Broken("is_out_of_memory takes another error for an out-of-memory error.")
 
@@ -159,7 +162,7 @@ def streams_order_work(subject: Subject, case: Case) -> None:
         raise Broken("Leaving a with block does not make the previous stream current again.")
     current.wait_event(event)
     if not bool((twos + 1 == 3).all()):
-        raise Broken("A stream did not wait for another.")
+        raise Broken("A stream did not wait for the other stream.")
     stream.synchronize()
     if not stream.query():
         raise Broken("A stream reports unfinished work after it was waited for.")
@@ -169,7 +172,7 @@ def streams_order_work(subject: Subject, case: Case) -> None:
 def synchronize_waits(subject: Subject, case: Case) -> None:
     """Long work is queued, with a non-blocking copy to the host; after `synchronize` the copy must be complete.
 
-    Timings, copies and the end of a step rely on it.
+    Timings, copies and the end of a step rely on this.
     """
     del case
     pinned = subject.runtime.can_pin_memory()

@@ -62,7 +62,7 @@ def own_device(subject: Subject, case: Case) -> None:
 @rule(
     "tensors-stay",
     "device",
-    "A tensor that is made on the current device is there, and so is what is computed from it.",
+    "A tensor that is made on the current device is there, and so are results that are computed from it.",
     cases=[Case(name, name, index) for index, name in enumerate(OPERATIONS)],
 )
 def tensors_stay(subject: Subject, case: Case) -> None:

@@ -35,7 +35,7 @@ CASES = [Case(name, name, index) for index, name in enumerate(DRAWS)]
 def rng_round_trip(subject: Subject, case: Case) -> None:
     """Seed, draw, save, draw, restore, draw: the last two draws are equal, and so are the states after them.
 
-    Recomputation and checkpoints rely on it. Usual faults: the state of another generator is saved, or a state is
+    Recomputation and checkpoints rely on this. Usual faults: the state of another generator is saved, or a state is
     accepted but not set.
     """
     runtime, draw = subject.runtime, DRAWS[case.values]
@@ -58,7 +58,7 @@ def rng_round_trip(subject: Subject, case: Case) -> None:
 @rule(
     "seeds-decide",
     "device",
-    "The same seed draws the same numbers, another seed others.",
+    "The same seed draws the same numbers, and another seed draws other numbers.",
     cases=CASES,
 )
 def seeds_decide(subject: Subject, case: Case) -> None:
@@ -79,11 +79,11 @@ def seeds_decide(subject: Subject, case: Case) -> None:
 @rule(
     "own-generator",
     "device",
-    "default_generator() is the one that operations on the device draw from.",
+    "default_generator() is the generator from which operations on the device draw.",
     cases=CASES,
 )
 def own_generator(subject: Subject, case: Case) -> None:
-    """A draw changes this generator's state, and a seed of the generator has the same effect as `manual_seed`."""
+    """A draw must change this generator's state, and seeding it must have the effect of the runtime's `manual_seed`."""
     runtime, draw = subject.runtime, DRAWS[case.values]
     generator = runtime.default_generator()
     if not isinstance(generator, torch.Generator):

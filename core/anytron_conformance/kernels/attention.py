@@ -83,7 +83,7 @@ def _masks() -> dict[str, torch.Tensor]:
 @rule(
     "attention-masks",
     "kernels",
-    "A mask hides the pairs that are True, together with causality; a query that sees no key gives 0 and no gradient.",
+    "A mask hides pairs where it is True, besides causality; a query that sees no key gives 0 and no gradient.",
     cases=in_dtypes(
         (f"bshd, mode {mode}, mask {name}", (Layer(4, 4, causal=mode != "padding"), mode, mask), (BSHD,))
         for name, mask in _masks().items()
@@ -104,7 +104,7 @@ def masked_attention(subject: Subject, case: Case) -> None:
 @rule(
     "attention-groups",
     "kernels",
-    "Query head h reads key head h // (H / G) of G.",
+    "With H query heads and G key heads, query head h reads key head h // (H / G).",
     cases=in_dtypes(
         (f"{sequence_format}, {heads} heads, {groups} groups", (sequence_format, Layer(heads, groups)), needs)
         for heads, groups in ((2, 1), (4, 2), (6, 2), (3, 3))
@@ -215,7 +215,7 @@ def attention_with_sinks(subject: Subject, case: Case) -> None:
 @rule(
     "attention-fewer-queries",
     "kernels",
-    "Where queries and keys of a sequence differ in number, its last query stands at its last key.",
+    "Where a sequence has fewer or more queries than keys, its last query stands at its last key.",
     cases=in_dtypes(
         [
             *(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SCALE = 0.4
 """Factor of the scores; it differs from every default of a kernel."""
 FACTOR = {torch.float32: 1.0, torch.bfloat16: 3.0}
-"""Times the usual tolerance: probabilities are rounded to 16 bits, and gradients are differences of such sums."""
+"""Factor of the usual tolerance: probabilities are rounded to 16 bits, and gradients are differences of such sums."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Packing:
         keys: Real keys of each sequence; None = as many as queries.
         gaps: Padding after each sequence, in the buffers of queries and of keys.
         tail: Padding at the end of the buffers.
-        says_starts: Whether the call gives the padded lengths; without them, there must be no gaps.
-        says_longest: Whether the call gives the longest lengths; False = None in their place.
+        says_starts: Whether the call has ``cu_seqlens_*_padded``; without them, there must be no gaps.
+        says_longest: Whether the call has ``max_seqlen_*``; False = they are None.
     """
 
     queries: tuple[int, ...]
@@ -234,7 +234,7 @@ def padded(
 
 
 def in_sight(queries: int, keys: int, causal: bool, window: tuple[int, int] | None) -> Tensor:
-    """Which keys a query sees by its position, if the last query is at the last key: bool ``[1, 1, Sq, Sk]``."""
+    """Return which keys a query may see by position, with the last query at the last key: bool ``[1, 1, Sq, Sk]``."""
     left, right = window or (-1, -1)
 
     def sees(query: int, key: int) -> bool:

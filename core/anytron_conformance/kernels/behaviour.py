@@ -147,8 +147,8 @@ def overlapping(subject: Subject, case: Case) -> None:
 def on_the_device(subject: Subject, case: Case) -> None:
     """Watch every operation of a kernel's forward and backward pass, and the devices of their results.
 
-    If a kernel moves at least as many numbers to another device as its smallest operand has, this is a silent fallback.
-    Lengths may go to the host. If the device is the host itself, there is nothing to check.
+    A result on another device is a silent fallback if it has at least as many floating-point numbers as the smallest
+    operand. Lengths may go to the host. If the device is the host itself, there is nothing to check.
     """
     dtype, sample = case.values
     for comparison in sample.calls(subject, dtype):
@@ -226,7 +226,7 @@ def undisturbed(subject: Subject, case: Case) -> None:
 @rule(
     "attention-dropout",
     "kernels",
-    "Attention drops what call.dropout says, from the device's generator; gradients pass where values passed.",
+    "Attention drops weights with the probability call.dropout; gradients pass through the weights that are kept.",
     cases=(
         Case("thd, probability 0, as in evaluation", ("thd", 0.0), 0, (Feature.THD,)),
         Case("bshd, probability 0, as in evaluation", ("bshd", 0.0), 1, (Feature.BSHD,)),
@@ -298,7 +298,7 @@ def _check_weights(found: Tensor, right: Tensor, probability: float) -> None:
     # 2112 draws: five standard deviations are 0.05.
     if abs(share - probability) > 0.05:
         raise Broken(
-            "The share of dropped weights is not the one that was asked for.", f"{share:.3f}, not {probability:g}"
+            "The share of dropped weights is not call.dropout.", f"it is {share:.3f}, expected {probability:g}"
         )
 
 

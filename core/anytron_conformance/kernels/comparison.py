@@ -29,12 +29,13 @@ class Comparison:
         dtype: Element type of the operands that the kernel gets.
         outputs: Names of the results, in messages: ``output``.
         result_dtype: Element type of the results; None = as ``dtype``.
-        in_float32: Operands that are float32 for any dtype of the others.
-        frozen: Operands for which no gradient is requested.
+        in_float32: Names of operands that are float32 whatever ``dtype`` is.
+        frozen: Names of operands for which no gradient is requested.
         meaningless: Rows of operands whose numbers must not matter, by the operand's name: bool, over its first
             dimensions. They get no gradient.
         garbage: Value with which the rows in ``meaningless`` are filled.
-        empty: Rows of the results that must be 0: bool, over their first dimensions; they also receive a gradient.
+        empty: Rows of the results that must be 0: bool, over the results' first dimensions. Their incoming gradient is
+            not 0.
         because: Why the rows in ``empty`` are 0, for the message.
         lay: Function that copies operands and incoming gradients to a memory layout that callers of a kernel may use.
         factor: Factor of the usual tolerance.
@@ -185,7 +186,7 @@ def _as_tuple(results: Any) -> tuple[Tensor, ...]:
 
 
 DTYPES = (torch.float32, torch.bfloat16)
-"""In which kernels are checked; bfloat16 where the platform does not decline it."""
+"""Element types in which kernels are checked; bfloat16 only if the platform supports it."""
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

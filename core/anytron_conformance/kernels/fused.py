@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 SHAPES = ((3, 8), (7, 1, 2, 32), (5, 3, 64), (4, 129))
-"""Of what is normalised or gated: hidden states, heads of queries, and sizes that nothing divides."""
+"""Shapes of inputs of norms: hidden states, heads of queries, and sizes that no block size divides."""
 LAYINGS = (("contiguous", torch.Tensor.contiguous), ("parts of one tensor", split_off), ("every other number", sliced))
 
 
@@ -174,7 +174,7 @@ def rope_of(
 @rule(
     "rope",
     "kernels",
-    "rope turns pairs of the first entries of each head by the given angles; the other entries pass.",
+    "rope turns pairs of the first entries of each head by the given angles; the other entries stay as they are.",
     cases=in_dtypes(
         (f"{list(shape)}, {turned} turn, {'neighbours' if interleaved else 'halves'}, {name}", values, ())
         for shape, turned, name, lay in (
@@ -192,8 +192,8 @@ def rope_of(
 def rope(subject: Subject, case: Case) -> None:
     """Rotate heads ``[T, heads, D]`` and ``[S, B, heads, D]``, and compare with a rotation of complex numbers.
 
-    Pairs are i and i + R / 2, or neighbours if ``interleaved``. The gradient is rotated back: a kernel that rotates it
-    in the same direction as the values breaks the rule.
+    A pair is the entries i and i + R / 2, or two neighbours if ``interleaved``. The gradient must be rotated back: a
+    kernel that rotates it in the same direction as the values breaks the rule.
     """
     dtype, (shape, turned, interleaved, lay) = case.values
     rope_of(subject, dtype, shape, turned, interleaved, lay=lay).hold(subject)
@@ -231,7 +231,7 @@ def grouped_mm(subject: Subject, case: Case) -> None:
     """Multiply groups of rows, of which some or all are empty.
 
     An expert without tokens has a gradient of zeros, not a missing one, because data-parallel ranks sum gradients. A
-    kernel that does not write it, or shifts the groups after an empty one, breaks the rule.
+    kernel that writes no such gradient, or shifts the groups after an empty one, breaks the rule.
     """
     dtype, (splits, lay) = case.values
     grouped_mm_of(subject, dtype, splits, lay=lay).hold(subject)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from anytron_conformance.subject import Subject
 
 SCALE = 0.3
-"""Of the outputs of the gated delta rule."""
+"""Factor of the outputs of the gated delta rule."""
 DECAY = "decay"
 
 
@@ -70,7 +70,7 @@ def convolution_of(
 @rule(
     "causal-conv1d",
     "kernels",
-    "causal_conv1d sums the last tokens of a token's own sequence, each with its tap; before the first stand zeros.",
+    "causal_conv1d sums the last tokens of a sequence, each times its tap; zeros stand before the first token.",
     needs=(Feature.LINEAR_ATTENTION,),
     cases=in_dtypes(
         [
@@ -136,7 +136,7 @@ def delta_rule_of(
 @rule(
     "gated-delta-rule",
     "kernels",
-    "gated_delta_rule is its recurrence, token by token, from a state of zeros for each sequence.",
+    "gated_delta_rule equals its recurrence, token by token, from a state of zeros for each sequence.",
     needs=(Feature.LINEAR_ATTENTION,),
     cases=in_dtypes(
         [

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HIDDEN = 16
 NAMES = ("log-prob", "entropy")
 FACTOR = {torch.float32: 1.0, torch.bfloat16: 2.0}
-"""Times the usual tolerance: a kernel may round logits to 16 bits, and probabilities change by as much as those."""
+"""Factor of the usual tolerance: a kernel may round logits to 16 bits, and probabilities change by as much as those."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ def log_probs(subject: Subject, case: Case) -> None:
     ),
 )
 def separate_gradients(subject: Subject, case: Case) -> None:
-    """Let the loss depend on one of the results or both, with one of the operands frozen or neither.
+    """Let the loss depend on one of the results or both, with one of the operands frozen or none.
 
-    An entropy bonus needs the entropy's gradient, a policy loss without one does not use it at all; LoRA freezes the
+    An entropy bonus needs the entropy's gradient, and a loss without this bonus does not use it; LoRA freezes the
     weight. With a kernel that detaches the entropy or omits the output layer's gradient, training goes on, but learns
     less.
     """
@@ -262,7 +262,7 @@ def strided(subject: Subject, case: Case) -> None:
 @rule(
     "log-probs-tensor-parallel",
     "kernels",
-    "With tensor parallelism both results are whole on every rank; the gradient of hidden is this rank's part.",
+    "With tensor parallelism every rank has both results whole, and its own part of the gradient of hidden states.",
     needs=(Feature.TENSOR_PARALLEL,),
     limit_s=180.0,
     cases=in_dtypes(

@@ -52,20 +52,20 @@ def _scene(
     subject: Subject, layer: Layer, lengths: tuple[int, ...], sequence_format: Format, context: int = 1
 ) -> Scene:
     if not subject.platform.portable_modules:
-        raise Inapplicable("its modules are a vendor's, which call their own attention")
+        raise Inapplicable("the platform's modules are a vendor's, which call their own attention")
     return Scene(sequence_format, lengths, layer.traits, context=context)
 
 
 @rule(
     "attention-own-mask",
     "kernels",
-    "The kernel of each layer reads the answer of build_attn_mask, within the scope of the micro-batch.",
+    "The kernel of each layer can read the mask of build_attn_mask, within the scope of the micro-batch.",
     cases=_cases(LENGTHS),
 )
 def own_mask(subject: Subject, case: Case) -> None:
     """Prepare a micro-batch through the hooks, call the kernel with the mask and the mode of the platform, and compare.
 
-    ``layout_constraints``, ``preprocess_sequences`` and ``build_attn_mask`` are asked as the engine asks them. Padding
+    ``layout_constraints``, ``preprocess_sequences`` and ``build_attn_mask`` are called as by the engine. Padding
     holds NaN in thd and 7 in bshd. Every layer of the model gets this mode, also a layer whose kernel the platform
     leaves to the next plugin: so a platform with its own mode must also supply all kernels that read it.
     """
@@ -100,7 +100,7 @@ def _compare(
 @rule(
     "attention-context-parallel",
     "kernels",
-    "The kernel attends with a rank's chunks of queries to prefixes of all keys, as context parallelism calls it.",
+    "The kernel is right for a rank's chunks of queries with prefixes of all keys, as context parallelism calls it.",
     needs=(Feature.CONTEXT_PARALLEL,),
     cases=_cases(LENGTHS[:3]),
 )

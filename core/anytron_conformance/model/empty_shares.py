@@ -69,7 +69,7 @@ VISION_TOWER = Trained(", vision tower only", {"model": {"freeze": ["language_mo
 ONE_STAGE = Trained(
     ", adapters on one stage", {"model": {"lora": {"rank": 4, "targets": ["linear_qkv"]}}}, (Feature.ADAPTERS,)
 )
-"""Of a Qwen3-Next of four layers the last one alone has such a layer: the first of two stages has nothing to train."""
+"""In a Qwen3-Next of four layers, only the last layer has a ``linear_qkv``: the first of two stages trains nothing."""
 MODULES = Trained(
     ", prediction modules",
     {"engine": {"options": {"mtp_loss_coefficient": 1.0, "mtp_detach": False}}},
@@ -77,7 +77,7 @@ MODULES = Trained(
     modules=True,
 )
 MOST_CONTEXT = 4
-"""Context-parallel ranks of the kit's largest layout: sequences are short for them."""
+"""Context-parallel ranks of the kit's largest layout; some sequences get fewer tokens than this."""
 
 
 def _cases() -> list[Case]:
@@ -105,12 +105,12 @@ def _cases() -> list[Case]:
 @rule(
     "empty-shares",
     "model",
-    "Ranks with nothing to do take part: scores, gradients, updates and exports equal one rank's.",
+    "Ranks without work take part: log-probs, gradients, updates and exports equal one rank's.",
     cases=_cases(),
     limit_s=START_S,
 )
 def with_empty_shares(subject: Subject, case: Case) -> None:
-    """Score, differentiate, update and export while some rank, stage, replica or expert has no work.
+    """Compute log-probs, gradients, an update and an export while some rank, stage, replica or expert has no work.
 
     The cases are: sequences of one token, and of fewer tokens than there are context-parallel ranks, one in each
     micro-batch and all in one pack; a replica that runs fillers only, or has no image; experts without tokens;
@@ -128,14 +128,14 @@ def with_empty_shares(subject: Subject, case: Case) -> None:
         right = expected.shares[name]
         hold_values(f"Log-probs differ from one rank's: {name}.", computed.log_probs, right.log_probs, found.dtype)
         _hold(f"Gradients differ from one rank's: {name}.", computed.gradients, right.gradients, found.dtype)
-    _hold("An update does not move weights as one rank does.", found.moved, expected.moved, found.dtype)
+    _hold("An update changes the weights differently than on one rank.", found.moved, expected.moved, found.dtype)
 
 
 def _hold(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: str) -> None:
     if not any(gradient.any() for gradient in expected.values()):
         moving = [name for name, gradient in found.items() if gradient.any()]
         if moving:
-            raise Broken(what, f"one rank's are 0, and {len(moving)} are not, first {moving[0]}")
+            raise Broken(what, f"on one rank all are 0, but {len(moving)} are not 0 here, first {moving[0]}")
         return
     unknown = found.keys() - expected.keys() - tied_copies(found, expected)
     reasons = {f"unknown to one rank ({', '.join(sorted(unknown))})": len(unknown)}
@@ -147,7 +147,7 @@ def _hold(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a layout computes of shares, by their names, and the gradients that an update on the first of them shows."""
+    """What a layout computes from each share, by name, and the gradients that an update on the first share shows."""
 
     dtype: str
     shares: dict[str, Computed]
@@ -157,7 +157,7 @@ class _Outcome:
 def _computed(
     observer: Observer, family: Family, trained: Trained, layout: Layout, max_tokens: int | None = None
 ) -> _Outcome:
-    """Let a layout compute; ``max_tokens`` is another limit than that of each share."""
+    """Let a layout compute all shares; ``max_tokens`` replaces the limit of each share."""
     sections = {**trained.sections, "optimizer": dict(SHOWN)}
     model = model_with_modules(observer, family) if trained.modules else None
     config, trainer = observer.build(family, layout, sections, model)

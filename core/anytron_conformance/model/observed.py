@@ -39,7 +39,7 @@ class Truth:
     Attributes:
         batch: Recorded trajectories.
         logits: Logits of the first sequences, float32 ``[T', V]``.
-        gradients: Gradients of the loss of all sequences, float32, by the weights' names in files.
+        gradients: Gradients of the loss of all sequences, float32, by the weights' names in the model's files.
     """
 
     batch: RaggedBatch
@@ -55,7 +55,9 @@ class Truth:
 
 @dataclass(frozen=True)
 class Seen:
-    """Results of an engine for a model in a layout. Reading one that could not be computed raises :class:`Broken`.
+    """Results of an engine for a model in a layout.
+
+    Reading a result that could not be computed raises :class:`Broken`.
 
     Attributes:
         config: Configuration of the engine.
@@ -74,14 +76,14 @@ class Seen:
 
     @property
     def forward(self) -> Forward:
-        """Logits of the first sequences; log-probs and entropies of all at two temperatures."""
+        """Logits of the first sequences; log-probs and entropies of all sequences at two temperatures."""
         if isinstance(self._forward, Broken):
             raise self._forward
         return self._forward
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """Gradients of the loss of all sequences, float32, by the weights' names in files."""
+        """Gradients of the loss of all sequences, float32, by the weights' names in the model's files."""
         if isinstance(self._gradients, Broken):
             raise self._gradients
         return self._gradients
@@ -130,7 +132,7 @@ class Observer:
         return subject.keep("observer of models", lambda: cls(subject))
 
     def see(self, family: Family, layout: Layout) -> Seen:
-        """Let the engine of a family in a layout compute its results.
+        """Return the results of the engine of a family in a layout; they are computed at the first call.
 
         Raises:
             Inapplicable: The plugins refuse the configuration, or there are not enough devices.
@@ -225,7 +227,7 @@ class Family:
         name: Key of :data:`anytron_conformance.tiny_models.CONFIGS`.
         title: Name of the model for users.
         needs: Features that the model requires and a platform may lack.
-        changes: Fields of the model's config that differ from that entry.
+        changes: Fields of the model's config that replace those of the entry.
     """
 
     name: str
@@ -235,7 +237,7 @@ class Family:
 
     @property
     def takes_images(self) -> bool:
-        """Whether its sequences have images."""
+        """Whether the model's sequences have images."""
         return Feature.VISION in self.needs
 
 
@@ -302,10 +304,10 @@ QWEN3_VL = Family("qwen3_vl", "Qwen3-VL, images", (Feature.VISION,))
 QWEN2_5_VL = Family("qwen2_5_vl", "Qwen2.5-VL, images", QWEN3_VL.needs)
 
 ARRANGED = (QWEN3, QWEN2, QWEN3_MOE, DEEPSEEK_V3, QWEN3_NEXT, QWEN3_5, QWEN3_VL)
-"""Those that are computed in every layout, the simplest first: of several that fail, a rule shows one."""
+"""The families that are computed in every layout, the simplest first, because a rule shows only the first failure."""
 FAMILIES = (*ARRANGED, LLAMA, QWEN2_5_VL)
-"""All. The last ones bring nothing that a layout splits otherwise: Llama's layers are Qwen3's without norms of heads,
-and Qwen2.5-VL has Qwen2's behind its vision tower."""
+"""All families. The last two are computed on one rank only, because they have no layers that a layout would split in
+another way: Llama's layers are Qwen3's without norms of heads, and Qwen2.5-VL's language model is like Qwen2."""
 MIXTURES = (QWEN3_MOE, DEEPSEEK_V3, QWEN3_NEXT)
 
 

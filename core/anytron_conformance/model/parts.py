@@ -57,9 +57,10 @@ if TYPE_CHECKING:
 
 
 RATE = 1e3
-"""Learning rate of an update that shows a gradient in full precision: what is left of a weight beside it is small."""
+"""Learning rate of an update that shows gradients in full precision: it is so large that a weight's change, not its
+previous value, makes up the weight afterwards."""
 SHOWN: Mapping[str, Any] = {"name": "sgd", "lr": RATE, "clip_grad": 0.0}
-"""The optimizer of such an update."""
+"""The optimizer of an update that shows gradients: plain SGD with the rate :data:`RATE`."""
 
 
 def weights_of(model: Path) -> dict[str, Tensor]:
@@ -91,7 +92,7 @@ def hold_values(what: str, found: Tensor, expected: Tensor, dtype: str) -> None:
 def hold_gradients(
     what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: str, of: str = "parameters"
 ) -> None:
-    """Compare gradients with those of transformers, float32 by the weights' names in files.
+    """Compare gradients with those of transformers, float32, by the weights' names in the model's files.
 
     Args:
         what: What a difference means, a sentence for the platform's author.
@@ -117,7 +118,7 @@ ADAPTED: Mapping[str, dict[str, Any]] = {
 @rule(
     "adapters",
     "model",
-    "Adapters (LoRA) have the gradients that transformers gives them, and merged into the model they compute the same.",
+    "Adapters (LoRA) have the gradients that transformers gives them, and compute the same as when they are merged.",
     cases=(
         *cases(ONE, QWEN3, QWEN3_MOE, DEEPSEEK_V3, QWEN3_NEXT),
         *cases(TENSOR, QWEN3),
@@ -129,8 +130,8 @@ ADAPTED: Mapping[str, dict[str, Any]] = {
 def adapters(subject: Subject, case: Case) -> None:
     """Do one update of adapters on every linear layer, after which none of their factors is 0.
 
-    The exported weights must be those of the model, with the product of both factors added where there is an adapter
-    and unchanged elsewhere; log-probs and gradients must be those of transformers with these weights. A vendor's
+    The exported weights must be the model's, with the product of both factors added where there is an adapter;
+    log-probs and gradients must be those of transformers with these weights. A vendor's
     linear layers break the rule if they omit the adapter in the forward or the backward pass.
     """
     family, layout = case.values
@@ -152,7 +153,7 @@ def adapters(subject: Subject, case: Case) -> None:
     hold_values("With adapters, log-probs differ from the merged model's.", log_probs, truth.log_probs, dtype)
     expected = adapter_gradients(factors, truth.gradients, ALPHA / RANK)
     if others := gradients.keys() - factors.keys():
-        raise Broken("Other parameters than adapters have a gradient.", f"{len(others)} others, first {min(others)}")
+        raise Broken("Parameters other than adapters have a gradient.", f"{len(others)}, first {min(others)}")
     hold_gradients(
         "Gradients of adapters differ from transformers'.", gradients, expected, dtype, "factors of adapters"
     )
@@ -174,7 +175,7 @@ def _hold_merged(
         )
     still = [name for name, factor in factors.items() if not factor.any()]
     if still:
-        raise Broken("An update does not move adapters.", f"{len(still)} of {len(factors)}, first {still[0]}")
+        raise Broken("Factors of adapters are 0 after an update.", f"{len(still)} of {len(factors)}, first {still[0]}")
     off = {name: largest(found[name] - tensor) for name, tensor in expected.items()}
     worst = max(off, key=lambda name: off[name])
     allowed = tolerance(dtype, expected[worst])
@@ -188,7 +189,7 @@ def _hold_merged(
 @rule(
     "critic",
     "model",
-    "A critic has the values, and the gradients of its value head and its trunk, that transformers gives it.",
+    "A critic's values, and the gradients of its value head and its trunk, equal transformers'.",
     cases=(
         *cases(ONE, QWEN3, QWEN2, DEEPSEEK_V3),
         *cases(PADDED, QWEN3),
@@ -239,7 +240,7 @@ SECTIONS: dict[str, dict[str, Any]] = {"optimizer": dict(SHOWN), "engine": {"opt
 @rule(
     "multi-token-prediction",
     "model",
-    "Prediction modules (MTP) have the loss and the gradients of their definition, and leave the policy's as they are.",
+    "Prediction modules (MTP) have the loss and gradients of their definition; the policy's gradients stay the same.",
     cases=(
         *cases(ONE, DEEPSEEK_V3),
         *cases(PADDED, DEEPSEEK_V3),
@@ -271,13 +272,13 @@ def prediction(subject: Subject, case: Case) -> None:
         trainer.export_weights(str(file))
     loss, allowed = metrics.get("mtp/loss", 0.0), allowed_difference(dtype, modules.loss)
     if not abs(loss - modules.loss) <= allowed:
-        difference = f"it is {loss:.6g}, expected {modules.loss:.6g} to {allowed:.1g}"
+        difference = f"it is {loss:.6g}, expected {modules.loss:.6g} (allowed difference {allowed:.1g})"
         raise Broken("The loss of the prediction modules differs from its definition.", difference)
     found = gradients_shown(weights_of(model), load_file(file))
     hold_gradients(
         "The gradients of the prediction modules differ from their definition.", found, modules.gradients, dtype
     )
-    hold_gradients("With prediction modules, the policy's gradients are different.", found, policy.gradients, dtype)
+    hold_gradients("With prediction modules, the policy's gradients are wrong.", found, policy.gradients, dtype)
 
 
 def model_with_modules(observer: Observer, family: Family) -> Path:
@@ -318,7 +319,7 @@ def router_replay(subject: Subject, case: Case) -> None:
     with said():
         shape = trainer.topology[0].rollout_routing
         if shape is None:
-            raise Broken("The engine does not give the shape of its routing, which rollout.replay_routing needs.")
+            raise Broken("The engine does not report the shape of its routing, which rollout.replay_routing needs.")
         batch = replace(_sent_by_lot(recorded_of(family), shape), temperature=OTHER_TEMPERATURE)
         dtype = config.model.dtype
         truth = expected_gradients(observer.model(family), None, getattr(torch, dtype), batch)

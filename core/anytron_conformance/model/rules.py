@@ -131,7 +131,7 @@ def packed_equals_padded(subject: Subject, case: Case) -> None:
     limit_s=START_S,
 )
 def tensor_parallel(subject: Subject, case: Case) -> None:
-    """Split every layer over two ranks, activations outside of attention and MLP too (sequence parallelism).
+    """Split every layer over two ranks, also activations outside of attention and MLP (sequence parallelism).
 
     Wrong collectives (a sum that averages, or omits a rank) break the rule, and so does a log-prob kernel that treats
     its part of the vocabulary as the whole.
@@ -166,8 +166,8 @@ def pipeline_parallel(subject: Subject, case: Case) -> None:
 def context_parallel(subject: Subject, case: Case) -> None:
     """Split every sequence over two ranks.
 
-    Attention kernels break the rule if they treat a part of a sequence as the whole: the last query of a part is at
-    the last of the keys that it may see, not at the end of the sequence.
+    Attention kernels break the rule if they treat a part of a sequence as the whole: the last query of a call stands
+    at the last key of the call, which need not be the end of the sequence.
     """
     _compare_with_one_rank(subject, case, "Two context-parallel ranks give other numbers than one rank.")
 
@@ -203,7 +203,7 @@ def _compare_with_one_rank(subject: Subject, case: Case, what: str) -> None:
     """
     one, seen = Observer.of(subject).see(case.values[0], ONE), _see(subject, case)
     if not one.is_whole:
-        raise Inapplicable("there is nothing to compare with: one rank does not compute it, see model-gradients")
+        raise Inapplicable("there is nothing to compare with: one rank cannot compute it, see the rule model-gradients")
     differences, limit = {}, 0.0
     for temperature, outputs in seen.forward.by_temperature.items():
         for name, values in vars(one.forward.by_temperature[temperature]).items():
@@ -219,7 +219,7 @@ def _compare_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tenso
     unknown = found.keys() - expected.keys() - tied_copies(found, expected)
     reasons = {f"unknown to the model ({', '.join(sorted(unknown))})": len(unknown)}
     result = compare_gradients("", found, expected, dtype=dtype, skipped=reasons, what="parameters", whose=whose)
-    hold(result, f"Gradients are not {whose}.")
+    hold(result, f"Gradients differ from {whose}.")
 
 
 RULES = (

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 @rule(
     "constraints-are-fixed",
     "sequences",
-    "layout_constraints answers the same each time, and what it answers can be planned.",
+    "layout_constraints returns the same constraints at each call, and layouts can be planned with them.",
     cases=[scene.case for scene in scenes(parallel=((1, 1), (2, 1), (1, 2), (2, 2)))],
 )
 def constraints_are_fixed(subject: Subject, case: Case) -> None:
-    """``layout_constraints`` is called twice. Each rank calls it: with different layouts, ranks wait for each other."""
+    """``layout_constraints`` is called twice. Each rank calls it: ranks with different layouts would hang."""
     scene: Scene = case.values
     request = LayoutRequest(scene.format, scene.traits, scene.sizes)
     first, second = (layout_constraints_of(subject.platform, request) for _ in range(2))
@@ -42,7 +42,7 @@ def constraints_are_fixed(subject: Subject, case: Case) -> None:
 
 
 def _tight(subject: Subject) -> Iterator[Case]:
-    """Lengths that end up at odd multiples of the claimed alignment, so that they are multiples of nothing more."""
+    """Lengths whose padded lengths are odd multiples of the claimed alignment, and of no larger alignment."""
     for place, sequence_format in enumerate(("thd", "bshd")):
         base = Scene(sequence_format, (1,))  # type: ignore[arg-type]
         align = layout_constraints_of(subject.platform, LayoutRequest(base.format, base.traits, base.sizes)).align
@@ -54,7 +54,7 @@ def _tight(subject: Subject) -> Iterator[Case]:
 @rule(
     "alignment-suffices",
     "sequences",
-    "The attention kernel computes right on sequences that are padded as layout_constraints asks, and no further.",
+    "The attention kernel gives right results for sequences that are padded only as layout_constraints requires.",
     cases=_tight,
 )
 def alignment_suffices(subject: Subject, case: Case) -> None:
@@ -108,7 +108,7 @@ def inputs_keep_tokens(subject: Subject, case: Case) -> None:
             before, after = getattr(batch.given, name), getattr(batch.inputs, name)
             real = batch.layout.valid
             if name == "input_ids" and not torch.equal(before, batch.layout.pack(batch.tokens)):
-                raise Broken("preprocess_sequences changed the ids that it was given in place.")
+                raise Broken("preprocess_sequences changed the input_ids of its argument in place.")
             if not torch.equal(before[real], after[real]):
                 raise Broken(
                     f"preprocess_sequences changed the {name} of real tokens.",
@@ -138,7 +138,7 @@ def inputs_keep_tokens(subject: Subject, case: Case) -> None:
 
 
 SHAPES: tuple[tuple[int, ...], ...] = ((), (3,))
-"""What comes after rows and columns: log-probs have nothing, hidden states one dimension."""
+"""Dimensions of an output after its rows and columns: log-probs have none, hidden states have one."""
 
 
 @rule(
@@ -172,7 +172,7 @@ def context_parallel_outputs(subject: Subject, case: Case) -> None:
 
 
 def compare_shard(member: Member, scene: Scene) -> None:
-    """Compare the values that this rank gets back."""
+    """Compare the values that this rank gets back with the values of all tokens."""
     shard = ContextShard(member.size, member.rank, distributed.group.WORLD)
     layout = planned_layout(member.subject, scene, shard).to(member.subject.device)
     for shape in SHAPES:
@@ -195,7 +195,7 @@ def _compare(subject: Subject, layout: SequenceLayout, shape: tuple[int, ...]) -
             "A token has the value of another token.", f"token {wrong} has {found[wrong]}, its own is {flat[wrong]}"
         )
     if not found.requires_grad:
-        raise Broken("No gradient flows back: the answer is detached from the model's output.")
+        raise Broken("No gradient flows back: the result is detached from the model's output.")
     weights = flat.flip(0) + 1
     (gradient,) = torch.autograd.grad((found * weights).sum(), output, allow_unused=True)
     if gradient is None or not torch.equal(gradient, layout.pack(weights)):

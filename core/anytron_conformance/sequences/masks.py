@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 HEADS = (4, 2)
-"""Of queries, and of keys and values."""
+"""Number of query heads, and of key and value heads."""
 SIZE = 16
 SCALE = 0.3
 
@@ -51,7 +51,7 @@ def attention_of(
     """
     if not subject.platform.portable_modules:
         raise Inapplicable(
-            "the platform's modules are a vendor's, which call their own attention; levels model and on see it"
+            "the platform's modules are a vendor's, which call their own attention; the later levels check it"
         )
     spec = AttentionSpec(*HEADS, SIZE, SIZE, SCALE, traits, device_type=subject.runtime.device_type)
     kernel = subject.hooks.attention_kernel(spec)
@@ -93,7 +93,7 @@ def mask_by_influence(subject: Subject, case: Case) -> None:
 @rule(
     "mask-is-read",
     "sequences",
-    "A mask, read as its kernel's documentation says, lets exactly the pairs of the definition through.",
+    "A mask, read as its kernel's documentation says, lets through exactly the pairs of the definition.",
     cases=[scene.case for scene in scenes(LENGTHS, TRAITS, ((1, 1), (1, 2)))],
 )
 def mask_is_read(subject: Subject, case: Case) -> None:
@@ -106,12 +106,12 @@ def mask_is_read(subject: Subject, case: Case) -> None:
     shards = [ContextShard(scene.context, rank) for rank in range(scene.context)]
     layouts = [planned_layout(subject, scene, shard).to(subject.device) for shard in shards]
     if scene.context > 1 and scene.format == "bshd" and not scene.traits.causal:
-        raise Inapplicable("nothing tells a ring of padded rows which tokens are padding")
+        raise Inapplicable("with context-parallel padded rows and no causality, kernels cannot know what is padding")
     mask = subject.hooks.build_attn_mask(
         MaskRequest(scene.format, scene.traits, scene.sizes, scene.accepted, layouts[0])
     )
     if mask.reader is None and mask.kernel_mode not in NEUTRAL_WORDS:
-        raise Inapplicable(f"the mode '{mask.kernel_mode}' has no reader: influence judges it")
+        raise Inapplicable(f"the mode '{mask.kernel_mode}' has no reader: the rule mask-by-influence checks it")
     try:
         found = (mask.reader or read_transformer_engine)(mask, layouts, scene.traits)
     except ValueError as error:
@@ -122,7 +122,7 @@ def mask_is_read(subject: Subject, case: Case) -> None:
 @rule(
     "mask-companions",
     "sequences",
-    "padding_mask marks the padding of this rank, linear_attn_mask the real tokens of all of them.",
+    "padding_mask marks the padding of this rank, and linear_attn_mask the real tokens of all ranks.",
     cases=[
         scene.case
         for scene in scenes(LENGTHS, (ModelTraits(mixture_of_experts=True), ModelTraits(linear_attention=True)))
@@ -144,13 +144,13 @@ def mask_companions(subject: Subject, case: Case) -> None:
 @rule(
     "padding-without-influence",
     "sequences",
-    "What stands in padding moves no output of a real token and no gradient, even NaN in packed sequences.",
+    "The contents of padding, even NaN in packed sequences, change no output of a real token and no gradient.",
     cases=[scene.case for scene in scenes(LENGTHS, (CAUSAL, WINDOW))],
 )
 def padding_without_influence(subject: Subject, case: Case) -> None:
-    """The same tokens, with padding of 0, and of NaN (thd) or a large number (bshd), give the same results bit for bit.
+    """The same tokens, with padding of 0, and of NaN (thd) or a large number (bshd), give the same results.
 
-    Engines do not overwrite the memory of padding.
+    Differences may not exceed rounding. Engines leave arbitrary numbers in padding.
     """
     scene: Scene = case.values
     batch = micro_batch(subject, scene)
@@ -169,7 +169,7 @@ def padding_without_influence(subject: Subject, case: Case) -> None:
             raise Broken(f"The {name} is missing.")
         if not torch.allclose(clean, poisoned, rtol=1e-5, atol=1e-6):
             off = (clean - poisoned).abs().nan_to_num(float("inf")).max()
-            raise Broken(f"The {name} depends on what stands in padding.", f"largest difference {float(off):.3g}")
+            raise Broken(f"The {name} depends on the contents of padding.", f"largest difference {float(off):.3g}")
 
 
 def _compare(found: set[Pair], scene: Scene, how: str) -> None:

@@ -48,7 +48,7 @@ def scopes_restore(subject: Subject, case: Case) -> None:
 @rule(
     "scopes-nest",
     "sequences",
-    "A scope may be entered inside of itself, inside of another micro-batch's and on another thread.",
+    "A scope may be entered inside of itself, inside of another micro-batch's scope, and on another thread.",
     cases=CASES,
 )
 def scopes_nest(subject: Subject, case: Case) -> None:
@@ -79,7 +79,7 @@ def scopes_nest(subject: Subject, case: Case) -> None:
 
 
 def _scopes(subject: Subject, sequence_format: Any) -> tuple[ScopeFactory | None, ScopeFactory | None]:
-    """Those of two micro-batches."""
+    """The scopes of two micro-batches."""
     first, second = (micro_batch(subject, Scene(sequence_format, lengths)) for lengths in (FIRST, SECOND))
     return first.scope, second.scope
 
@@ -105,7 +105,7 @@ def _compare(subject: Subject, what: str, action: Callable[[], None]) -> None:
 
 
 def _state(subject: Subject) -> Iterator[tuple[str, str]]:
-    """Everything plain that a scope could set, as text."""
+    """All values of simple types that a scope could set, as text by name."""
     own = {one.__module__.partition(".")[0] for one in type(subject.platform).__mro__}
     packages = (own | set(subject.platform.device_packages)) - {"abc", "anytron", "builtins", "torch"}
     for name, module in list(sys.modules.items()):

@@ -45,11 +45,11 @@ COURSES: Mapping[str, dict[str, dict[str, Any]]] = {"SGD": SGD, "Adam": ADAM, "b
 
 @dataclass(frozen=True)
 class Course:
-    """Results of updates.
+    """Results of a sequence of updates.
 
     Attributes:
         metrics: Metrics of each update.
-        start: Weights before the first update, by their names in files.
+        start: Weights before the first update, by their names in the model's files.
         moved: Change of each weight by all updates, float32.
         log_probs: Log-probs after all updates, float32 ``[T]``.
     """

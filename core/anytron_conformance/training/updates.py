@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from anytron_conformance.subject import Subject
 
 ADAM_FACTOR = 100.0
-"""Adam divides by the size of the gradient, which magnifies rounding."""
+"""Factor of the tolerance with Adam, which divides by the size of the gradient and so magnifies rounding."""
 ROUNDINGS = 4
-"""Of a weight in float32: each of three updates rounds it by half of one, here and on the platform cpu."""
+"""Units in the last place of a float32 weight that are allowed besides the tolerance: each of three updates rounds the
+weight by half a unit, here and on the platform cpu."""
 ADAPTERS: dict[str, dict[str, Any]] = {**ADAM, "model": {"lora": {"rank": 4, "dropout": 0.5}}}
 
 
@@ -86,7 +87,7 @@ def _case(
 @rule(
     "recorded-updates",
     "training",
-    "Updates on recorded trajectories have the losses and gradient norms, and leave the weights, of the platform cpu.",
+    "Updates on recorded trajectories give the same losses, gradient norms and weights as on the platform cpu.",
     cases=(
         _case(0, "SGD", "one rank", SGD),
         _case(1, "Adam", "one rank", ADAM),
@@ -97,12 +98,12 @@ def _case(
     limit_s=START_S,
 )
 def recorded_updates(subject: Subject, case: Case) -> None:
-    """Do three updates on responses that the platform ``cpu`` has sampled, with its optimizer and on its weights.
+    """Do three updates on responses that the platform ``cpu`` has sampled.
 
-    The platform ``cpu`` does the same updates on one rank. Losses and gradient norms of each update must agree, and so
-    must the change of each weight (in bfloat16, the log-probs after all updates). Faults that level ``model`` finds
-    break the rule, and so do faults of the optimizer, of the gradients' sum over replicas, and of state that one update
-    leaves to the next.
+    The platform ``cpu`` does the same updates on one rank, with the same optimizer and the same initial weights. Losses
+    and gradient norms of each update must agree, and so must the change of each weight (in bfloat16, the log-probs
+    after all updates). Faults that level ``model`` finds break the rule, and so do faults of the optimizer, of the
+    gradients' sum over replicas, and of state that one update passes on to the next.
     """
     name, sections = case.values
     repetition = Repetition.of(subject)
@@ -160,11 +161,11 @@ def recomputation(subject: Subject, case: Case) -> None:
     limit_s=START_S,
 )
 def restored_checkpoint(subject: Subject, case: Case) -> None:
-    """Train adapters with dropout: an update, a checkpoint, two more updates; then those two from the checkpoint.
+    """Train adapters with dropout: an update, a checkpoint, two more updates; then repeat the two from the checkpoint.
 
     The final weights must be the same, because a checkpoint holds the states of the optimizer and of all random
     generators. A runtime whose generator state cannot be read or restored breaks the rule, and so do copies to the
-    host that do not wait.
+    host that are read before they are complete.
     """
     del case
     repetition = Repetition.of(subject)
@@ -188,7 +189,8 @@ def restored_checkpoint(subject: Subject, case: Case) -> None:
         changed = [name for name, tensor in loaded.items() if tensor.any()]
         if changed:
             raise Broken(
-                "A checkpoint does not restore the weights that were saved.", f"{len(changed)}, first {changed[0]}"
+                "A checkpoint does not restore the weights that were saved.",
+                f"{len(changed)} differ, first {changed[0]}",
             )
         metrics_then = [trainer.update(mini_batch, plan, LOSS) for mini_batch in rest]
         moved_then = moves(before, exported(trainer, repetition.output))
@@ -207,13 +209,14 @@ def _compare_metrics(
     """
     for number, (got, wanted) in enumerate(zip(found, expected, strict=True), start=1):
         if not got["grad_norm"] > 0.0:
-            raise Broken("An update has no gradient.", f"its norm is {got['grad_norm']} in update {number}")
+            raise Broken("An update has no gradient.", f"grad_norm of update {number} is {got['grad_norm']}")
         for name in (key for key in wanted if key == "grad_norm" or key.startswith("loss/")):
             difference, allowed = abs(got[name] - wanted[name]), limit * max(abs(wanted[name]), 1.0)
             if not difference <= allowed:
                 raise Broken(
                     f"Losses or gradient norms differ from {whose}.",
-                    f"{name} of update {number} is {got[name]:.6g}, expected {wanted[name]:.6g} to {allowed:.1g}",
+                    f"{name} of update {number} is {got[name]:.6g}, expected {wanted[name]:.6g} "
+                    f"(allowed difference {allowed:.1g})",
                 )
 
 
@@ -243,6 +246,7 @@ def _compare_moves(
     if wrong:
         worst = max(wrong, key=lambda name: off[name])
         raise Broken(
-            f"Updates do not move the weights as {where}.",
-            f"{len(wrong)} of {len(off)} weights, most {worst}, by {off[worst]:.2g} of its step (allowed {limit:.1g})",
+            f"Updates do not change the weights as {where}.",
+            f"{len(wrong)} of {len(off)} weights differ, most {worst}: by {off[worst]:.2g} of its change "
+            f"(allowed {limit:.1g})",
         )

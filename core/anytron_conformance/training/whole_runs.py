@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 TASK = "anytron_conformance.training.sort_task"
-"""Rewards run in processes of their own, which import nothing else of the kit."""
+"""Module of the task. Rewards run in separate processes, which import nothing else of the kit."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Run:
         directory: Directory of the run.
         steps: Metrics of each step.
         warnings: Warnings of the run.
-        tolerance: Largest relative difference of metrics of the same step.
+        tolerance: Largest allowed difference of metrics of the same step, relative if a metric is above 1.
     """
 
     directory: Path
@@ -81,12 +81,12 @@ def sections(source: Source, output: Path) -> dict[str, dict[str, Any]]:
 
 
 def run(source: Source, output: Path, **changes: Any) -> Run:
-    """Do a run.
+    """Do a run of the sort task.
 
     Args:
         source: The platform.
         output: Directory of the run; it is created.
-        changes: Keys of sections to change, ``section__key``.
+        changes: Values that replace the defaults, by key: ``section__key``, or a key of the top level (``resume``).
 
     Raises:
         Broken: The run fails.
@@ -106,7 +106,7 @@ def run(source: Source, output: Path, **changes: Any) -> Run:
     try:
         refuse((opened := open_run(file, [])).diagnostics)
     except ConfigError as error:
-        raise Inapplicable(f"refused: {error.why or error.what}") from error
+        raise Inapplicable(f"the run is refused: {error.why or error.what}") from error
     try:
         with LocalExecutor(opened.config, opened.session) as executor:
             train(opened.config, executor, warnings)
@@ -117,7 +117,7 @@ def run(source: Source, output: Path, **changes: Any) -> Run:
 
 
 COMPARED = ("reward/", "loss/", "policy/", "rollout/", "grad_norm")
-"""Beginnings of the names of metrics that are the same whenever a step is done."""
+"""Beginnings of the names of metrics that must be the same when a step is repeated."""
 
 
 class Runs:
@@ -150,7 +150,7 @@ class Runs:
 @rule(
     "sampled-steps",
     "training",
-    "Steps of GRPO train on what the rollout engine samples, and both engines agree on its log-probs.",
+    "Steps of GRPO train on sampled responses, and rollout and training engine agree on their log-probs.",
     cases=(
         Case("one rank", {}, 0),
         Case("TP2", {"parallel__tensor_model_parallel_size": 2}, 1, (Feature.TENSOR_PARALLEL,)),
@@ -160,22 +160,22 @@ class Runs:
 def sampled_steps(subject: Subject, case: Case) -> None:
     """Do three steps of a run: a tiny Qwen3 learns to sort digits, with a reference model and two updates per step.
 
-    Every metric must be finite, gradients must not be 0, no update skipped, and the run must warn of nothing. The
+    Every metric must be finite, gradients must not be 0, no update may be skipped, and there must be no warning. The
     log-probs of rollout and training engine may differ by rounding only.
     """
     require_devices(subject.session, 2 if case.values else 1)
     made = Runs.of(subject).make(case.name, **case.values)
     if made.warnings:
-        raise Broken("A run reports something suspicious.", "; ".join(made.warnings))
+        raise Broken("A run gives warnings.", "; ".join(made.warnings))
     for number, metrics in enumerate(made.steps, start=1):
         wrong = [name for name, value in metrics.items() if not math.isfinite(value)]
         if wrong:
             raise Broken("Metrics of a step are not finite.", f"step {number}: {', '.join(wrong)}")
         if metrics["update/skipped"] or not metrics["grad_norm"] > 0.0:
-            raise Broken("A step has no gradient.", f"step {number}: grad_norm {metrics['grad_norm']}")
+            raise Broken("A step skips an update or has no gradient.", f"step {number}, norm {metrics['grad_norm']}")
         if metrics[AGREEMENT] > made.tolerance:
             raise Broken(
-                "Rollout and training engine do not agree on the log-probs of what was sampled.",
+                "Rollout and training engine do not agree on the log-probs of sampled tokens.",
                 f"mean difference {metrics[AGREEMENT]:.3g} in step {number}, allowed {made.tolerance:.1g}",
             )
 
@@ -183,7 +183,7 @@ def sampled_steps(subject: Subject, case: Case) -> None:
 @rule(
     "resumed-run",
     "training",
-    "A run that continues from a checkpoint does the steps of the run that saved it.",
+    "A run that continues from a checkpoint does the same later steps as the run that saved it.",
     limit_s=START_S,
 )
 def resumed_run(subject: Subject, case: Case) -> None:
@@ -200,7 +200,7 @@ def resumed_run(subject: Subject, case: Case) -> None:
     if len(resumed.steps) != 1 or found["step"] != wanted["step"]:
         steps = ", ".join(f"{metrics['step']:g}" for metrics in resumed.steps)
         raise Broken(
-            "A continued run does not do the steps that are left.", f"it does {steps}, expected {wanted['step']:g}"
+            "A continued run does not do the remaining steps.", f"it does steps {steps}, expected {wanted['step']:g}"
         )
     for name in (key for key in wanted if key.startswith(COMPARED)):
         allowed = whole.tolerance * max(1.0, abs(wanted[name]))

@@ -13,7 +13,7 @@ from anytron import DeviceRuntime, EngineError, MemoryStats
 
 
 class CpuRuntime(DeviceRuntime):
-    """One device, shared by all processes of the machine; everything runs in order, nothing is queued."""
+    """The runtime of the CPU: one device for all processes, on which operations run in order, and none is queued."""
 
     device_type: ClassVar[str] = "cpu"
     communication_backend: ClassVar[str] = "gloo"
@@ -76,5 +76,5 @@ class CpuRuntime(DeviceRuntime):
         return torch.default_generator
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:
-        """Whether matrix products and gloo run in ``dtype``: no 8-bit floating point."""
+        """Whether matrix products and gloo run in ``dtype``: in all but 8-bit floating-point types."""
         return not (dtype.is_floating_point and dtype.itemsize < 2)

@@ -101,7 +101,7 @@ def _is_installed(distribution: str) -> bool:
 
 
 def _imported(module: str) -> Version | str | None:
-    """A library's version; why it cannot be imported; None if it is not installed."""
+    """Return a library's version, or why it cannot be used (a string); None if it is not installed."""
     try:
         found = Version(version(DISTRIBUTIONS[module]))
         if importlib.import_module(module).__name__ != module:
@@ -138,7 +138,7 @@ def choose(candidates: Iterable[tuple[str, str | None]]) -> Choice:
     """Take the first candidate without an obstacle.
 
     Args:
-        candidates: Names, best first, each with its obstacle or None. The last has none.
+        candidates: Names, best first, each with its obstacle or None. The last must have no obstacle.
     """
     passed_over: list[tuple[str, str]] = []
     for name, obstacle in candidates:

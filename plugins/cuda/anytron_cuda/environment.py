@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-"""Read by every torch, and before its other name (c10/cuda/CUDAAllocatorConfig.h); vLLM looks at this one."""
+"""Read by every version of torch, before the variable's other name :data:`ALLOCATOR_TOO`
+(c10/cuda/CUDAAllocatorConfig.h); vLLM reads this name."""
 ALLOCATOR_TOO = "PYTORCH_ALLOC_CONF"
 EXPANDABLE = "expandable_segments:True"
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -31,11 +32,11 @@ DETERMINISTIC = {
     # Sums by switches (NVLink SHARP) have no fixed order; what Megatron-LM's --deterministic-mode asserts.
     "NCCL_ALGO": ("^NVLS", "Ring", "Tree", "CollnetDirect", "CollnetChain"),
 }
-"""Variables of deterministic runs, with the values that give them, our own first."""
+"""Variables of deterministic runs, each with the values that it may have; Anytron sets the first."""
 WITHOUT_COMPILER = "TORCHDYNAMO_DISABLE"
 CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
-"""Read by torch 2.10 and later, where cuDNN's attention would come first on Hopper and Blackwell. It plans anew for
-each shape, hence for each token that Hugging Face's models generate; with masks its gradients can be NaN
+"""Read by torch 2.10 and later, which would otherwise prefer cuDNN's attention on Hopper and Blackwell. cuDNN plans
+anew for each shape, hence for each token that Hugging Face's models generate; with masks its gradients can be NaN
 (pytorch #196678)."""
 
 

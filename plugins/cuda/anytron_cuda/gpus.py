@@ -36,9 +36,10 @@ PEAK_TFLOPS = (
     ("RTX 4090", 165.2, "Ada GPU architecture, appendix A"),
     ("RTX 3090", 71.0, "Ampere GA102 GPU architecture, appendix A"),
 )
-"""Part of the name that the driver gives, 10^12 operations a second, and the data sheet. Dense: sheets of GPUs for data
-centres print the double, with sparsity. Of GeForce: with sums in float32. An H800 computes as an H100, an A800 as an
-A100: links between GPUs differ. Names that hold another one stand before it."""
+"""Part of the driver's name of a GPU, its dense peak in bfloat16 in 10^12 operations a second, and the data sheet.
+Sheets of GPUs for data centres print twice this number, with sparsity; numbers of GeForce GPUs are for sums in float32.
+An H800 computes like an H100, and an A800 like an A100: only their links differ. The first match counts, so a name
+stands before the names that it contains."""
 
 Capability = tuple[int, int]
 
@@ -51,7 +52,8 @@ FP8: dict[str, tuple[Capability, Capability | None, str]] = {
     "blockwise": ((9, 0), None, "Hopper and Blackwell"),
     "mxfp8": ((10, 0), (12, 0), "Blackwell's data center GPUs"),
 }
-"""Recipes of FP8: the first compute capability that has one, the first after it that has not, and what has it."""
+"""By recipe of FP8: the first compute capability that supports it, the first later one that does not (None = all do),
+and the GPUs that support it."""
 
 FP4: tuple[Capability, Capability | None, str] = ((10, 0), None, "Blackwell")
 
@@ -77,7 +79,7 @@ def peak_flops(name: str, dtype: str, configured: float | None) -> PeakFlops:
 
 
 def precision_diagnostics(run: RunConfig, gpus: Sequence[Gpu]) -> Iterator[Diagnostic]:
-    """Find number formats that a GPU lacks. Transformer Engine would refuse them only when the first layer computes.
+    """Find number formats that a GPU lacks, which Transformer Engine would refuse only when the first layer computes.
 
     Args:
         run: The run; ``engine.options.transformer`` selects the formats.

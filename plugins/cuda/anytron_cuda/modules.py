@@ -52,7 +52,7 @@ class Library:
 
     @property
     def obstacle(self) -> str:
-        """Why models cannot be built with it; empty if they can."""
+        """Why models cannot be built with Transformer Engine; empty if they can."""
         if self.version is None:
             return "Transformer Engine is not installed"
         if not SpecifierSet(SUPPORTED).contains(self.version, prereleases=True):
@@ -125,9 +125,10 @@ def import_transformer_engine() -> None:
 
 @functools.cache
 def import_error(module: str) -> str:
-    """Return why a module cannot be imported, by an import in another process; empty if it can be or is imported.
+    """Return why a module cannot be imported, by an import in another process; empty if the import works.
 
-    A library that was built for another torch or another CUDA fails with missing symbols.
+    A library that was built for another torch or another CUDA fails with missing symbols. A module that this process
+    has already imported is not tried.
     """
     if module in sys.modules:
         return ""

@@ -16,19 +16,19 @@ class CudaOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     modules: Modules = "auto"
-    """Whose building blocks models are made of: ``portable`` = Anytron's, in plain torch with CUDA kernels,
-    ``transformer_engine`` = NVIDIA's, ``auto`` = NVIDIA's where they are installed and can be imported. FP8 needs
+    """Modules from which models are built: ``portable`` = Anytron's, in plain torch with CUDA kernels,
+    ``transformer_engine`` = NVIDIA's, ``auto`` = NVIDIA's if they are installed and can be imported. FP8 needs
     NVIDIA's; generation on the training ranks needs the portable ones."""
     attention: Attention = "auto"
-    """What computes attention in the portable modules: ``flash_attention_3`` and ``flash_attention_2`` = the libraries,
+    """Attention kernel of the portable modules: ``flash_attention_3`` and ``flash_attention_2`` = the libraries,
     ``varlen`` and ``sdpa`` = torch's own, ``neutral`` = plain torch, ``auto`` = the fastest that can compute a layer.
-    One that is named and cannot compute a layer is an error."""
+    It is an error if the selected kernel cannot compute a layer."""
     expandable_segments: bool = True
     """Let the allocator of training ranks grow its blocks (``PYTORCH_CUDA_ALLOC_CONF``): micro-batches differ in
     length, and blocks of fixed sizes leave holes between them."""
     peak_tflops: float | None = Field(None, gt=0.0)
-    """What one GPU can compute at most in ``model.dtype``, in 10^12 operations a second, for the metric
-    ``throughput/mfu``; default: what data sheets say, by the GPU's name."""
+    """Peak of one GPU in ``model.dtype``, in 10^12 operations a second, for the metric ``throughput/mfu``; default: the
+    number in NVIDIA's data sheets, by the GPU's name."""
     visible_devices: str | None = Field(None, pattern=r"^[^,\s]+(,[^,\s]+)*$")
-    """GPUs that the run may use, indices or UUIDs as ``nvidia-smi -L`` lists them (``CUDA_VISIBLE_DEVICES``); default:
-    what the environment says."""
+    """GPUs that the run may use, indices or UUIDs as ``nvidia-smi -L`` lists them; default: ``CUDA_VISIBLE_DEVICES`` of
+    the environment, or all GPUs."""

@@ -67,7 +67,7 @@ class CudaPlatform(Platform):
 
     @property
     def portable_modules(self) -> bool:  # type: ignore[override]
-        """Whether models use portable modules: ``platform.options.modules``; if auto, by installed packages."""
+        """Whether models use portable modules: set by ``platform.options.modules``; if auto, by what is installed."""
         return self._modules(imported=False).value == modules.PORTABLE
 
     def configure_options(self, options: BaseModel | None) -> None:
@@ -164,7 +164,7 @@ class CudaPlatform(Platform):
 
 
 def _needs(config: RunConfig, gpus: Iterable[Gpu]) -> Needs:
-    """What the environment of a run depends on."""
+    """Find the properties of a run on which its environment variables depend."""
     sizes = config.parallel.sizes()
     capability = min((gpu.compute_capability for gpu in gpus), default=None)
     return Needs(
@@ -186,7 +186,7 @@ def _against_transformer_engine(config: RunConfig) -> str:
 
 
 def _is_rank() -> bool:
-    """Whether this process has met others: a training rank, which finds out for itself what it can import."""
+    """Whether this process is a training rank: it has joined a process group, and imports its libraries by itself."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 

@@ -15,7 +15,7 @@ from anytron import Availability, Probe
 from anytron_cuda.nvml import Driver, Gpu, NvmlError, read_driver
 
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
-"""The kernel driver's interface, and the GPU of Windows' Linux subsystem."""
+"""Files of a running driver: the kernel driver's interface, and the GPU of the Windows Subsystem for Linux."""
 LOOKALIKES = MappingProxyType(
     {
         "corex": "Iluvatar CoreX",
@@ -29,7 +29,7 @@ LOOKALIKES = MappingProxyType(
 )
 """Makers of devices that answer to ``torch.cuda``, by what they write into torch's version (``2.7.1+corex.4.4.0``)."""
 NAMES = ("NVIDIA", "Tesla", "GeForce", "Quadro", "GRID", "TITAN", "Orin", "Thor")
-"""What names of NVIDIA's devices contain."""
+"""Words of which the name of an NVIDIA device contains at least one."""
 NAME_S = 120.0
 """Seconds that another process may take to initialise a device and name it."""
 _OTHER = "choose another platform, for example ANYTRON_PLATFORM=cpu"
@@ -170,7 +170,7 @@ def runs_on(capability: tuple[int, int], architectures: tuple[str, ...]) -> bool
 
 
 def _maker(facts: Facts) -> str:
-    """Whose devices answer, if they are not NVIDIA's."""
+    """Return the maker of the devices that answer to ``torch.cuda``; empty if it is NVIDIA."""
     tag = facts.torch.partition("+")[2].lower()
     found = [maker for mark, maker in LOOKALIKES.items() if tag.startswith(mark)]
     if found:
@@ -187,7 +187,7 @@ def _missing(facts: Facts) -> Availability:
 
 
 def _too_old(driver: Driver, cuda: str) -> bool:
-    """Whether a CUDA of a later major version is asked for: within one, every driver serves every CUDA.
+    """Whether a CUDA version needs a newer driver: within one major version, every driver serves every CUDA.
 
     (CUDA Compatibility, "Minor Version Compatibility".)
     """
@@ -203,7 +203,7 @@ def _driver() -> tuple[Driver | None, str]:
 
 
 def _count() -> tuple[int, str]:
-    """Count devices. Through NVML, as a rule; that creates no CUDA context, so that the process may still fork."""
+    """Count devices. torch usually asks NVML, which creates no CUDA context, so that the process may still fork."""
     import torch
 
     with warnings.catch_warnings(record=True) as caught:
@@ -213,7 +213,7 @@ def _count() -> tuple[int, str]:
 
 
 def _name() -> str:
-    """What the first device calls itself, asked in another process: the question initialises it."""
+    """Return the name of the first device; it is read in another process, because this initialises the device."""
     command = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name(0))"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=NAME_S, check=False)  # noqa: S603

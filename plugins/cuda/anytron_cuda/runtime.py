@@ -15,7 +15,7 @@ OUT_OF_MEMORY = (
     "CUDA error: out of memory",  # cudaMalloc, of whoever called it
     "Cuda failure 'out of memory'",  # NCCL: its buffers
 )
-"""What libraries say that allocate by themselves."""
+"""Parts of the error messages of libraries that allocate memory without torch's allocator."""
 
 
 class CudaRuntime(TorchDeviceRuntime):
@@ -25,9 +25,10 @@ class CudaRuntime(TorchDeviceRuntime):
     communication_backend: ClassVar[str] = "nccl"
 
     def __init__(self) -> None:
-        """Let cuDNN's convolutions of float32 be float32, as torch's products are: torch lets them be TF32.
+        """Make cuDNN compute float32 convolutions in float32, as torch computes products; torch's default is TF32.
 
-        The patches of images go through one: on an H100 (torch 2.11), log-probs of Qwen3.5 were 1.4e-4 off.
+        Patches of images go through a convolution: with TF32, log-probs of Qwen3.5 were 1.4e-4 off on an H100 (torch
+        2.11).
         """
         super().__init__()
         import torch

@@ -1,4 +1,4 @@
-"""Attention by its definition, in float64, and the difference of a platform's results from it."""
+"""Attention by its definition, in float64, and how far a platform's results are from it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 LENGTHS = (5, 1, 9, 4)
-"""Real lengths that no alignment divides."""
+"""Real lengths of sequences; no alignment divides all of them."""
 
 TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType({torch.float32: 1e-4, torch.bfloat16: 0.05})
-"""Of values and gradients, as a part of the largest one: a thousand roundings of float32, a dozen of bfloat16; a wrong
-pair makes far more."""
+"""Largest difference of values and gradients, relative to the largest expected one: a thousand roundings of float32, a
+dozen of bfloat16. A wrong pair of tokens makes a far larger difference."""
 
 
 def reference_attention(
@@ -140,11 +140,11 @@ def largest_difference(
     traits: ModelTraits,
     sinks: Tensor | None = None,
 ) -> float:
-    """Return how far outputs and gradients of this rank's real tokens are from those in float64.
+    """Return how far outputs and gradients of this rank's real tokens are from :func:`reference_attention`.
 
     Args:
         attend: Function from queries, keys and values in this layout to the attention's output. It must run in the
-            scope of the micro-batch, and uses ``sinks`` by itself.
+            scope of the micro-batch. Sinks are not an argument: it uses ``sinks`` by itself.
         operands: Queries, keys and values as :func:`drawn_operands` returns them.
         layout: Layout of this rank, on the device.
         scale: Factor of the scores.

@@ -40,7 +40,7 @@ def reference_rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
 
     Args:
         x: ``[..., D]``.
-        freqs: Angles, broadcastable to ``[..., R]``, each of them twice.
+        freqs: Angles in radians, broadcastable to ``[..., R]``; each angle occurs twice, once per entry of its pair.
         interleaved: Whether pairs are neighbours instead of the entries i and i + R/2.
     """
     size = freqs.shape[-1]

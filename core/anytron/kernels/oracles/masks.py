@@ -1,14 +1,14 @@
 """Find which token attends to which: read a mask as its kernel does, or observe which outputs change.
 
-A mask is right if its kernel lets through exactly the pairs of tokens of the definition. If the engine can call the
-kernel, the pairs are found from its outputs. Readers are for a vendor's own modules (``AttnMask.reader``) and for tests
-of masks alone. Each reader here follows one kernel's documentation and is independent of the code that built the mask.
-It takes the layouts of *all* context-parallel shards, joins the sequences as that kernel's ring does, and returns pairs
-of flat tokens. A real token that would attend to padding appears in a pair with :data:`PADDING`, so that equality with
-:func:`defined_pairs` also excludes that.
+A mask is right if its kernel lets through exactly the pairs of tokens of the definition. Where the kernel can be
+called, :func:`influence` finds the pairs from outputs: it changes one key and its value at a time, and a query whose
+output changes attends to that key. It need not know the kernel mode or read the mask.
 
-:func:`influence` finds the pairs from outputs: it changes one key and its value at a time, and a query whose output
-changes attends to that key. It need not know the kernel mode or read the mask.
+A reader finds the pairs from the mask alone, without calling the kernel. Readers serve a vendor's own modules
+(``AttnMask.reader``) and tests of masks. Each reader here follows one kernel's documentation and is independent of the
+code that built the mask. It takes the layouts of *all* context-parallel shards, joins the sequences as that kernel's
+ring does, and returns pairs of flat token indices. A real token that would attend to padding appears in a pair with
+:data:`PADDING`, so that such a mask differs from :func:`defined_pairs`.
 """
 
 from __future__ import annotations
@@ -34,26 +34,30 @@ PADDING = -1
 """Stands for every padding slot in a pair."""
 
 IN_PADDING = 7.0
-"""What stands in padding slots of queries, keys and values: finite, and far off if a real token sees it."""
+"""Value of padding slots of queries, keys and values: finite, and a real token that sees it gets a wrong output."""
 
 PUSH = 1000.0
-"""Added to the value of one token: the outputs that see it move by far more than the rounding of the others."""
+"""Added to the value of one token: outputs that see this token change by far more than rounding changes others."""
 
 MOVED = {torch.float32: 1e-3}
-"""An output that differs by no more has not moved; in other element types by :data:`MOVED_ELSEWHERE`."""
+"""Largest difference of an output that counts as unchanged; for other element types :data:`MOVED_ELSEWHERE`."""
 
 MOVED_ELSEWHERE = 0.01
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention on operands as they lie in a layout: ``[R, C, H, D]`` each -> ``[R, C, H, Dv]``."""
+"""Function that computes attention of queries, keys and values, each ``[R, C, H, D]``: R rows of C tokens, as they lie
+in a layout. It returns ``[R, C, H, Dv]``."""
 
 
 def defined_pairs(lengths: Sequence[int], traits: ModelTraits) -> set[Pair]:
     """Return the pairs (query, key) that attend by definition: of one sequence, in the window, no later key if causal.
 
     Args:
-        lengths: Real lengths.
+        lengths: Real lengths of the sequences.
         traits: Traits of the model; only ``causal`` and ``window`` are used.
+
+    Returns:
+        Pairs of flat token indices.
     """
     pairs: set[Pair] = set()
     start = 0
@@ -67,7 +71,7 @@ def defined_pairs(lengths: Sequence[int], traits: ModelTraits) -> set[Pair]:
 
 
 def wrong_companion(mask: AttnMask, layout: SequenceLayout, traits: ModelTraits) -> str:
-    """Name the additional map of a mask that does not match the layout; empty if all maps that are read match.
+    """Say how ``padding_mask`` or ``linear_attn_mask`` of a mask differs from the layout; empty if neither does.
 
     Args:
         mask: The answer of ``build_attn_mask`` for the layout.
@@ -78,12 +82,12 @@ def wrong_companion(mask: AttnMask, layout: SequenceLayout, traits: ModelTraits)
     if found is None and traits.mixture_of_experts and not bool(layout.valid.all()):
         return "A mixture of experts gets no padding_mask, though there is padding."
     if found is not None and not torch.equal(found, ~layout.valid):
-        return "padding_mask is not True exactly at padding."
+        return "padding_mask does not match the layout: it must be True at padding and False at real tokens."
     if mask.linear_attn_mask is not None:
         columns = torch.arange(mask.linear_attn_mask.shape[1], device=mask.linear_attn_mask.device)
         real = columns[None] < layout.lengths.to(columns.device)[:, None]
         if not torch.equal(mask.linear_attn_mask, real):
-            return "linear_attn_mask is not True exactly at real tokens."
+            return "linear_attn_mask does not match the layout: it must be True at real tokens and False at padding."
     return ""
 
 
@@ -154,7 +158,7 @@ def read_flash_attention(mask: AttnMask, layouts: Sequence[SequenceLayout], trai
 
 
 def token_pairs(rows: Sequence[Sequence[int]], allowed: Callable[[int, int, int], bool]) -> set[Pair]:
-    """Collect the pairs that ``allowed(row, query position, key position)`` lets through, for real queries."""
+    """Collect the pairs of tokens with a real query and a true ``allowed(row, query position, key position)``."""
     return {
         (query_token, key_token)
         for number, row in enumerate(rows)

@@ -32,7 +32,7 @@ OPTION = "platform.options.attention"
 
 
 def _none(*_: object) -> None:
-    """No obstacle."""
+    """Return None: no obstacle."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,12 @@ def make_attention(spec: AttentionSpec, offered: Capabilities, wanted: Attention
                     _warn(f"attention: {name} computes some calls ({'; '.join(passed_over)})")
                 return kernel(query, key, value, call)
             passed_over.append(f"not {name}: {why}")
-        raise unable(choice.kernel, "; ".join(passed_over), "the next one that can")
+        raise unable(choice.kernel, "; ".join(passed_over), "another kernel for such calls")
 
     return DescribedKernel(attend, str(choice))
 
 
 @functools.cache
 def _warn(what: str) -> None:
-    """Log it once per process."""
+    """Log a warning, once per process."""
     logger.warning("%s", what)

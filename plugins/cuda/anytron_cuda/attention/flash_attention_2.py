@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 LIBRARY = "flash_attn"
 OLDEST = "2.5.5"
-"""Aligns causality to the last query and the last key (2.1), has windows (2.3), a deterministic backward pass (2.4.1),
-and heads of 256 on consumer GPUs in it."""
+"""Oldest version that is used. It aligns causality to the last query and the last key (2.1), has windows (2.3) and a
+deterministic backward pass (2.4.1), and supports heads of 256 in the backward pass on consumer GPUs."""
 LARGEST_HEAD = 256
 LARGEST_HEAD_EVERYWHERE = 192
-"""Larger ones have no backward pass with dropout on consumer GPUs."""
+"""Larger heads have no backward pass with dropout on consumer GPUs."""
 CONSUMER_GPUS = ((8, 6), (8, 9), (12, 0), (12, 1))
 
 
@@ -41,14 +41,14 @@ def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
         return "it computes no gradient of the log-sum-exp, which attention sinks need"
     largest = max(spec.qk_dim, spec.v_dim)
     if largest > LARGEST_HEAD:
-        return f"it supports heads of at most {LARGEST_HEAD} elements, and these have {largest}"
+        return f"it supports heads of at most {LARGEST_HEAD} elements, and this layer has {largest}"
     if largest > LARGEST_HEAD_EVERYWHERE and spec.dropout and offered.compute_capability in CONSUMER_GPUS:
         return f"on this GPU it does not support dropout for heads of more than {LARGEST_HEAD_EVERYWHERE} elements"
     return None
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Compute attention, as :func:`anytron_cuda.attention.packed.make_packed` needs it; one head size, up to 256."""
+    """Compute attention, as :func:`anytron_cuda.attention.packed.make_packed` needs it, with heads of up to 256."""
     from flash_attn import flash_attn_varlen_func
 
     query, key, padded = padded_heads(query, key, value)

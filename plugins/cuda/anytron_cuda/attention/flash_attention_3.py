@@ -24,7 +24,7 @@ LIBRARY = "flash_attn_interface"
 HOPPER = (9, 0)
 LARGEST_HEAD = 256
 LARGEST_DETERMINISTIC_HEAD = 192
-"""``Deterministic backward not supported for hdim 256``: heads are rounded up to that from 193."""
+"""The library rounds larger heads up to 256: ``Deterministic backward not supported for hdim 256``."""
 
 
 def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
@@ -40,7 +40,7 @@ def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
         return "it computes no gradient of the log-sum-exp, which attention sinks need"
     largest = max(spec.qk_dim, spec.v_dim)
     if largest > LARGEST_HEAD:
-        return f"it supports heads of at most {LARGEST_HEAD} elements, and these have {largest}"
+        return f"it supports heads of at most {LARGEST_HEAD} elements, and this layer has {largest}"
     return None
 
 
@@ -58,7 +58,7 @@ def takes_smaller_values(qk_size: int, v_size: int) -> bool:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Compute attention, as :func:`anytron_cuda.attention.packed.make_packed` needs it; heads of sizes up to 256."""
+    """Compute attention, as :func:`anytron_cuda.attention.packed.make_packed` needs it, with heads of up to 256."""
     from flash_attn_interface import flash_attn_varlen_func
 
     size = value.shape[-1]

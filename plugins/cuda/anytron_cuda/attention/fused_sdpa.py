@@ -42,7 +42,7 @@ def make_attention(spec: AttentionSpec) -> AttentionKernel:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None = None, enable_gqa: bool, **settings: Any
 ) -> Tensor:
-    """Compute ``scaled_dot_product_attention`` of operands ``[B, H, S, D]`` with one of the two kernels.
+    """Compute ``scaled_dot_product_attention`` of ``[B, H, S, D]`` with torch's flash or memory-efficient kernel.
 
     Raises:
         PlatformError: Neither kernel accepts these operands.

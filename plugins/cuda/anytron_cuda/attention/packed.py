@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 HALF = (torch.float16, torch.bfloat16)
 MULTIPLE = 8
-"""Head sizes are multiples of it."""
+"""Heads are padded to a multiple of this size."""
 
 
 class Sequences(NamedTuple):
@@ -125,12 +125,12 @@ def _pad_to(operand: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Side:
-    """Which rows of a buffer attend, in order.
+    """The rows of a buffer that attend, in order.
 
     Attributes:
-        count: How many.
-        there: Where they stand; None = they are the first ones.
-        back: For each row of the buffer, which of them it is.
+        count: Number of rows that attend.
+        there: The buffer row of each row that attends; None = they are the first rows of the buffer.
+        back: The number of each buffer row among those that attend; rows of padding are empty.
     """
 
     count: int
@@ -138,13 +138,13 @@ class _Side:
     back: Rows | None = None
 
     def take(self, buffer: Tensor) -> Tensor:
-        """Return those rows."""
+        """Return the rows of a buffer that attend."""
         if self.there is not None:
             return rearrange(buffer, self.there, self.back)
         return buffer if buffer.shape[0] == self.count else buffer[: self.count]
 
     def put(self, rows: Tensor, total: int) -> Tensor:
-        """A buffer that has them, and zeros elsewhere."""
+        """Return a buffer of ``total`` rows with these rows in their places, and zeros elsewhere."""
         if self.there is not None:
             return rearrange(rows, self.back, self.there)
         missing = total - self.count
@@ -178,10 +178,10 @@ def _layout(call: AttentionCall, queries: int, keys: int) -> _Layout:
 
 @torch.inference_mode(False)
 def _make_layout(call: AttentionCall, query_rows: int, key_rows: int) -> _Layout:
-    """Copy the lengths to the host, once per micro-batch, and say where the rows are that attend.
+    """Copy the lengths to the host, once per micro-batch, and find the rows that attend.
 
-    A sequence without queries or without keys is left out: nothing of it attends, and FlashAttention 2 takes a
-    longest sequence of one query as one query of each (csrc/flash_attn/flash_api.cpp, ``seqlenq_ngroups_swapped``).
+    A sequence without queries or without keys is left out: nothing in it attends, and if the longest sequence has one
+    query, FlashAttention 2 assumes one query in each (csrc/flash_attn/flash_api.cpp, ``seqlenq_ngroups_swapped``).
     """
     assert call.cu_seqlens_q is not None
     device = call.cu_seqlens_q.device

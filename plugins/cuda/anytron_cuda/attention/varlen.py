@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 
 OLDEST = Version("2.12")
 GPUS = ((8, 0), (12, 1))
-"""The oldest and the newest (``check_flash_attention_hardware_support``)."""
+"""Oldest and newest compute capability (``check_flash_attention_hardware_support``)."""
 LARGEST_HEAD = 256
 CONSUMER_GPUS = ((8, 6), (8, 7), (8, 8), (8, 9), (12, 0), (12, 1))
-"""They have no backward pass for heads of 193 to 224 elements
+"""GPUs without a backward pass for heads of 193 to 224 elements
 (``check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120``)."""
 
 
 def obstacle(offered: Capabilities, spec: AttentionSpec) -> str | None:
     """Return why ``varlen_attn`` cannot compute a layer; None if it can."""
     if offered.torch < OLDEST:
-        return f"torch {offered.torch} is installed, and it requires torch {OLDEST} or later"
+        return f"it requires torch {OLDEST} or later, and torch {offered.torch} is installed"
     if not GPUS[0] <= offered.compute_capability <= GPUS[1]:
         return "it needs a GPU of compute capability {}.{} to {}.{}".format(*GPUS[0], *GPUS[1])
     if spec.dropout:
         return "it does not support dropout"
     largest = max(spec.qk_dim, spec.v_dim)
     if largest > LARGEST_HEAD:
-        return f"it supports heads of at most {LARGEST_HEAD} elements, and these have {largest}"
+        return f"it supports heads of at most {LARGEST_HEAD} elements, and this layer has {largest}"
     if 192 < largest <= 224 and offered.compute_capability in CONSUMER_GPUS:
         return "on this GPU it has no backward pass for heads of 193 to 224 elements"
     return None
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Compute attention, as :func:`anytron_cuda.attention.packed.make_packed` needs it; one head size, up to 256."""
+    """Compute attention, as :func:`anytron_cuda.attention.packed.make_packed` needs it, with heads of up to 256."""
     query, key, padded = padded_heads(query, key, value)
     if sequences.sinks is not None:
         with_sinks: Tensor = _WithSinks.apply(query, key, padded, sequences.sinks, sequences)  # type: ignore[no-untyped-call]

@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 LIGER, TORCH, FLASH_ATTN = "liger", "torch", "flash-attn"
 
 LIGER_MINIMUM = "0.8.2"
-"""First with ``LigerFusedGateUpSiLUMulFunction``; the function before it copies both halves and is slower than plain
-torch (``liger_kernel/megatron/swiglu.py``)."""
+"""First version with ``LigerFusedGateUpSiLUMulFunction``; the older function copies both halves and is slower than
+plain torch (``liger_kernel/megatron/swiglu.py``)."""
 FLASH_ATTN_MINIMUM = "2.1"
-"""``flash_attn.layers.rotary.apply_rotary_emb`` in Triton, out of place and for any strides."""
+"""First version whose ``flash_attn.layers.rotary.apply_rotary_emb`` is in Triton, out of place and for any strides."""
 FUSED_RMS_NORM = "2.9"
 """First torch in which ``rms_norm`` is one CUDA kernel (pytorch #153666)."""
 GROUPED_MM = "2.8"
 """First torch with ``_grouped_mm`` and its gradient; ``torch.nn.functional.grouped_mm`` from 2.10 on is the same."""
 GROUPED_MM_GPUS = (9, 10)
-"""Hopper and Blackwell: elsewhere it is a loop that waits for the GPU (``aten/src/ATen/native/cuda/GroupedBlas.cpp``,
-``_grouped_mm_cuda``), while our loop knows the sizes."""
+"""Major compute capabilities of Hopper and Blackwell. On other GPUs ``_grouped_mm`` is a loop that waits for the GPU to
+read the groups' sizes (``aten/src/ATen/native/cuda/GroupedBlas.cpp``, ``_grouped_mm_cuda``); the neutral kernel is a
+loop that has them on the host."""
 
 
 def choose_kernel(capabilities: Capabilities, name: KernelName, spec: KernelSpec) -> Choice:
@@ -72,7 +73,7 @@ def _obstacle_to_torch_rms_norm(capabilities: Capabilities, spec: KernelSpec) ->
     if capabilities.torch < Version(FUSED_RMS_NORM):
         return f"torch {capabilities.torch} is older than {FUSED_RMS_NORM}"
     if spec.options.get("zero_centered"):
-        return "1 + weight is float32, its kernel has one type"
+        return "its kernel needs operands of one type, and 1 + weight is float32"
     return None
 
 
@@ -116,4 +117,4 @@ _RULES: Mapping[KernelName, Callable[[Capabilities, KernelSpec], Choice]] = Mapp
         KernelName.ADAM: _adam,
     }
 )
-"""Layer norm has none: the reference kernel is torch's own, fused one. Neither have Gated DeltaNet's two."""
+"""Other kernels are always neutral: layer norm, which is torch's own fused kernel, and the two of Gated DeltaNet."""

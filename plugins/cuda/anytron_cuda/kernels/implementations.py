@@ -23,7 +23,7 @@ MAX_GROUPS = 1023
 """``torch/_native/ops/foreach_mm/impl.py``: "bf16 kernel requires group_count < 1024"."""
 
 _ALIGNMENT = 16
-"""Bytes; of rows, ``aten/src/ATen/native/GroupedMMUtils.h``."""
+"""Rows must be a multiple of this many bytes (``aten/src/ATen/native/GroupedMMUtils.h``)."""
 
 
 def liger_swiglu(x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def liger_rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -
 
 
 def torch_rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
-    """As :func:`anytron.kernels.fused.rms_norm`, cast once instead of twice: the product is taken in float32, too.
+    """As :func:`anytron.kernels.fused.rms_norm`, but multiplied by the weight in float32 and cast once, not twice.
 
     torch has one kernel for an input and a weight of one type; the factor ``1 + weight`` needs another type.
     """
@@ -91,8 +91,8 @@ def flash_attn_rope(x: Tensor, freqs: Tensor, interleaved: bool) -> Tensor:
 def torch_grouped_mm(x: Tensor, weights: Sequence[Tensor], splits: Sequence[int]) -> Tensor:
     """As :func:`anytron.kernels.fused.grouped_mm`.
 
-    Sizes that its kernel does not take (rows that are not a multiple of 16 bytes; no rows at all) are left to the
-    reference kernel.
+    Operands that torch's kernel does not support (rows that are not a multiple of 16 bytes; no rows at all; several
+    dtypes; more than :data:`MAX_GROUPS` groups) are left to the reference kernel.
     """
     elements = _ALIGNMENT // x.element_size()
     fits = all(size % elements == 0 for size in weights[0].shape)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 TRITON = "triton"
 
 TRITON_MINIMUM = "3.0"
-"""First with ``tl.dot(input_precision=)``."""
+"""First version with ``tl.dot(input_precision=)``."""
 AMPERE = (8, 0)
-"""First with products of bfloat16, and with the shared memory that the blocks of ``triton_tiles.Blocks`` need."""
+"""First compute capability with products of bfloat16, and with the shared memory that ``triton_tiles.Blocks`` needs."""
 
 
 def log_prob_kernel(spec: LogProbSpec) -> DescribedKernel | None:

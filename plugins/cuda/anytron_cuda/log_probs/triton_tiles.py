@@ -48,8 +48,8 @@ class Blocks:
 
 
 PARTS = 64
-"""Parts of the vocabulary that are summed up in parallel: 8 blocks of tokens make more programs than an H100 has
-processors. Each takes 16 bytes per token."""
+"""Parts of the vocabulary that are summed up in parallel: with 8 blocks of tokens, there are more programs than an H100
+has processors. The statistics of each part take 16 bytes per token."""
 
 
 class TritonTiles:

@@ -263,7 +263,7 @@ def test_maps_of_padding_are_compared_with_the_layout(judge, sequence_format):
     found = judge(RoutesPadding(), formats=(sequence_format,), traits=traits)
     assert found.difference == 1.0
     assert "attends as defined" in found.detail
-    assert "but padding_mask is not True exactly at padding" in found.detail
+    assert "but padding_mask does not match the layout" in found.detail
     right = judge(formats=(sequence_format,), traits=traits)
     assert right.difference <= right.tolerance, right.detail
 

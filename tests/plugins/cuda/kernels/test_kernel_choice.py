@@ -26,7 +26,10 @@ TABLE = [
     ("rms_norm", ZERO_CENTRED, HOPPER, "2.13", LIGER, "liger"),
     (
         "rms_norm", ZERO_CENTRED, HOPPER, "2.13", {},
-        "neutral (not liger: liger-kernel is not installed; not torch: 1 + weight is float32, its kernel has one type)",
+        (
+            "neutral (not liger: liger-kernel is not installed; not torch: its kernel needs operands of one type, "
+            "and 1 + weight is float32)"
+        ),
     ),
     ("rms_norm", {"dtype": torch.float32}, HOPPER, "2.13", LIGER, "neutral"),
     ("layer_norm", BFLOAT16, HOPPER, "2.13", LIGER, "neutral"),
