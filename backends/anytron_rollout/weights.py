@@ -10,6 +10,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightRenaming
 
 from anytron.base.errors import EngineError
+from anytron.workers.weights.transfer import copy_elements
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -165,7 +166,7 @@ def _part(whole: Tensor, converter: WeightConverter, pattern: str, name: str) ->
 
 def _fill(target: Tensor, piece: Piece) -> None:
     for part, values in _paired(target, piece):
-        part.copy_(values)
+        copy_elements(part, values)
 
 
 def _holds(target: Tensor, piece: Piece) -> bool:

@@ -17,7 +17,7 @@ import xxhash
 from typing_extensions import Self
 
 from anytron.base.errors import ResourceError, TransferError
-from anytron.workers.weights.transfer import Piece
+from anytron.workers.weights.transfer import Piece, copy_elements
 
 if TYPE_CHECKING:
     import socket
@@ -122,7 +122,7 @@ def fill(bucket: Bucket, used: int, tensor: Tensor, start: int) -> tuple[int, in
     room = max(0, len(bucket.data) - offset) // tensor.element_size()
     values = tensor[start : start + room]
     target = bucket.data[offset : offset + values.nbytes]
-    target.view(tensor.dtype).copy_(values)
+    copy_elements(target.view(tensor.dtype), values)
     return offset, values.numel()
 
 

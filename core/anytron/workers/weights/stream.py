@@ -193,7 +193,7 @@ class _Sender:
         self._names.add(name)
         if self._readers == []:
             return
-        values = tensor.detach().reshape(-1)
+        values = tensor.detach().reshape(-1).contiguous()
         dtype, start = str(tensor.dtype).removeprefix("torch."), 0
         while True:
             offset, count = fill(self._bucket, self._used, values, start)
