@@ -101,7 +101,8 @@ def require(ranks: int, replicas: int, resource: str | None) -> None:
                 where="executor.kind=ray",
                 why=f"the run needs {needed} {name} for {ranks} training rank{'' if ranks == 1 else 's'}{others}, but "
                 f"the cluster has {total.get(name, 0):g}",
-                fix=f"lower a parallel size{' or rollout.replicas' if replicas else ''}, or start the cluster with more {name}: ray start --head {option}",
+                fix=f"lower a parallel size{' or rollout.replicas' if replicas else ''}, or start the cluster "
+                f"with more {name}: ray start --head {option}",
             )
 
 

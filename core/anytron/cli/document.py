@@ -40,8 +40,8 @@ HEADING = """# Command line
 | `ANYTRON_PLUGINS` | the only plugins that may be loaded, separated by commas |
 | `ANYTRON_DISABLE_PLUGINS` | plugins that are not loaded, separated by commas |
 | `ANYTRON_TRACE_HOOKS` | `1`: every hook call is printed, with its answers |
-| `ANYTRON_VERL_REPORT` | a directory, in which each process with a verl engine reports what Anytron changed in the process |
-| `ANYTRON_SWIFT_REPORT` | a directory, in which each rank of anytron-swift reports what Anytron changed in the process |
+| `ANYTRON_VERL_REPORT` | a directory, in which each process with a verl engine reports what Anytron changed in it |
+| `ANYTRON_SWIFT_REPORT` | a directory, in which each rank of anytron-swift reports what Anytron changed in it |
 | `ANYTRON_ASCEND_SIMULATOR_DIR` | where the simulator's built libraries lie; by default in the user's cache |
 | `ANYTRON_ASCEND_SIMULATOR` | `1`: ascend takes its [simulator](../how-to/train-on-ascend.md) for devices |
 """
