@@ -127,8 +127,8 @@ class Environment(Protocol):
     """The environment of one conversation; for each response, a new one is made with ``environment.options``.
 
     It runs in a separate process. It may also have a method ``close()``, which is called at the end of the
-    conversation, except after a call that failed. Calls are not concurrent. Between two calls for one conversation, the
-    process may make calls for other conversations.
+    conversation, also if ``reset`` or ``step`` has failed, unless the process has ended. Calls are not concurrent.
+    Between two calls for one conversation, the process may make calls for other conversations.
     """
 
     def reset(self, task: Task) -> None:

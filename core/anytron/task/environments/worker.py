@@ -68,6 +68,9 @@ class Reply:
 def answer(call: Call, environments: dict[int, Environment], make: Callable[[], Environment]) -> dict[str, Any]:
     """Carry out a call. Any failure of the environment, even ``exit()``, results in an answer.
 
+    After a failure of ``reset`` or ``step`` the environment is closed. A failure of ``close`` is written into the log
+    of this process: it costs no conversation.
+
     Args:
         call: The call to answer.
         environments: The environments of this process by conversation number; updated.
@@ -81,9 +84,10 @@ def answer(call: Call, environments: dict[int, Environment], make: Callable[[], 
             environments[call.number] = _made(make)
         return {"observation": _called(environments, call)}
     except _Failed as failed:
-        environments.pop(call.number, None)
         if call.method == "close":
-            print(failed.failure.why, flush=True)  # in this process's log: it costs nothing, and no conversation
+            print(failed.failure.why, flush=True)
+        else:
+            answer(Call(call.number, "close"), environments, make)
         return {"failure": asdict(failed.failure)}
 
 

@@ -285,7 +285,7 @@ class IsolatedProcess:
         self.end()
         if not self._ready:
             seconds = self.settings.start_timeout_s
-            raise self._never_started(f"it was not ready within {seconds:g} s\n{stacks}")
+            raise self._never_started(f"it was not ready within {seconds:g} s\n{stacks}", "executor.start_timeout_s")
         return Gone(True, f"its stacks, at the end of {self.log}:\n{stacks}", at=at)
 
     def _lost(self) -> Gone:
@@ -303,12 +303,12 @@ class IsolatedProcess:
         why = f"{fate}; the last lines of {self.log}:\n{tail}" if tail else f"{fate}; it wrote nothing"
         return Gone(False, why, killed=status == -signal.SIGKILL, at=at)
 
-    def _never_started(self, why: str) -> DataError:
+    def _never_started(self, why: str, limit: str = "memory_gib if it is set") -> DataError:
         return DataError(
             f"{self.settings.title} could not start.",
             where=self.settings.where,
             why=why,
-            fix="import less, raise memory_gib if it is set, or load models in the first call instead of at import",
+            fix=f"import less, raise {limit}, or load models in the first call instead of at import",
         )
 
     def _tail(self) -> str:

@@ -198,7 +198,7 @@ def test_conversations_are_closed_once_and_their_environments_forgotten(start, t
     for number in numbers:
         pool.end(number)
     assert drain(pool) == {}
-    assert (tmp_path / "closed").read_text() == "p0\n"
+    assert sorted((tmp_path / "closed").read_text().split()) == ["p0", "p1"]
 
 
 def test_an_answer_that_takes_long_does_not_hold_up_who_polls(start):

@@ -268,14 +268,21 @@ def test_a_worker_imports_no_torch():
     subprocess.run([sys.executable, "-c", program + "assert 'torch' not in sys.modules"], check=True)
 
 
-def test_a_process_that_cannot_start_says_why(tmp_path, monkeypatch):
-    code = "import os\nif os.getenv('IN_WORKER'): os._exit(5)\n"
+@pytest.mark.parametrize(
+    ("in_worker", "start_timeout_s", "message"),
+    [
+        ("os._exit(5)", 60, r"status 5.*raise memory_gib"),
+        ("import time; time.sleep(60)", 3, r"not ready within 3 s.*raise executor\.start_timeout_s"),
+    ],
+)
+def test_a_process_that_cannot_start_says_why(in_worker, start_timeout_s, message, tmp_path, monkeypatch):
+    code = f"import os\nif os.getenv('IN_WORKER'): {in_worker}\n"
     (tmp_path / "r.py").write_text(code + "def r(samples):\n    return [1.0] * len(samples)\n")
     rewards = RewardSum.from_config([RewardSection(function=f"{tmp_path}/r.py:r")])
     monkeypatch.setenv("IN_WORKER", "1")
     with (
-        rewards.start(tmp_path / "logs", 60) as score,
-        pytest.raises(DataError, match=r"(?s)could not start.*rewards\[0\] \(r\).*status 5"),
+        rewards.start(tmp_path / "logs", start_timeout_s) as score,
+        pytest.raises(DataError, match=rf"(?s)could not start.*rewards\[0\] \(r\).*{message}"),
     ):
         score([sample("abc")])
 
