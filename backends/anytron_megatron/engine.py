@@ -348,7 +348,10 @@ class MegatronEngine:
         """Return the model that scores for the reference, and a context that gives it the reference's weights."""
         if not self._has_reference:
             raise EngineError(
-                "This engine has no reference model.", where="score", fix="set algorithm.kl_coefficient above 0"
+                "This engine has no reference model.",
+                where="algorithm.kl_coefficient",
+                why="with 0, none is loaded",
+                fix="set algorithm.kl_coefficient above 0",
             )
         if self._adapters is not None:
             return self._policy, self._adapters.reference_weights()

@@ -147,7 +147,9 @@ class VllmEngine:
         try:
             engine.add_lora(self._lora_request())
         except (KeyError, RuntimeError, ValueError) as error:
-            raise EngineError("vLLM could not load the adapter.", where=f"version {version}", why=str(error)) from error
+            raise EngineError(
+                "vLLM could not load the adapter.", where=f"adapter of version {version}", why=str(error)
+            ) from error
         self._empty_caches()
         for held in self._llm.collective_rpc("anytron_adapter_checksums", args=(ADAPTER_ID,)):
             if held != sent:

@@ -42,7 +42,7 @@ def on_ranks(subject: Subject, count: int, function: Callable[..., None], *argum
     Raises:
         Broken: A rank raised ``Broken``.
         Inapplicable: A rank raised ``Inapplicable``, or there are fewer devices than ranks.
-        CheckFailed: A rank raised something else, hangs or died.
+        CheckFailed: A rank raised something else, hung or died.
     """
     name = f"{count} ranks"
     ranks = subject.keep(name, lambda: Ranks(subject, count))

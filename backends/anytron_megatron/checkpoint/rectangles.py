@@ -1,4 +1,4 @@
-"""Rectangles of a tensor: the division of a flat range, and the overlap of two rectangles. Imports no Megatron."""
+"""Divide a flat range of a tensor into rectangles, and find the overlap of two rectangles. Imports no Megatron."""
 
 from __future__ import annotations
 

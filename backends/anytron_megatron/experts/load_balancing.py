@@ -65,7 +65,7 @@ class LoadBalancing:
         self._sums: dict[str, Tensor] = {}
 
     def start(self) -> None:
-        """Begin an update: reset the sums."""
+        """Begin an update: reset the sums of losses."""
         self._sums = {}
 
     def weighting(self, prepared: PreparedBatch) -> ScopeFactory | None:

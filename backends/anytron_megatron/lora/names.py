@@ -32,5 +32,5 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 
 def matches(path: str, target: str) -> bool:
-    """Whether an entry of ``model.lora.targets`` names the layer at ``path``, such as ``mlp.experts.linear_fc1``."""
+    """Whether ``target``, an entry of ``model.lora.targets``, names the layer at ``path``."""
     return target == ALL_LINEAR or path == target or path.endswith(f".{target}")

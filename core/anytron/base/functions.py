@@ -134,12 +134,13 @@ class Called:
 
         Args:
             function: The user's function.
-            where: What the function was called for, as ``where`` of the error: a key, a prompt or a row.
+            where: ``where`` of the error: the key, prompt or row that the function was called for.
             kind: Class of the error.
 
         Raises:
-            AnytronError: The function raised: an error of ``kind``, or its own AnytronError. Its cause is the
-                original error, from which a worker can tell that the device ran out of memory.
+            AnytronError: The function raised this error itself; or it raised another exception, in whose place an error
+                of ``kind`` is raised. Its cause is the original, by which a worker can tell that a device ran out of
+                memory.
             OSError: The function raised an OSError that says that the machine ran out of a resource, such as disk
                 space.
         """

@@ -161,8 +161,8 @@ def _model_of_run(run: Path) -> FoundModel:
         "The run has not saved a model yet.",
         where=str(run),
         why=f"there is neither {EXPORTED}/, which is written after the last step, nor a complete checkpoint",
-        fix="wait for its first checkpoint (checkpoint.every_steps, checkpoint.every_minutes); if the run has ended, "
-        "start it again with checkpoint.keep=1",
+        fix="wait for the run's first checkpoint (checkpoint.every_steps, checkpoint.every_minutes); if the run has "
+        "ended, start it again with checkpoint.keep=1",
     )
 
 

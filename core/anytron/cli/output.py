@@ -70,7 +70,7 @@ class Expendable:
     """A text stream that ignores all further text once a write has failed: its reader is gone, or its disk is full.
 
     Args:
-        stream: The stream; None, which Python uses for a stream that was closed at the start, ignores all text.
+        stream: The stream; None (in Python, a stream that was closed at the start) = all text is ignored.
     """
 
     def __init__(self, stream: TextIO | None) -> None:

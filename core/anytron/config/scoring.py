@@ -89,7 +89,7 @@ class ValidationSetSection(Section):
 
     @property
     def title(self) -> str:
-        """What messages call the set: ``validation set NAME``."""
+        """Name of the set in messages: ``validation set NAME``."""
         return f"validation set {self.name}"
 
     @property

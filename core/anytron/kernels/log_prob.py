@@ -1,6 +1,6 @@
 """Token log-probabilities and entropies from hidden states, vocabulary-parallel, without holding whole logits.
 
-The logits of a packed micro-batch are by far its largest tensor (16384 tokens x 150 000 entries in
+The logits of a packed micro-batch are by far its largest tensor (16,384 tokens x 150,000 entries in
 float32: 10 GB), and only two numbers per token are computed from them. So logits are computed for one tile (a range of
 entries) of the vocabulary at a time, in the forward pass and again in the backward pass, and never kept.
 

@@ -226,7 +226,10 @@ class PackedPlan:
         ]
 
     def join(self, outputs: list[Tensor], total: int) -> Tensor:
-        """Join the groups' ``[n, rows, ...]`` into packed ``[total, ...]``, which is zero at padding."""
+        """Join the outputs of groups of sequences, each ``[n, rows, ...]``, into packed ``[total, ...]``.
+
+        Padding is zero.
+        """
         if self.queries.stride is None:
             slots = torch.cat([output.flatten(0, 1) for output in outputs])
             return rearrange(slots, self.queries.packed, self.queries.grouped)

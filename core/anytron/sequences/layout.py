@@ -329,8 +329,8 @@ def gather_slots(group: ProcessGroup) -> Callable[[Tensor], Tensor]:
 
     The returned function takes this rank's slots ``[N, ...]`` and gives all ranks' ``[size * N, ...]``
     in rank order. The gradient flows through the local slice only: each rank's loss sees all
-    tokens, and the gradients of the parameters are summed over context-parallel ranks afterwards, so
-    that a gradient through other ranks' slices would count every token ``size`` times.
+    tokens, and the gradients of the parameters are summed over context-parallel ranks afterwards:
+    a gradient through other ranks' slices would count every token ``size`` times.
 
     Args:
         group: The context-parallel process group.

@@ -29,7 +29,7 @@ class Nothing:
     """A call of a kernel that has nothing to compute.
 
     Attributes:
-        call: Function that makes the call, for operands of a dtype.
+        call: Function that takes a dtype, and calls the kernel with operands of this dtype.
         shape: Shape of each result, whose entries are all 0.
         results: Number of results.
     """

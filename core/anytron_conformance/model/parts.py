@@ -252,11 +252,12 @@ SECTIONS: dict[str, dict[str, Any]] = {"optimizer": dict(SHOWN), "engine": {"opt
     limit_s=START_S,
 )
 def prediction(subject: Subject, case: Case) -> None:
-    """Do one update of a tiny DeepSeek-V3 of two layers, with two modules that predict one and two more tokens ahead.
+    """Do one update of a tiny DeepSeek-V3 of two layers, with modules that predict one and two tokens further ahead.
 
-    The definition is section 2.2 of the paper (https://arxiv.org/abs/2412.19437), computed with the layers of
-    transformers; the change of each weight must be its gradient. A vendor's own modules break the rule if they
-    combine hidden states and embeddings differently, or shift tokens across the borders of packed sequences.
+    The definition is section 2.2 of the paper (https://arxiv.org/abs/2412.19437), computed with layers of Hugging Face
+    transformers. The optimizer is SGD, so that the change of a weight shows its gradient. A vendor's own modules break
+    the rule if they combine hidden states and embeddings differently, or shift tokens across the borders of packed
+    sequences.
     """
     family, layout = case.values
     observer = Observer.of(subject)

@@ -78,7 +78,7 @@ class AnytronDevice(PlatformBase):  # type: ignore[misc]  # verl may be absent w
         self._runtime.set_device(device_index)
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Wait for the current device; a process uses one."""
+        """Wait for the current device; ``device_index`` is ignored, because a process uses one device."""
         del device_index
         self._runtime.synchronize()
 

@@ -1,4 +1,4 @@
-"""The device stack of a process that has imported verl."""
+"""Set up the platform, its hooks and its patches in a process that has imported verl."""
 
 from __future__ import annotations
 

@@ -248,5 +248,5 @@ def _assert_not_imported(patch: Patch) -> None:
         f"Patch {patch.id} (owner {patch.owner}) was added too late.",
         where=patch.target,
         why=f"{package} is imported already" + (f", by {', '.join(importers)}" if importers else ""),
-        fix=f"apply the before_import patches first: move earlier imports of {package} into functions",
+        fix=f"apply the before_import patches first; for this, move earlier imports of {package} into functions",
     )

@@ -158,7 +158,7 @@ def read_flash_attention(mask: AttnMask, layouts: Sequence[SequenceLayout], trai
 
 
 def token_pairs(rows: Sequence[Sequence[int]], allowed: Callable[[int, int, int], bool]) -> set[Pair]:
-    """Collect the pairs of tokens with a real query and a true ``allowed(row, query position, key position)``."""
+    """Collect the (query, key) pairs for which the query is no padding and ``allowed(row, query, key)`` is true."""
     return {
         (query_token, key_token)
         for number, row in enumerate(rows)

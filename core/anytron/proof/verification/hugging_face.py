@@ -1,6 +1,6 @@
 """Compute logits, and the gradients of the policy's loss, with transformers: float32, on the host, in the driver.
 
-The driver has no training engine, no platform and no patches, so that they cannot change these results.
+The driver has no training engine, no platform and no patches that could change these results.
 """
 
 from __future__ import annotations

@@ -183,7 +183,8 @@ def _continue_from(
             "Continuing from this checkpoint would delete later checkpoints of the same run.",
             where=f"resume = {config.resume}",
             why=f"the run also has {', '.join(other.path.name for other in later)}",
-            fix="set resume=auto to continue from the newest, or another trainer.output_dir to start a new run from it",
+            fix="set resume=auto to continue from the newest, or another trainer.output_dir to start a new run from "
+            "this checkpoint",
         )
     changes = _accepted(config, claimed, tell)
     checkpoint.verify()

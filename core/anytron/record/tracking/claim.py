@@ -139,7 +139,7 @@ def _locked(path: Path, what: str, key: str, tell: Callable[[str], None]) -> Ite
             f"Another run is writing into the {what}.",
             where=where,
             why=f"{error} holds its lock",
-            fix=f"set another {key}, or stop that run first",
+            fix=f"set another path for {key}, or stop that run first",
         ) from None
     except OSError as error:
         raise exhausted(error, where) or ConfigError(

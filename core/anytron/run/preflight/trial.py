@@ -45,9 +45,9 @@ class Finding:
     Attributes:
         what: Description of the problem, for the user.
         fix: How to fix the problem.
-        certain: Whether the problem is certain to occur in the run, because it occurred at every prompt.
+        certain: Whether the problem is certain to occur in the run, because it occurred for every prompt.
         count: Number of prompts with the problem.
-        rows: Examples: the id of a prompt, and what was observed at it.
+        rows: Examples: the id of a prompt, and what was observed for it.
     """
 
     what: str

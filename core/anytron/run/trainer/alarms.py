@@ -84,8 +84,9 @@ class Alarms:
     def stepped(self, metrics: Mapping[str, float]) -> None:
         """Check a finished step, and print its warnings.
 
-        With ``rollout.max_staleness`` log-probs are compared only in steps whose tokens all come from the newest
-        weights, because the policy has changed since the older ones. Every run has such a step: its first.
+        With ``rollout.max_staleness``, log-probs of rollout and training are compared only in steps whose tokens all
+        come from the newest weights, because the policy has changed since older weights. Every run has such a step: its
+        first.
         """
         step, difference = int(metrics["step"]), metrics.get(AGREEMENT, 0.0)
         fresh = metrics.get("rollout/age_max", 0.0) == 0.0

@@ -59,7 +59,7 @@ class RewardModelRanks:
         return replace(self, turns=turns)
 
     def begin(self, samples: Sequence[Sample]) -> Callable[[], list[float]]:
-        """Start to score samples, with the policy's own tokens; the returned function waits for the scores."""
+        """Start to score samples, sent as the policy's token ids; the returned function waits for the scores."""
         scores = self._begin(assemble(samples, temperature=1.0))
         return lambda: scores().tolist()
 

@@ -111,8 +111,8 @@ class ValidationSchedule:
 
     Args:
         config: The run's configuration.
-        measure: Function that validates the policy after a number of completed steps on all sets and returns the
-            metrics.
+        measure: Function that is called with the number of completed steps, validates the policy on all sets, and
+            returns the metrics.
         run: The run's directory.
         checkpoints: The checkpointing, which keeps the best checkpoint.
         progress: Display of the validations.

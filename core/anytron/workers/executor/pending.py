@@ -45,7 +45,10 @@ class Rank(Protocol):
         """Ask the process, if it still runs, to write the stacks of its threads to its log."""
 
     def standing(self) -> Standing | None:
-        """Return where the process stood after the previous call of this method (None = unknown), and ask it again."""
+        """Return the state that the previous call of this method asked for, and ask for the present state.
+
+        None = no call has asked for a state yet, or the process has not answered.
+        """
 
     def fate(self) -> str:
         """Return how the process ended, or what is wrong if it still runs."""

@@ -127,7 +127,7 @@ def main(channel: int, heartbeat_memory: int) -> int:
 
 
 def start(bootstrap: Bootstrap) -> Parts:
-    """Do everything that must happen before the first unpickling, up to the import of the engine."""
+    """Do everything that must happen before the first unpickling; the last step imports the engine."""
     os.environ.update(bootstrap.distributed_env())
     if bootstrap.python is None:
         sys.path[:] = bootstrap.sys_path

@@ -113,7 +113,7 @@ class WeightManifest:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the file."""
+        """Size of the safetensors file."""
         return Path(self.path).stat().st_size
 
     @contextlib.contextmanager

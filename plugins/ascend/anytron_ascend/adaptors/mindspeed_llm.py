@@ -58,7 +58,7 @@ class MindSpeedLlmAdaptor(Adaptor):
         return [patch for patch in PATCHES if patch.phase is phase]
 
     def build_attn_mask(self, request: MaskRequest) -> AttnMask:
-        """Return the mode in which the kernel reads the compressed triangle; MindSpeed-LLM makes the tensor itself."""
+        """Return the mode in which the kernel reads the compressed causal mask; MindSpeed-LLM makes its tensor."""
         mode = BAND if request.format == "thd" else CAUSAL
         mask = NeutralDefaults().build_attn_mask(request)
         return dataclasses.replace(mask, kernel_mode=f"sparse_mode={mode}")

@@ -1,7 +1,7 @@
 """``npu_fusion_attention`` as an attention kernel.
 
-Mask and kernel mode always come together. Sequences are right-aligned (the last query is at the
-last key), so that causality is ``sparse_mode`` 3 with the compressed mask, a window is mode 4 with the
+The kernel needs a mask tensor with every mode that masks. Sequences are right-aligned (the last query is at the
+last key), so causality is ``sparse_mode`` 3 with the compressed mask, a window is mode 4 with the
 same mask, and only an explicit mask has full size (mode 1).
 
 Source: torch_npu 2.13, documentation of ``npu_fusion_attention``.
