@@ -40,8 +40,8 @@ def generation_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpt
         yield Diagnostic(
             "error",
             "parallel.tensor_model_parallel_size",
-            "generation with multi-latent attention needs one tensor-parallel rank: mcore-bridge gathers keys over these "
-            "ranks as if the sequence were split, but a step of generation has one token",
+            "generation with multi-latent attention needs one tensor-parallel rank: mcore-bridge gathers keys over "
+            "these ranks as if the sequence were split, but a step of generation has one token",
             f"set parallel.tensor_model_parallel_size=1, or {_FIX}",
         )
     if run.parallel.context_parallel_size > 1:
