@@ -29,8 +29,9 @@ class AcmePlatform(Platform):
     def probe(self) -> Probe:
         """Return whether the device can be used, without initialising it.
 
-        Ask the driver here. USABLE wins over the processor. ABSENT, with a remedy: no such device, another platform
-        may be chosen. BROKEN, with a remedy: the device or its software is there and does not work.
+        Query the driver here. USABLE: the platform is preferred to the processor. ABSENT, with a remedy: there is no
+        such device, and another platform may be chosen. BROKEN, with a remedy: the device or its software exists but
+        does not work.
         """
         reason = "anytron-acme computes on the host's processor, which all ranks share: it asks no driver"
         return Probe(Availability.USABLE, reason, devices=8)
@@ -51,28 +52,29 @@ class AcmePlatform(Platform):
     def limits(self) -> tuple[Limit, ...]:
         """Return the features that the device lacks, with reasons.
 
-        Runs that need such a feature are refused, and the conformance kit skips its checks. Delete the limit below when
-        ``runtime.py`` drives your device.
+        Runs that need such a feature are refused, and the conformance kit skips the checks of the feature. Delete the
+        limit below when ``runtime.py`` drives your device.
         """
         return (Limit(Feature.OWN_DEVICE, "anytron_acme/runtime.py names no device yet"),)
 
     # What to write next. A hook is a method with the decorator ``anytron.hookimpl``; take the arguments that you need,
-    # and return None where the neutral default is enough. Each has a section in docs/reference/hooks.md of Anytron's
-    # repository, the same text in python -m pydoc anytron.device.hooks.specs. Most authors write them in this order:
+    # and return None where the neutral default is enough. docs/reference/hooks.md in Anytron's repository has a
+    # section for each hook; python -m pydoc anytron.device.hooks.specs shows the same text. Most authors write the
+    # hooks in this order:
     #
     #   requirements           the packages that the device needs, with version ranges and remedies
-    #   configure              settings that the device cannot do (an error) or needs (an edit with its reason)
+    #   configure              settings that the device does not support (an error) or needs (an edit with its reason)
     #   runtime_env            environment variables that the device's libraries need in each process
     #   attention_kernel       the device's attention: most of the speed
     #   fused_kernel           norms, SwiGLU, rotary embedding, grouped products, Adam
     #   log_prob_kernel        log-probs and entropies without whole logits
-    #   build_attn_mask        a form of mask, or a mode, that the kernels read and the neutral default does not give
-    #   preprocess_sequences   what the device's libraries are told of a micro-batch, in its scope
+    #   build_attn_mask        a form of mask, or a mode, that the kernels need and the neutral default does not have
+    #   preprocess_sequences   information about a micro-batch for the device's libraries, in the micro-batch's scope
     #   postprocess_output     a faster way from the model's output to one value per token
     #   patch_model            changes of third-party code, each with its reason and version range
     #
-    # docs/how-to/write-a-platform.md has an example of each kind, docs/how-to/check-your-kernels.md what kernels must
-    # satisfy, and examples/third_party_platform is a complete package.
+    # docs/how-to/write-a-platform.md has an example of each kind, docs/how-to/check-your-kernels.md lists what kernels
+    # must satisfy, and examples/third_party_platform is a complete package.
 
 
 @functools.cache
