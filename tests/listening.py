@@ -10,7 +10,7 @@ from tests.core.workers.executor.processes import LOOPBACK, listeners, offspring
 from tests.house import ROOT
 
 EVERYWHERE = {"0.0.0.0", "::"}
-HEADER = "| run | process | what listens | address | port | who may speak | test |"
+HEADER = "| run | process | what listens | address | port | who may use it | test |"
 
 
 def table(text=None):
