@@ -10,7 +10,6 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightRenaming
 
 from anytron.base.errors import EngineError
-from anytron.workers.weights.transfer import copy_elements
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -166,7 +165,7 @@ def _part(whole: Tensor, converter: WeightConverter, pattern: str, name: str) ->
 
 def _fill(target: Tensor, piece: Piece) -> None:
     for part, values in _paired(target, piece):
-        copy_elements(part, values)
+        part.copy_(values)
 
 
 def _holds(target: Tensor, piece: Piece) -> bool:

@@ -17,7 +17,7 @@ import xxhash
 from typing_extensions import Self
 
 from anytron.base.errors import ResourceError, TransferError
-from anytron.workers.weights.transfer import Piece, copy_elements
+from anytron.workers.weights.transfer import Piece
 
 if TYPE_CHECKING:
     import socket
@@ -122,7 +122,7 @@ def fill(bucket: Bucket, used: int, tensor: Tensor, start: int) -> tuple[int, in
     room = max(0, len(bucket.data) - offset) // tensor.element_size()
     values = tensor[start : start + room]
     target = bucket.data[offset : offset + values.nbytes]
-    copy_elements(target.view(tensor.dtype), values)
+    target.view(tensor.dtype).copy_(values)
     return offset, values.numel()
 
 

@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from anytron.base.errors import EngineError, TransferError
 from anytron.workers.weights.buckets import ALIGNMENT, BUCKETS, Entry, TensorOrder, fill
 from anytron.workers.weights.messages import receive, send
@@ -86,7 +88,7 @@ class WeightStream:
             TransferError: A reader did not connect in time and was not withdrawn; or readers cannot connect at all.
         """
         num_bytes = 0
-        with self.carrier.listen(self.readers, self.timeout_s, self.bucket_bytes) as end:
+        with _one_thread(), self.carrier.listen(self.readers, self.timeout_s, self.bucket_bytes) as end:
             sender = _Sender(self, end, version)
             try:
                 for name, tensor in weights:
@@ -126,7 +128,7 @@ class StreamOrigin:
             TransferError: There was no sender in time, or the sender has ended or belongs to another transfer.
         """
         where = self.carrier.where
-        with self.carrier.connect(self.timeout_s, self.bucket_bytes) as end:
+        with _one_thread(), self.carrier.connect(self.timeout_s, self.bucket_bytes) as end:
             with _transfer_errors("The weights did not begin to arrive.", where):
                 send(end.connection, {"reader": self.reader})
                 end.admitted()
@@ -193,7 +195,7 @@ class _Sender:
         self._names.add(name)
         if self._readers == []:
             return
-        values = tensor.detach().reshape(-1).contiguous()
+        values = tensor.detach().reshape(-1)
         dtype, start = str(tensor.dtype).removeprefix("torch."), 0
         while True:
             offset, count = fill(self._bucket, self._used, values, start)
@@ -282,6 +284,21 @@ class _Sender:
             reader.close()
             assert self._readers is not None
             self._readers.remove(reader)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread of this process.
+
+    The sender and its readers copy at the same time. If each of them used all processors of the machine, as torch does,
+    they would wait for each other's threads.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextlib.contextmanager

@@ -10,9 +10,8 @@ import contextlib
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
-import numpy as np
 import torch
 
 from anytron.base.errors import TransferError
@@ -183,23 +182,6 @@ class WeightFile:
         save_file(tensors, self.path)
         checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
         return WeightManifest(self.path, version, checksums, frozenset(filter(is_optional, tensors)))
-
-
-def copy_elements(target: Tensor, values: Tensor) -> None:
-    """Copy ``values`` into ``target``, both 1-D and of equal length; in one thread if both have the same bytes.
-
-    The sender and its readers copy at the same time. If each of them used all processors of the machine, as torch does,
-    they would wait for each other's threads.
-    """
-    if target.dtype == values.dtype and target.device.type == values.device.type == "cpu":
-        np.copyto(_as_bytes(target), _as_bytes(values))
-    else:
-        target.copy_(values)
-
-
-def _as_bytes(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    array: np.ndarray[Any, np.dtype[np.uint8]] = tensor.detach().view(torch.uint8).numpy()
-    return array
 
 
 def checksum(tensor: Tensor) -> int:

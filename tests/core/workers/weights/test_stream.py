@@ -287,3 +287,25 @@ def test_neither_end_waits_for_ever(new_transfer):
         TransferError, match=r"did not begin to send weights|Could not open a connection for the weight transfer"
     ):
         collect(origin)
+
+
+def test_each_end_uses_one_thread_while_it_copies(new_transfer):
+    transfer, before = new_transfer(), torch.get_num_threads()
+
+    def send():
+        torch.set_num_threads(3)
+        during = []
+        weights = (during.append(torch.get_num_threads()) or ("a", torch.ones(4)) for _ in range(1))
+        transfer.stream.send(weights, 3, lambda name: False)
+        return during, torch.get_num_threads()
+
+    def receive():
+        torch.set_num_threads(3)
+        with transfer.origin(0).open() as weights:
+            during = [torch.get_num_threads() for _ in weights]
+        return during, torch.get_num_threads()
+
+    with ThreadPoolExecutor() as pool:
+        ends = [pool.submit(send), pool.submit(receive)]
+        assert [end.result() for end in ends] == [([1], 3)] * 2
+    torch.set_num_threads(before)
