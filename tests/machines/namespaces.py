@@ -41,11 +41,17 @@ DELAY = Path(__file__).with_name("slow_wire.py")
 
 
 def obstacle() -> str:
-    """Say why machines cannot be made here; empty if they can."""
+    """Say why these tests are skipped: they were not asked for, or the system forbids machines. Empty = they run.
+
+    Raises:
+        FileNotFoundError: They were asked for, and a program that can be installed is missing.
+    """
     if not os.environ.get(ASKED):
         return f"{ASKED} is not set: tox -e machines"
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        return f"not installed: {', '.join(missing)}"
+        raise FileNotFoundError(
+            f"not found on PATH: {', '.join(missing)}; install the packages iproute2, iptables, util-linux and coreutils"
+        )
     tried = subprocess.run(
         ["unshare", "-n", "-m", "-u", "-i", "-p", "--fork", "sh", "-c", "hostname m0 && mount -t tmpfs tmpfs /srv"],
         capture_output=True,
