@@ -50,7 +50,7 @@ def obstacle() -> str:
         return f"{ASKED} is not set: tox -e machines"
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         raise FileNotFoundError(
-            f"not found on PATH: {', '.join(missing)}; install the packages iproute2, iptables, util-linux and coreutils"
+            f"not found on PATH: {', '.join(missing)}; install iproute2, iptables, util-linux and coreutils"
         )
     tried = subprocess.run(
         ["unshare", "-n", "-m", "-u", "-i", "-p", "--fork", "sh", "-c", "hostname m0 && mount -t tmpfs tmpfs /srv"],
