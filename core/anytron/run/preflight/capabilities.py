@@ -143,8 +143,10 @@ def can_save_checkpoints(config: RunConfig) -> bool:
 
 def verification_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:
     """Find engines that ``anytron verify`` cannot compare with a reference, because they do not return logits."""
-    for section, key in (("engine", "engine.name"), ("rollout", "rollout.engine")):
-        yield from _lacking(config, section, "observation", key, "return its logits", "train without anytron verify")
+    fix = "train without anytron verify"
+    yield from _lacking(config, "engine", "observation", "engine.name", "return its logits", fix)
+    fix = f"verify with rollout.engine=transformers, or {fix}"
+    yield from _lacking(config, "rollout", "observation", "rollout.engine", "return its logits", fix)
 
 
 def replay_diagnostics(config: RunConfig) -> Iterator[Diagnostic]:

@@ -169,6 +169,8 @@ def test_verification_needs_engines_that_can_be_observed(testchip):
     (found,) = verification_diagnostics(run_of())
     assert (found.key, "cannot return its logits" in found.message) == ("engine.name", True)
     assert list(verification_diagnostics(run_of("megatron"))) == []
+    (found,) = verification_diagnostics(run_of("megatron", rollout={"engine": "megatron"}))
+    assert (found.key, "rollout.engine=transformers" in found.fix) == ("rollout.engine", True)
 
 
 def test_an_engine_says_whether_it_shows_gradients(testchip):
