@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,8 +32,15 @@ def _now(subject: Subject) -> MemoryStats:
 
 
 def _made(subject: Subject) -> torch.Tensor:
-    """A tensor of :data:`BYTES`, written to: memory that is only promised does not count everywhere."""
-    return torch.ones(BYTES, dtype=torch.uint8, device=subject.device)
+    """Make a tensor of :data:`BYTES` and write to it: memory that is only promised does not count everywhere.
+
+    On the host, the tensor is a mapping of its own. The C library could take it from memory that was freed before, and
+    whose pages the process keeps: then resident memory would neither grow nor shrink.
+    """
+    if subject.device.type != "cpu":
+        return torch.ones(BYTES, dtype=torch.uint8, device=subject.device)
+    memory = mmap.mmap(-1, BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8).fill_(1)
 
 
 @rule(

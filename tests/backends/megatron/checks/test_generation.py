@@ -49,7 +49,7 @@ def test_what_the_cache_cannot_hold_is_refused(sections, message, tiny_family, t
 def test_latent_attention_is_refused_with_tensor_parallelism(tiny_family, tmp_path):
     sections = {"parallel": {"tensor_model_parallel_size": 2}}
     configure(tiny_family("qwen3_moe"), tmp_path, **GENERATES, **sections)
-    with pytest.raises(ConfigError, match="multi-latent attention needs one tensor-parallel rank.*gathers keys"):
+    with pytest.raises(ConfigError, match=r"multi-latent attention needs one tensor-parallel rank.*gathers keys"):
         configure(tiny_family("deepseek_v3"), tmp_path, **GENERATES, **sections)
 
 
