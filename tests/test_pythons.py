@@ -152,21 +152,3 @@ def test_a_python_that_is_not_supported_is_refused(capsys):
     with pytest.raises(SystemExit):
         pythons.main(["3.9"])
     assert "requires-python of pyproject.toml has no Python 3.9" in capsys.readouterr().err
-
-
-# ---- tox.ini -----------------------------------------------------------------------------------------
-
-
-def missing_paths(text: str) -> list[str]:
-    """Paths of this repository that a text names, and that do not exist."""
-    named = re.findall(r"\b(?:backends|benchmarks|constraints|core|examples|plugins|tests)/[\w/.-]*\w", text)
-    return sorted({path for path in named if not (ROOT / path).exists()})
-
-
-def test_paths_that_tox_names_exist():
-    """No environment of tox that is seldom run tests a folder that has moved."""
-    assert missing_paths((ROOT / "tox.ini").read_text(encoding="utf-8")) == []
-
-
-def test_a_folder_that_has_moved_is_found():
-    assert missing_paths("pytest {posargs:tests/core/sinks} tests/core/record") == ["tests/core/sinks"]

@@ -81,4 +81,4 @@ def test_memory_that_the_c_library_keeps_hides_nothing(tmp_path):
     """The rules about memory read resident memory on the host, and 64 MiB may come from a freed piece of the heap."""
     command = [sys.executable, "-W", "ignore", "-c", FREED, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT)
-    assert (done.stdout.split()[0], done.stdout.split()[-1]) == ("failed", "passed"), done.stdout + done.stderr
+    assert done.stdout.split() == ["failed", "skipped", "passed"], done.stdout + done.stderr  # CPU: no peak is reset

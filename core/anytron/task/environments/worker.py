@@ -84,11 +84,13 @@ def answer(call: Call, environments: dict[int, Environment], make: Callable[[], 
             environments[call.number] = _made(make)
         return {"observation": _called(environments, call)}
     except _Failed as failed:
+        failure = asdict(failed.failure)
         if call.method == "close":
             print(failed.failure.why, flush=True)
         else:
-            answer(Call(call.number, "close"), environments, make)
-        return {"failure": asdict(failed.failure)}
+            closed = answer(Call(call.number, "close"), environments, make)
+            failure["ends"] |= closed.get("failure", {}).get("ends", False)
+        return {"failure": failure}
 
 
 class _Failed(Exception):  # noqa: N818 - it carries what went wrong, and is none itself

@@ -43,12 +43,15 @@ class Stores:
         Raises:
             WorkerError: This machine does not have the address.
             ResourceError: No file descriptor, or no memory, is left.
+            OSError: The system does not allow files in memory.
         """
         if address is None:
             try:
                 self._descriptors.append(os.memfd_create("anytron-store"))
             except OSError as error:
-                raise exhausted(error, "this machine") or error from error
+                if (explained := exhausted(error, "a store in memory, in which ranks meet")) is not None:
+                    raise explained from error
+                raise
             return f"file:///proc/{os.getpid()}/fd/{self._descriptors[-1]}"
         try:
             held = _bound(address, 0)

@@ -15,6 +15,7 @@ from anytron.base.errors import ConfigError, DataError
 from anytron.config.generation import EnvironmentSection
 from anytron.task.environments import Observation, Task, Turn
 from anytron.task.environments.pool import MOST_CALLS, EnvironmentPool, check_environment
+from anytron.task.environments.worker import Call, answer
 from anytron.task.isolation.failure import Failure
 from anytron.task.isolation.process import IsolatedProcess
 from tests.core.task.environments.faulty import SLOW_S
@@ -199,6 +200,24 @@ def test_conversations_are_closed_once_and_their_environments_forgotten(start, t
         pool.end(number)
     assert drain(pool) == {}
     assert sorted((tmp_path / "closed").read_text().split()) == ["p0", "p1"]
+
+
+class LeavesInClose:
+    def reset(self, task): ...
+
+    def step(self, turn):
+        raise ValueError("a fault of the environment")
+
+    def close(self):
+        raise SystemExit
+
+
+def test_a_process_that_close_ends_after_a_failure_is_replaced():
+    environments = {}
+    answer(Call(0, "reset"), environments, LeavesInClose)
+    failure = answer(Call(0, "step"), environments, LeavesInClose)["failure"]
+    assert ("a fault of the environment" in failure["why"], failure["ends"]) == (True, True)
+    assert environments == {}
 
 
 def test_an_answer_that_takes_long_does_not_hold_up_who_polls(start):

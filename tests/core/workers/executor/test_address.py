@@ -1,6 +1,7 @@
 """Ranks on several machines meet at a port of one address, which is theirs from the moment in which it is chosen."""
 
 import os
+import resource
 import socket
 import threading
 from datetime import timedelta
@@ -8,7 +9,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import rendezvous
 
-from anytron.base.errors import WorkerError
+from anytron.base.errors import ResourceError, WorkerError
 from anytron.workers.executor.address import SCHEME, Stores, register
 from anytron.workers.executor.base import interface_of, loopback_interface
 from tests.core.workers.executor.processes import free_port, listeners
@@ -104,3 +105,17 @@ def test_an_address_that_the_machine_lacks_is_an_error_that_says_so(stores):
 def test_the_interface_of_an_address_is_found():
     assert interface_of("127.0.0.1") == loopback_interface() == "lo"
     assert interface_of("192.0.2.77") is None
+
+
+@pytest.fixture
+def no_descriptor_left():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # standard input, output and errors are open
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("address", [None, OURS])
+def test_a_process_without_descriptors_is_told_so(address, stores, no_descriptor_left):
+    with pytest.raises(ResourceError, match="Too many open files"):
+        stores.new(address)

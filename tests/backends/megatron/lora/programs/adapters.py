@@ -19,7 +19,7 @@ from anytron_cpu import CpuPlatform
 from anytron_megatron.patches import trainer_patches
 
 REARRANGED = ("q_proj.", "k_proj.", "v_proj.", ".experts.")
-"""Tensors whose rows Megatron keeps in another order; mcore-bridge joins those of experts."""
+"""Tensors whose rows Megatron keeps in another order, and tensors of experts, which mcore-bridge joins."""
 FAMILIES = sorted(path.name for path in Path(os.environ["TINY_MODELS"]).iterdir())
 
 
