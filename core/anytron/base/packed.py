@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, groupby, repeat
-from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Number = TypeVar("Number", int, float)
+_CODES = {"int32": "i", "float32": "f", "bool": "b"}
 
 
 class _Numbers(Sequence[Number]):
@@ -58,21 +58,23 @@ class Packed(_Numbers[Number]):
         TypeError: An element is not a number of the type.
     """
 
-    __slots__ = ("_numbers",)
+    __slots__ = ("_code", "_data")
 
     def __init__(self, code: Literal["i", "b", "f"], numbers: Sequence[Number]) -> None:
-        self._numbers = memoryview(array(code, numbers)).toreadonly()
+        self._code: str = code
+        self._data: bytes = array(code, numbers).tobytes()
 
     @property
     def buffer(self) -> memoryview:
         """The numbers in memory, read-only."""
-        return self._numbers
+        view: memoryview = memoryview(self._data).cast(self._code)  # type: ignore[call-overload]
+        return view
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._data) if self._code == "b" else len(self._data) >> 2
 
     def __iter__(self) -> Iterator[Number]:
-        return iter(self._numbers) if self._numbers.format != "b" else map(bool, self._numbers)
+        return map(bool, self._data) if self._code == "b" else iter(self.buffer)
 
     @overload
     def __getitem__(self, place: int) -> Number: ...
@@ -81,17 +83,15 @@ class Packed(_Numbers[Number]):
     def __getitem__(self, place: int | slice) -> Number | Sequence[Number]:
         if isinstance(place, slice):
             return tuple(self)[place]
-        return self._numbers[place] if self._numbers.format != "b" else bool(self._numbers[place])
+        return bool(self._data[place]) if self._code == "b" else self.buffer[place]
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Pickle the numbers as bytes; with protocol 5, which a run's processes use, without a copy of them."""
-        data = self._numbers.cast("B")
-        return _unpickled, (self._numbers.format, PickleBuffer(data) if protocol >= 5 else bytes(data))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _packed, (self._code, self._data)
 
 
-def _unpickled(code: str, data: bytes) -> Packed[Any]:
+def _packed(code: str, data: bytes) -> Packed[Any]:
     packed = Packed.__new__(Packed)
-    packed._numbers = memoryview(data).cast(code)  # type: ignore[call-overload]
+    packed._code, packed._data = code, data
     return packed
 
 
@@ -109,17 +109,18 @@ class Runs(_Numbers[int]):
     __slots__ = ("_ends", "_values")
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        runs = [(value, sum(1 for _ in run)) for value, run in groupby(numbers)]
-        self._values = array("i", (value for value, _ in runs))
-        self._ends = array("i", accumulate(count for _, count in runs))
+        if len(set(numbers)) == 1:
+            runs = [(numbers[0], len(numbers))]
+        else:
+            runs = [(value, sum(1 for _ in run)) for value, run in groupby(numbers)]
+        self._values = tuple(array("i", [value for value, _ in runs]))  # which checks them
+        self._ends = tuple(accumulate(count for _, count in runs))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[int]:
-        ends = self._ends
-        counts = (end - start for start, end in zip((0, *ends[:-1]), ends, strict=bool(ends)))
-        return chain.from_iterable(map(repeat, self._values, counts))
+        return chain.from_iterable(repeat(value, count) for value, count in self.runs)
 
     @overload
     def __getitem__(self, place: int) -> int: ...
@@ -130,23 +131,44 @@ class Runs(_Numbers[int]):
             return tuple(self)[place]
         return self._values[bisect_right(self._ends, range(len(self))[place])]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _runs, (self._values, self._ends)
+
     @property
-    def changes(self) -> Sequence[int]:
-        """The numbers without repetitions: the first one, and each that differs from the one before it."""
-        return self._values
+    def runs(self) -> list[tuple[int, int]]:
+        """Number and length of each run, in order."""
+        before = (0, *self._ends)
+        return [(value, end - start) for value, start, end in zip(self._values, before, self._ends, strict=False)]
 
-    def as_numpy(self) -> npt.NDArray[np.int32]:
-        """All numbers as an array, int32."""
-        import numpy as np
 
-        ends = np.array(self._ends, np.int32)
-        return np.repeat(np.array(self._values, np.int32), ends - np.append(0, ends[:-1]))
+def _runs(values: tuple[int, ...], ends: tuple[int, ...]) -> Runs:
+    runs = Runs.__new__(Runs)
+    runs._values, runs._ends = values, ends
+    return runs
 
 
 def as_numpy(numbers: Sequence[float] | npt.NDArray[Any]) -> npt.NDArray[np.generic]:
     """Return numbers as an array, 1-D; packed numbers and arrays are not copied."""
     import numpy as np
 
-    if isinstance(numbers, Packed):
-        return np.frombuffer(numbers.buffer, numbers.buffer.format)
-    return numbers.as_numpy() if isinstance(numbers, Runs) else np.asarray(numbers)
+    return np.frombuffer(numbers._data, numbers._code) if type(numbers) is Packed else np.asarray(numbers)
+
+
+def concatenated(parts: Iterable[Sequence[float] | npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """Concatenate numbers to a writable array, 1-D. For short parts this is several times as fast as numpy.
+
+    Args:
+        parts: The numbers.
+        dtype: int32, float32 or bool; numbers of another type are converted.
+
+    Raises:
+        OverflowError: An integer of a list is out of the range of int32.
+    """
+    import numpy as np
+
+    code = _CODES[np.dtype(dtype).name]
+
+    def raw(one: Any) -> Any:
+        return one._data if type(one) is Packed and one._code == code else np.ascontiguousarray(one, dtype)
+
+    return np.frombuffer(bytearray().join(map(raw, parts)), dtype)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anytron.base.packed import Packed, Runs, as_numpy
+from anytron.base.packed import Packed, Runs, as_numpy, concatenated
 from anytron.workers.engines.rollout_engine import Response
 
 NUMBERS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20)
@@ -57,8 +58,8 @@ def test_runs_behave_as_the_tuple(numbers, others, part):
     assert [runs[place] for place in range(-len(whole), len(whole))] == list(whole + whole)
     with pytest.raises(IndexError):
         runs[len(whole)]
-    assert as_numpy(runs).tolist() == numbers
-    assert as_numpy(runs).dtype == np.int32
+    assert [number for number, count in runs.runs for _ in range(count)] == numbers
+    assert all(one != other for (one, _), (other, _) in pairwise(runs.runs))
     for twin in (pickle.loads(pickle.dumps(runs)), copy.deepcopy(runs)):
         assert twin == runs
         assert type(twin) is Runs
@@ -107,3 +108,28 @@ def test_a_response_takes_few_bytes_here_and_on_its_way():
     assert len(pickle.dumps(response)) < 9.1 * size
     assert sum(getattr(response, name).buffer.nbytes for name in ("tokens", "log_probs")) == 8 * size
     assert pickle.loads(pickle.dumps(response)) == response
+
+
+TYPES = {
+    "i": (np.int32, st.integers(-(2**31), 2**31 - 1)),
+    "f": (np.float32, st.floats(allow_nan=False, width=32)),
+    "b": (np.bool_, st.booleans()),
+}
+FORMS = {"packed": Packed, "list": lambda _, numbers: numbers, "array": lambda code, numbers: np.array(numbers, code)}
+
+
+@given(st.data(), st.sampled_from(sorted(TYPES)))
+def test_parts_of_any_form_are_concatenated(data, code):
+    dtype, numbers = TYPES[code]
+    parts = data.draw(st.lists(st.tuples(st.sampled_from(sorted(FORMS)), st.lists(numbers, max_size=4)), max_size=5))
+
+    found = concatenated((FORMS[form](code, part) for form, part in parts), dtype)
+
+    assert found.dtype == dtype
+    assert found.tolist() == [number for _, part in parts for number in part]
+    torch.from_numpy(found)  # which warns of an array that is not writable
+
+
+def test_concatenated_numbers_fit():
+    with pytest.raises(OverflowError):
+        concatenated([[2**31]], np.int32)

@@ -24,7 +24,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.packed import as_numpy
 from anytron.base.seeds import derive_seed
 from anytron.run.preflight.capabilities import saves_checkpoints
 
@@ -157,8 +156,8 @@ class RolloutPrefetch:
 
 
 def _age(responses: Sequence[Sequence[Response]], version: int) -> dict[str, float]:
-    made = [as_numpy(response.versions) for group in responses for response in group if len(response.versions)]
-    tokens = sum(map(len, made))
-    ages = sum(version * len(one) - int(one.sum()) for one in made)
-    oldest = min((int(one.min()) for one in made), default=version)
+    made = [run for group in responses for response in group for run in response.version_runs]
+    tokens = sum(count for _, count in made)
+    ages = sum((version - older) * count for older, count in made)
+    oldest = min((older for older, _ in made), default=version)
     return {"rollout/age_mean": ages / max(1, tokens), "rollout/age_max": float(version - oldest)}

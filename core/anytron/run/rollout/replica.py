@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typing_extensions import TypeVarTuple
 
 from anytron.base.errors import ProcessLost
-from anytron.base.packed import Runs
 from anytron.workers.engines.rollout_engine import RolloutEngine
 from anytron.workers.executor.protocol import submit
 
@@ -113,8 +112,7 @@ def mistake_in(
         return f"it has {tokens} tokens, but only {longest} were allowed"
     if response.stop_reason == "abort":
         return "it was aborted"
-    assert isinstance(response.versions, Runs), "a response packs them"
-    found = response.versions.changes
+    found = [version for version, _ in response.version_runs]
     if other := sorted(set(found) - set(versions)):
         return f"it comes from weights of version {', '.join(map(str, other))}, but version {versions[-1]} is current"
     if any(later < earlier for earlier, later in pairwise(found)):

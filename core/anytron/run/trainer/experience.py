@@ -22,7 +22,7 @@ from torch import Tensor
 
 from anytron.algorithms.advantages import by_group, differ, have_signal, overlong_penalties
 from anytron.base.errors import DataError
-from anytron.base.packed import as_numpy
+from anytron.base.packed import concatenated
 from anytron.sequences.batch import RaggedBatch
 from anytron.task.data.decoding import decode_responses
 from anytron.task.data.thoughts import opened
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 TAIL = 16
 """Largest number of tokens of an opening tag, such as ``<think>``, and the white space after it."""
+_AT_ONCE = 1024
+"""Number of responses that are examined at once."""
 
 
 @dataclass(frozen=True)
@@ -148,13 +150,16 @@ class ExperienceMaker:
                 memory = self._prefetch.move_on(step)
         whole = _step(found, self._config)
         self._run.write_samples(step, whole.samples, whole.rewards)
-        unknown = sum(self._unknown(sample.response_tokens) for sample in whole.samples)
+        unknown = self._unknown([sample.response_tokens for sample in whole.samples])
         return replace(whole, metrics={**whole.metrics, **memory, "response/unknown_tokens": unknown})
 
-    def _unknown(self, tokens: Sequence[int]) -> int:
+    def _unknown(self, responses: Sequence[Sequence[int]]) -> int:
         """Count the tokens that the tokenizer does not have."""
-        ids = as_numpy(tokens).astype(np.uint32, copy=False)  # a negative id becomes a large one
-        return len(ids) - int(np.count_nonzero(self._known.take(ids, mode="clip")))
+        count = 0
+        for begin in range(0, len(responses), _AT_ONCE):
+            ids = concatenated(responses[begin : begin + _AT_ONCE], np.int32).view(np.uint32)  # -1 is a large id
+            count += len(ids) - int(np.count_nonzero(self._known.take(ids, mode="clip")))
+        return count
 
     def _rewards(self, step: int, samples: Sequence[Sample], *, first: bool) -> RewardScores:
         try:
@@ -281,16 +286,24 @@ def assemble(samples: Sequence[Sample], temperature: float, groups: Tensor | Non
         groups: int64 ``[B]``, the number of each sample's prompt (:attr:`RaggedBatch.groups`); None = no two share one.
     """
     images = tuple(sample.patches for sample in samples)
-    prompts = {id(sample.prompt_tokens): sample.prompt_tokens for sample in samples}  # samples share them
-    arrays = {key: as_numpy(prompt) for key, prompt in prompts.items()}
-    nothing = [np.zeros(len(sample.prompt_tokens), np.bool_) for sample in samples]
+    different = {id(sample.prompt_tokens): sample.prompt_tokens for sample in samples}  # samples share them
+    arrays = {key: np.array(prompt, np.int32) for key, prompt in different.items()}
+    prompts = [arrays[id(sample.prompt_tokens)] for sample in samples]
+    lengths = [len(prompt) + len(sample.response_tokens) for prompt, sample in zip(prompts, samples, strict=True)]
+    true, false, zero = (np.full(max(lengths, default=0), value) for value in (True, False, np.float32(0.0)))
+    own = (
+        true[: len(sample.response_tokens)] if sample.response_mask is None else sample.response_mask
+        for sample in samples
+    )
     return RaggedBatch(
-        lengths=torch.tensor([len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples]),
-        tokens=_concatenated(((arrays[id(one.prompt_tokens)], one.response_tokens) for one in samples), np.int32),
-        response_mask=_concatenated(zip(nothing, map(_own, samples), strict=True), np.bool_),
+        lengths=torch.tensor(lengths),
+        tokens=_joined(prompts, (sample.response_tokens for sample in samples), np.int32),
+        response_mask=_joined((false[: len(prompt)] for prompt in prompts), own, np.bool_),
         temperature=temperature,
         groups=groups,
-        rollout_log_probs=_concatenated(zip(nothing, (one.log_probs for one in samples), strict=True), np.float32),
+        rollout_log_probs=_joined(
+            (zero[: len(prompt)] for prompt in prompts), (sample.log_probs for sample in samples), np.float32
+        ),
         routing=_joined_routing(samples),
         images=images if any(patches is not None for patches in images) else None,
     )
@@ -313,14 +326,9 @@ def assemble_examples(examples: Sequence[TokenizedPrompt]) -> RaggedBatch:
     )
 
 
-def _own(sample: Sample) -> Numbers:
-    return np.ones(len(sample.response_tokens), np.bool_) if sample.response_mask is None else sample.response_mask
-
-
-def _concatenated(pairs: Iterable[tuple[Numbers, Numbers]], dtype: type[np.generic]) -> Tensor:
-    """Concatenate numbers of prompts and of responses, as ``dtype``."""
-    parts = [np.empty(0, dtype), *(as_numpy(one) for pair in pairs for one in pair)]
-    return torch.from_numpy(np.concatenate(parts, dtype=dtype, casting="unsafe"))
+def _joined(prompts: Iterable[Numbers], responses: Iterable[Numbers], dtype: type[np.generic]) -> Tensor:
+    """Concatenate numbers of each prompt and of its response, as ``dtype``."""
+    return torch.from_numpy(concatenated(chain.from_iterable(zip(prompts, responses, strict=True)), dtype))
 
 
 def _joined_routing(samples: Sequence[Sample]) -> Tensor | None:

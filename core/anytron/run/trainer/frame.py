@@ -18,6 +18,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from anytron.base.garbage import exempt_objects
 from anytron.record.sinks.delivery import MetricSinks
 from anytron.record.tracking.claim import PROFILE
 from anytron.record.tracking.progress import Clock
@@ -165,6 +166,7 @@ class RunFrame:
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps one by one; before each, save the checkpoint of the previous step if one is due."""
+        exempt_objects()  # prompts, the tokenizer and all modules stay for the whole run
         for number in range(self._attempt.start.step + 1, self._attempt.config.trainer.total_steps + 1):
             step = Step(number, Clock(self._attempt.progress.part))
             with step.clock.measure("checkpoint"):

@@ -33,7 +33,7 @@ def decode_responses(tokenizer: Any, responses: Sequence[Sequence[int]]) -> list
         return [table.text(one) for one in ids]
     special, marks = _special(tokenizer)
     if not marks:
-        return [text for one in ids for text in tokenizer.batch_decode([one], skip_special_tokens=True)]
+        return [tokenizer.decode(one, skip_special_tokens=True) for one in ids]
     left_out = np.array(sorted((special | set(tokenizer.all_special_ids)) - marks))
     return [tokenizer.decode(one[~np.isin(one, left_out)]) for one in ids]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError
 from anytron.base.functions import Called, Kind
+from anytron.base.garbage import no_collections
 from anytron.config.diagnostics import Diagnostic, refuse
 from anytron.config.imports import resolve
 from anytron.task.data.model_files import (
@@ -184,10 +184,9 @@ def load_image_processor(model: ModelSection) -> Any:
 
 def _loaded(auto_class: Any, directory: Path, what: str, key: str) -> Any:
     refuse(file_diagnostics(key, directory))
-    collecting = gc.isenabled()
-    gc.disable()  # a vocabulary is hundreds of thousands of objects, none of them garbage: each collection is in vain
     try:
-        return auto_class.from_pretrained(directory, **_DATA_ONLY)
+        with no_collections():  # a vocabulary is hundreds of thousands of objects
+            return auto_class.from_pretrained(directory, **_DATA_ONLY)
     except Exception as error:  # transformers, and the library of each format, fail in their own ways
         raise ConfigError(
             f"The {what} cannot be loaded.",
@@ -195,9 +194,6 @@ def _loaded(auto_class: Any, directory: Path, what: str, key: str) -> Any:
             why=f"{type(error).__name__}: {error}",
             fix=f"set {key} to a directory from which transformers can load the {what}",
         ) from error
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def processor_files(directory: Path) -> list[Path]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
+
+from anytron.base.garbage import no_collections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,13 +31,10 @@ def processor_time(seconds: float) -> Iterator[None]:
         raise TimeoutError(f"it did not end within {seconds:g} seconds")
 
     before = signal.signal(signal.SIGVTALRM, expire)
-    collecting = gc.isenabled()
-    gc.disable()
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
-        if collecting:
-            gc.enable()
+    with no_collections():
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+            signal.signal(signal.SIGVTALRM, before)

@@ -139,6 +139,12 @@ class Response:
             object.__setattr__(self, name, numbers)
 
     @property
+    def version_runs(self) -> list[tuple[int, int]]:
+        """Each version of the weights in turn, and the number of tokens that it generated without a break."""
+        assert isinstance(self.versions, Runs), "a response packs them"
+        return self.versions.runs
+
+    @property
     def finished(self) -> bool:
         """Whether the response is complete: neither cut off by a limit nor aborted."""
         return self.stop_reason == "stop"

@@ -103,7 +103,11 @@ def receive_json(connection: Connection) -> dict[str, Any]:
 def encode(message: Call | Rebuild | Stop | Result | Failure) -> Message:
     """Pickle a message. Host tensors are sent as raw bytes, by value: views of one storage become separate tensors."""
     buffer = io.BytesIO()
-    _Pickler(buffer, protocol=5).dump(message)
+    pickler = pickle.Pickler(buffer, protocol=5)
+    torch = sys.modules.get("torch")  # if it is not imported, the message has no tensor
+    if torch is not None:
+        pickler.dispatch_table = {torch.Tensor: _reduced}
+    pickler.dump(message)
     return buffer.getvalue()
 
 
@@ -112,19 +116,15 @@ def decode(message: Message) -> Any:
     return pickle.loads(message)  # noqa: S301 - the other end is our own process
 
 
-class _Pickler(pickle.Pickler):
-    """Pickle plain host tensors without ``torch.save``, which takes 0.1 ms for each."""
+def _reduced(value: Any) -> Any:
+    """Reduce plain host tensors without ``torch.save``, which takes 0.1 ms for each."""
+    import torch
 
-    def reducer_override(self, value: Any) -> Any:
-        torch = sys.modules.get("torch")  # if it is not imported, the value is no tensor
-        if torch is None or type(value) is not torch.Tensor:
-            return NotImplemented
-        if value.device.type != "cpu" or value.layout is not torch.strided or value.requires_grad:
-            return NotImplemented
-        if value.numel() == 0 or value.is_quantized or value.is_complex() or value.is_neg():
-            return NotImplemented
-        flat = value.contiguous().reshape(-1).view(torch.uint8)
-        return _rebuild, (pickle.PickleBuffer(flat.numpy()), value.dtype, tuple(value.shape))
+    special = value.requires_grad or value.is_quantized or value.is_complex() or value.is_neg()
+    if value.device.type != "cpu" or value.layout is not torch.strided or special or value.numel() == 0:
+        return value.__reduce_ex__(5)
+    flat = value.contiguous().reshape(-1).view(torch.uint8)
+    return _rebuild, (pickle.PickleBuffer(flat.numpy()), value.dtype, tuple(value.shape))
 
 
 def _rebuild(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import importlib
 import logging
 import os
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from anytron.base.errors import ConfigError
 from anytron.base.files import open_to_append
+from anytron.base.garbage import exempt_objects, no_collections
 from anytron.base.terminal import make_output_visible
 from anytron.base.version import __version__, installable
 from anytron.workers.executor.address import register
@@ -110,13 +110,16 @@ def main(channel: int, heartbeat_memory: int) -> int:
     threading.Thread(target=_watch, args=(channel, heartbeat), name="anytron-watch", daemon=True).start()
     memory: MemoryExplainer | None = None
     try:
-        parts = start(bootstrap)
+        with no_collections():  # it imports the engine
+            parts = start(bootstrap)
+        exempt_objects()
         memory = parts.memory
         build = Build(**receive_json(connection))
         if build.log is not None:
             _move_output(early, Path(build.log))
         os.close(early)
         engine = parts.build(bootstrap.config, build.init_method)
+        exempt_objects()
     except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
         connection.send_bytes(encode(_failure(error, memory, BUILDING)))
         return 1
@@ -186,8 +189,9 @@ def _serve(connection: Connection, heartbeat: Heartbeat, engine: Any, parts: Par
             elif isinstance(message, Rebuild):
                 _close(engine)
                 engine = None
-                gc.collect()  # modules refer to each other; the next engine wants their memory
+                exempt_objects()  # modules refer to each other; the next engine wants their memory
                 engine = parts.build(message.config, message.init_method)
+                exempt_objects()
                 reply = encode(Result(None))
             else:
                 _close(engine)

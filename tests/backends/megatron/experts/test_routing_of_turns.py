@@ -44,9 +44,6 @@ class Undecoded:
     def decode(self, tokens, **settings):
         return ""
 
-    def batch_decode(self, sequences, **settings):
-        return [""] * len(sequences)
-
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):

@@ -39,11 +39,7 @@ RESPONSES = [
 class Tokenizer:
     added_tokens_decoder = {}  # noqa: RUF012 - as the attribute of a tokenizer
 
-    def batch_decode(self, rows, *, skip_special_tokens):
-        assert skip_special_tokens
-        return ["".join(map(str, row)) for row in rows]
-
-    def decode(self, tokens):
+    def decode(self, tokens, *, skip_special_tokens=False):
         return "".join(map(str, tokens))
 
 

@@ -1,0 +1,37 @@
+"""Python's collector of cyclic garbage.
+
+A full collection looks at every object of a process: with torch, Megatron and transformers it takes 0.1 to 0.3 s.
+Without this module a process makes about seven of them while it imports, and then one every few steps.
+"""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Collect nothing in the block. It is for work that makes many objects and little garbage, such as imports."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def exempt_objects() -> None:
+    """Collect all garbage once, and exempt the objects that remain from collections until the next call.
+
+    Call it when all that a process keeps for long is in place. An exempt object is freed as any other when the last
+    reference to it goes.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
