@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -111,6 +112,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+def pytest_collection_finish():
+    """Modules and tests stay: without this, each full collection looks at them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure():

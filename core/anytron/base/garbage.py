@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Collect nothing in the block. It is for work that makes many objects and little garbage, such as imports."""
+    """Collect nothing in the block. It is for work that makes many objects and little garbage."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -26,12 +26,27 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def exempt_objects() -> None:
-    """Collect all garbage once, and exempt the objects that remain from collections until the next call.
+@contextmanager
+def lasting_objects() -> Iterator[None]:
+    """Collect nothing in the block, and exempt its objects from collections. It is for imports.
 
-    Call it when all that a process keeps for long is in place. An exempt object is freed as any other when the last
-    reference to it goes.
+    An exempt object is freed as any other when the last reference to it goes.
     """
-    gc.unfreeze()
+    with no_collections():
+        yield
+    gc.freeze()
+
+
+def exempt_objects() -> None:
+    """Collect garbage, and exempt all objects that remain from collections.
+
+    Call it when all that a process keeps for long is in place.
+    """
     gc.collect()
     gc.freeze()
+
+
+def collect_all() -> None:
+    """Collect garbage also among objects that have been exempt; afterwards none is."""
+    gc.unfreeze()
+    gc.collect()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from anytron.base.components import EXECUTORS, load_component
-from anytron.base.garbage import exempt_objects, no_collections
+from anytron.base.garbage import lasting_objects
 from anytron.cli.output import run_output
 from anytron.cli.progress import make_progress
 from anytron.config.diagnostics import refuse
@@ -41,9 +41,8 @@ def run_training(path: Path, overrides: Sequence[str]) -> None:
 
 
 def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
-    with no_collections():  # it imports torch and transformers
+    with lasting_objects():  # it imports torch and transformers
         stages = open_stages(path, overrides)
-    exempt_objects()
     for line in dict.fromkeys(line for run in stages.values() for line in run.lines):
         console.print(line)
     refuse(dict.fromkeys(one for run in stages.values() for one in run.diagnostics))

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from anytron.base.garbage import exempt_objects, no_collections
+from anytron.base.garbage import collect_all, exempt_objects, lasting_objects, no_collections
 
 
 class Cycle:
@@ -18,7 +18,8 @@ class Cycle:
 @pytest.fixture(autouse=True)
 def _thawed():
     yield
-    gc.unfreeze()
+    collect_all()
+    exempt_objects()  # as tests/conftest.py leaves it
 
 
 @pytest.mark.parametrize("collecting", [True, False])
@@ -42,16 +43,22 @@ def test_the_collector_works_again_after_an_error():
     assert gc.isenabled()
 
 
-def test_objects_are_exempt_until_the_next_call():
+def _lasting():
+    with lasting_objects():
+        pass
+
+
+@pytest.mark.parametrize("exempt", [exempt_objects, _lasting])
+def test_objects_are_exempt_until_all_are_collected(exempt):
     cycle = Cycle()
-    exempt_objects()
+    exempt()
     gone = weakref.ref(cycle)
     del cycle
 
     gc.collect()
     assert gone() is not None, "it is exempt, so no collection looks at it"
 
-    exempt_objects()
+    collect_all()
     assert gone() is None, "an engine that is replaced gives its memory back"
 
 

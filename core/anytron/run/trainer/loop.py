@@ -12,6 +12,7 @@ from anytron.algorithms.policy_loss import PolicyLoss
 from anytron.algorithms.registered import with_advantages
 from anytron.base.errors import LostDirectoryError, ProcessLost
 from anytron.base.files import WEIGHTS, PrivateDirectory
+from anytron.base.garbage import collect_all
 from anytron.base.seeds import derive_seed
 from anytron.record.checkpoint.resume import choose_start
 from anytron.record.tracking.claim import ClaimedDirectory
@@ -83,6 +84,7 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
             executor.end()
             restarts.lost(error, "all processes start again, from the last checkpoint")
         config = config.model_copy(update={"resume": "auto"})
+        collect_all()  # what the attempt left
 
 
 def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts) -> RunSummary:

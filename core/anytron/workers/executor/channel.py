@@ -7,6 +7,7 @@ its bootstrap through it.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import json
 import pickle
@@ -106,7 +107,7 @@ def encode(message: Call | Rebuild | Stop | Result | Failure) -> Message:
     pickler = pickle.Pickler(buffer, protocol=5)
     torch = sys.modules.get("torch")  # if it is not imported, the message has no tensor
     if torch is not None:
-        pickler.dispatch_table = {torch.Tensor: _reduced}
+        pickler.dispatch_table = {**copyreg.dispatch_table, torch.Tensor: _reduced}
     pickler.dump(message)
     return buffer.getvalue()
 

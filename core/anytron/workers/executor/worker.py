@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from anytron.base.errors import ConfigError
 from anytron.base.files import open_to_append
-from anytron.base.garbage import exempt_objects, no_collections
+from anytron.base.garbage import collect_all, exempt_objects, lasting_objects
 from anytron.base.terminal import make_output_visible
 from anytron.base.version import __version__, installable
 from anytron.workers.executor.address import register
@@ -110,9 +110,8 @@ def main(channel: int, heartbeat_memory: int) -> int:
     threading.Thread(target=_watch, args=(channel, heartbeat), name="anytron-watch", daemon=True).start()
     memory: MemoryExplainer | None = None
     try:
-        with no_collections():  # it imports the engine
+        with lasting_objects():  # it imports the engine
             parts = start(bootstrap)
-        exempt_objects()
         memory = parts.memory
         build = Build(**receive_json(connection))
         if build.log is not None:
@@ -189,7 +188,7 @@ def _serve(connection: Connection, heartbeat: Heartbeat, engine: Any, parts: Par
             elif isinstance(message, Rebuild):
                 _close(engine)
                 engine = None
-                exempt_objects()  # modules refer to each other; the next engine wants their memory
+                collect_all()  # modules refer to each other; the next engine wants their memory
                 engine = parts.build(message.config, message.init_method)
                 exempt_objects()
                 reply = encode(Result(None))
