@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Collect nothing in the block. It is for work that makes many objects and little garbage."""
+    """Collect nothing in the block. It is for work that makes many objects and little garbage, such as imports."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -26,27 +26,18 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def lasting_objects() -> Iterator[None]:
-    """Collect nothing in the block, and exempt its objects from collections. It is for imports.
-
-    An exempt object is freed as any other when the last reference to it goes.
-    """
-    with no_collections():
-        yield
-    gc.freeze()
-
-
 def exempt_objects() -> None:
-    """Collect garbage, and exempt all objects that remain from collections.
+    """Collect all garbage, and exempt the objects that remain from collections.
 
-    Call it when all that a process keeps for long is in place.
+    Call it when all that a process keeps for long is in place, and after patches have been applied: exempt objects are
+    invisible to :func:`gc.get_referrers`, which finds the holders of what a patch replaces. An exempt object is freed
+    as any other when the last reference to it goes.
     """
-    gc.collect()
+    collect_all()
     gc.freeze()
 
 
 def collect_all() -> None:
-    """Collect garbage also among objects that have been exempt; afterwards none is."""
+    """Collect all garbage. Afterwards no object is exempt from collections."""
     gc.unfreeze()
     gc.collect()

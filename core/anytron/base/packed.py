@@ -62,7 +62,7 @@ class Packed(_Numbers[Number]):
 
     def __init__(self, code: Literal["i", "b", "f"], numbers: Sequence[Number]) -> None:
         self._code: str = code
-        self._data: bytes = array(code, numbers).tobytes()
+        self._data: bytes = array(code, map(bool, numbers) if code == "b" else numbers).tobytes()
 
     @property
     def buffer(self) -> memoryview:
@@ -113,7 +113,7 @@ class Runs(_Numbers[int]):
             runs = [(numbers[0], len(numbers))]
         else:
             runs = [(value, sum(1 for _ in run)) for value, run in groupby(numbers)]
-        self._values = tuple(array("i", [value for value, _ in runs]))  # which checks them
+        self._values = tuple(array("i", [value for value, _ in runs]))  # array checks type and range
         self._ends = tuple(accumulate(count for _, count in runs))
 
     def __len__(self) -> int:
@@ -148,21 +148,18 @@ def _runs(values: tuple[int, ...], ends: tuple[int, ...]) -> Runs:
 
 
 def as_numpy(numbers: Sequence[float] | npt.NDArray[Any]) -> npt.NDArray[np.generic]:
-    """Return numbers as an array, 1-D; packed numbers and arrays are not copied."""
+    """Return numbers as an array, 1-D; ``Packed`` numbers and arrays are not copied."""
     import numpy as np
 
     return np.frombuffer(numbers._data, numbers._code) if type(numbers) is Packed else np.asarray(numbers)
 
 
 def concatenated(parts: Iterable[Sequence[float] | npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """Concatenate numbers to a writable array, 1-D. For short parts this is several times as fast as numpy.
+    """Concatenate numbers to a writable array, 1-D; for short parts, several times as fast as ``numpy.concatenate``.
 
     Args:
         parts: The numbers.
-        dtype: int32, float32 or bool; numbers of another type are converted.
-
-    Raises:
-        OverflowError: An integer of a list is out of the range of int32.
+        dtype: int32, float32 or bool; numbers of another type are converted, and must fit.
     """
     import numpy as np
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from anytron.base.components import EXECUTORS, load_component
-from anytron.base.garbage import lasting_objects
+from anytron.base.garbage import no_collections
 from anytron.cli.output import run_output
 from anytron.cli.progress import make_progress
 from anytron.config.diagnostics import refuse
@@ -41,8 +41,7 @@ def run_training(path: Path, overrides: Sequence[str]) -> None:
 
 
 def _train(path: Path, overrides: Sequence[str], console: Console) -> None:
-    with lasting_objects():  # it imports torch and transformers
-        stages = open_stages(path, overrides)
+    stages = open_stages(path, overrides)
     for line in dict.fromkeys(line for run in stages.values() for line in run.lines):
         console.print(line)
     refuse(dict.fromkeys(one for run in stages.values() for one in run.diagnostics))
@@ -78,9 +77,10 @@ def _train_run(config: RunConfig, session: Session, console: Console) -> RunSumm
     ):
         executor.warm_up(all_groups(config))  # first: the processes take seconds, as the next imports do here
 
-        import torch
+        with no_collections():
+            import torch
 
-        from anytron.run.trainer.loop import train
+            from anytron.run.trainer.loop import train
 
         # The driver's tensors are small, and threads of its own would spin on the processors where workers compute.
         torch.set_num_threads(1)

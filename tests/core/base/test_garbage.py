@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from anytron.base.garbage import collect_all, exempt_objects, lasting_objects, no_collections
+from anytron.base.garbage import collect_all, exempt_objects, no_collections
 
 
 class Cycle:
@@ -18,7 +18,6 @@ class Cycle:
 @pytest.fixture(autouse=True)
 def _thawed():
     yield
-    collect_all()
     exempt_objects()  # as tests/conftest.py leaves it
 
 
@@ -29,7 +28,7 @@ def test_nothing_is_collected_in_the_block(collecting):
     try:
         with no_collections():
             gone = weakref.ref(Cycle())
-            kept = [[] for _ in range(100_000)]  # without the block, hundreds of collections
+            kept = [[] for _ in range(100_000)]  # without the block, more than a hundred collections
             assert gone() is not None
             assert len(kept) == 100_000
         assert gc.isenabled() == collecting
@@ -43,15 +42,9 @@ def test_the_collector_works_again_after_an_error():
     assert gc.isenabled()
 
 
-def _lasting():
-    with lasting_objects():
-        pass
-
-
-@pytest.mark.parametrize("exempt", [exempt_objects, _lasting])
-def test_objects_are_exempt_until_all_are_collected(exempt):
+def test_objects_are_exempt_until_all_are_collected():
     cycle = Cycle()
-    exempt()
+    exempt_objects()
     gone = weakref.ref(cycle)
     del cycle
 
@@ -60,6 +53,17 @@ def test_objects_are_exempt_until_all_are_collected(exempt):
 
     collect_all()
     assert gone() is None, "an engine that is replaced gives its memory back"
+
+
+def test_what_a_run_leaves_is_collected_when_the_next_one_begins():
+    cycle = Cycle()
+    exempt_objects()
+    gone = weakref.ref(cycle)
+    del cycle
+
+    exempt_objects()
+
+    assert gone() is None
 
 
 def test_garbage_is_collected_before_objects_are_exempt():

@@ -83,8 +83,9 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         except ProcessLost as error:
             executor.end()
             restarts.lost(error, "all processes start again, from the last checkpoint")
+        finally:
+            collect_all()  # what the attempt leaves
         config = config.model_copy(update={"resume": "auto"})
-        collect_all()  # what the attempt left
 
 
 def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts) -> RunSummary:

@@ -118,7 +118,7 @@ def decode(message: Message) -> Any:
 
 
 def _reduced(value: Any) -> Any:
-    """Reduce plain host tensors without ``torch.save``, which takes 0.1 ms for each."""
+    """Reduce a plain host tensor to its bytes: ``torch.save``, which other tensors need, takes 0.1 ms for each."""
     import torch
 
     special = value.requires_grad or value.is_quantized or value.is_complex() or value.is_neg()

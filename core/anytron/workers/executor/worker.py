@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from anytron.base.errors import ConfigError
 from anytron.base.files import open_to_append
-from anytron.base.garbage import collect_all, exempt_objects, lasting_objects
+from anytron.base.garbage import collect_all, exempt_objects, no_collections
 from anytron.base.terminal import make_output_visible
 from anytron.base.version import __version__, installable
 from anytron.workers.executor.address import register
@@ -110,7 +110,7 @@ def main(channel: int, heartbeat_memory: int) -> int:
     threading.Thread(target=_watch, args=(channel, heartbeat), name="anytron-watch", daemon=True).start()
     memory: MemoryExplainer | None = None
     try:
-        with lasting_objects():  # it imports the engine
+        with no_collections():  # it imports the engine
             parts = start(bootstrap)
         memory = parts.memory
         build = Build(**receive_json(connection))
