@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import PatchError
-from anytron.device.patches.rebind import Rebinding, can_be_found, leftovers, rebind
+from anytron.device.patches.rebind import Rebinding, can_be_found, rebind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ class Change:
 
     Attributes:
         patch: The patch.
-        detail: What the patch changed and what it did not reach, for the record.
+        detail: Modules that were given the replacement, and subclasses that the patch did not reach, for the record.
         owner: The object whose attribute was changed; None if the target is a whole module.
         name: Name of that attribute.
         before: The attribute before the patch, as ``owner`` itself stores it; :data:`ABSENT` if ``owner`` only
@@ -139,8 +139,6 @@ def _replace(patch: Patch) -> Change:
         change.rebindings = rebind([(original, new)], lambda module: module != home)
         if change.rebindings:
             remarks.append("also rebound in " + ", ".join(map(str, change.rebindings)))
-        if found := leftovers(original, but_not=new):
-            remarks.append("the original is still held by " + ", ".join(found))
     known = {one.target for one in patch.superseded_by}
     if found := [own for own in overriders(owner, name) if own not in known]:
         remarks.append("not reached, because they define their own: " + ", ".join(found))

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import PatchError
-from anytron.device.patches.change import make_change
+from anytron.device.patches.change import ABSENT, make_change
 from anytron.device.patches.patch import Outcome, Patch, PatchRecord, Phase
 from anytron.device.patches.plan import Verdict, check_targets, judge, supersessions
-from anytron.device.patches.rebind import holders
+from anytron.device.patches.rebind import holders, leftovers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from anytron.device.patches.change import Change
 
@@ -91,8 +91,10 @@ class Ledger:
         self._reached = phase
         pending = [p for p in self._patches.values() if p.phase is phase and self._is_pending(p)]
         ordered = sorted(pending, key=lambda patch: bool(patch.imports))  # stable; those that import a package last
+        before = len(self._applied)
         for patch in ordered:
             self._records[patch.id] = self._try(patch)
+        self._add_leftovers(self._applied[before:])
         return [self._records[patch.id] for patch in ordered]
 
     def verify(self) -> list[Patch]:
@@ -133,11 +135,13 @@ class Ledger:
             # The other party owns the target now; names in other modules go back to the original.
             for rebinding in reversed(change.rebindings):
                 rebinding.undo()
+        before = len(self._applied)
         for change in dropped:
             record = self._change(change.patch, self._records[change.patch.id].installed_version)
             note = "applied again after other code had replaced the target"
             detail = "; ".join(filter(None, (note, record.detail)))
             self._records[change.patch.id] = replace(record, detail=detail)
+        self._add_leftovers(self._applied[before:])
         return [self._records[change.patch.id] for change in dropped]
 
     def undo(self, phase: Phase = Phase.BEFORE_IMPORT) -> None:
@@ -220,6 +224,17 @@ class Ledger:
         if patch.phase is Phase.BEFORE_IMPORT:
             _assert_not_imported(patch)
         return self._change(patch, version)
+
+    def _add_leftovers(self, changes: Sequence[Change]) -> None:
+        """Add to the records where the originals are still held; to search for all of them takes as long as for one."""
+        searched = [change for change in changes if change.old is not ABSENT]
+        found = leftovers([(change.old, change.new) for change in searched])
+        for change, places in zip(searched, found, strict=True):
+            if places:
+                record = self._records[change.patch.id]
+                held = "the original is still held by " + ", ".join(places)
+                detail = "; ".join(filter(None, (record.detail, held)))
+                self._records[change.patch.id] = replace(record, detail=detail)
 
     def _change(self, patch: Patch, version: str) -> PatchRecord:
         try:

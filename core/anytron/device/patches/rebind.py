@@ -9,7 +9,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -92,50 +92,55 @@ def holders(package: str, limit: int = 5) -> list[str]:
     return found
 
 
-def leftovers(original: Any, but_not: Any) -> list[str]:
-    """Describe the default arguments, class attributes and module-level containers that hold ``original``.
+def leftovers(replaced: Sequence[tuple[Any, Any]]) -> list[list[str]]:
+    """Describe the default arguments, class attributes and module-level containers that hold replaced objects.
 
-    Closures are left out: a decorator, or a wrapper that replaces ``original``, holds it on purpose.
+    Closures are left out: a decorator, or a wrapper that replaces an object, holds it on purpose. The search looks at
+    every object of the process twice, for any number of replaced objects; it does not see objects that ``gc.freeze``
+    has exempt.
 
     Args:
-        original: A function or class that was replaced.
-        but_not: The replacement, which may hold ``original``.
+        replaced: Pairs of a replaced function or class and its replacement, which may hold it.
 
     Returns:
-        One phrase for each holder, sorted.
+        For each pair, one phrase for each holder, sorted.
     """
-    found: set[str] = set()
-    for holder in gc.get_referrers(original):
-        if isinstance(holder, tuple | dict | list | set):
-            found |= _owners(holder, original, but_not)
-    return sorted(found)
-
-
-def _owners(holder: Any, original: Any, but_not: Any) -> set[str]:
-    found = set()
-    for owner in gc.get_referrers(holder):
-        if owner is but_not:
-            continue
-        if isinstance(owner, FunctionType) and holder in (owner.__defaults__, owner.__kwdefaults__):
-            found.add(f"a default argument of {owner.__module__}.{owner.__qualname__}")
-        elif isinstance(owner, type) and isinstance(holder, dict):
-            names = [name for name, value in list(vars(owner).items()) if _unwrapped(value) is original]
-            # The class that defines the original holds it by right: methods are no leftovers of themselves.
-            found |= {f"{owner.__module__}.{owner.__qualname__}.{name}" for name in names}
-        elif isinstance(owner, dict) and not isinstance(holder, tuple):
-            found |= _module_level(owner, holder)
-    return found
-
-
-def _module_level(namespace: dict[Any, Any], holder: Any) -> set[str]:
-    module = sys.modules.get(str(namespace.get("__name__")))
-    if not isinstance(module, ModuleType) or vars(module) is not namespace:
-        return set()
-    return {
-        f"{module.__name__}.{name}"
-        for name, value in list(namespace.items())
-        if value is holder and not name.startswith("__")
+    if not replaced:
+        return []
+    containers = {
+        id(one): one
+        for one in gc.get_referrers(*(old for old, _ in replaced))
+        if isinstance(one, tuple | dict | list | set) and _module_of(one) is None  # `rebind` changes global names
     }
+    found: dict[int, set[str]] = {id(old): set() for old, _ in replaced}
+    replacements = {id(old): new for old, new in replaced}
+    for owner in gc.get_referrers(*containers.values()):
+        for place, value in _held(owner, containers):
+            if id(value) in found and owner is not replacements[id(value)]:
+                found[id(value)].add(place)
+    return [sorted(found[id(old)]) for old, _ in replaced]
+
+
+def _held(owner: Any, containers: Mapping[int, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds in some of the containers, and the place of each value in words."""
+    if isinstance(owner, FunctionType):
+        for defaults in (owner.__defaults__ or (), (owner.__kwdefaults__ or {}).values()):
+            for value in defaults:
+                yield f"a default argument of {owner.__module__}.{owner.__qualname__}", value
+    elif isinstance(owner, type):
+        for name, value in list(vars(owner).items()):
+            yield f"{owner.__module__}.{owner.__qualname__}.{name}", _unwrapped(value)
+    elif isinstance(owner, dict) and (module := _module_of(owner)) is not None:
+        for name, container in list(owner.items()):
+            if id(container) in containers and not isinstance(container, tuple) and not name.startswith("__"):
+                for value in [*container, *(container.values() if isinstance(container, dict) else ())]:
+                    yield f"{module.__name__}.{name}", value
+
+
+def _module_of(namespace: Any) -> ModuleType | None:
+    """Return the module whose global names a dictionary holds; None if it is another container."""
+    module = sys.modules.get(str(namespace.get("__name__"))) if isinstance(namespace, dict) else None
+    return module if isinstance(module, ModuleType) and vars(module) is namespace else None
 
 
 def _unwrapped(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Others patch too: what they drop is found and applied again, what they wrap is left alone, what hides is named."""
 
 import functools
+import gc
 import sys
 from types import ModuleType
 
@@ -105,6 +106,21 @@ def test_who_keeps_the_original_where_no_name_holds_it_is_reported(victim):
     (record,) = Ledger().apply(Phase.BEFORE_BUILD, [make()])
     for holder in ("a default argument of victim.call", "victim.Holder.method", "victim.TABLE"):
         assert holder in record.detail
+
+
+def test_one_search_finds_who_keeps_the_originals_of_all_patches_of_a_phase(victim, monkeypatch):
+    exec(
+        "def call(function=greet):\n    return function()\nTABLE = {'part': part}\nBOTH = [greet, part]\n", vars(victim)
+    )
+    searches = []
+    referrers = gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *objects: searches.append(len(objects)) or referrers(*objects))
+
+    records = Ledger().apply(Phase.BEFORE_BUILD, [make(), make("q", target="victim:part")])
+
+    held = [set(record.detail.partition("still held by ")[2].split(", ")) for record in records]
+    assert held == [{"a default argument of victim.call", "victim.BOTH"}, {"victim.TABLE", "victim.BOTH"}]
+    assert len(searches) == 2, "each looks at all objects of the process"
 
 
 def test_a_name_that_belongs_to_someone_else_is_replaced_in_its_module_only(victim):
