@@ -31,7 +31,7 @@ def exempt_objects() -> None:
 
     Call it when all that a process keeps for long is in place, and after patches have been applied: exempt objects are
     invisible to :func:`gc.get_referrers`, which finds the holders of what a patch replaces. An exempt object is freed
-    as any other when the last reference to it goes.
+    when the last reference to it goes, but exempt objects that refer to each other stay until :func:`collect_all`.
     """
     collect_all()
     gc.freeze()

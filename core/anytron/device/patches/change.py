@@ -26,7 +26,7 @@ class Change:
 
     Attributes:
         patch: The patch.
-        detail: Modules that were given the replacement, and subclasses that the patch did not reach, for the record.
+        detail: What the patch changed and what it did not reach, for the record.
         owner: The object whose attribute was changed; None if the target is a whole module.
         name: Name of that attribute.
         before: The attribute before the patch, as ``owner`` itself stores it; :data:`ABSENT` if ``owner`` only

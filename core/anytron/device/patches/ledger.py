@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from anytron.device.patches.plan import Verdict, check_targets, judge, supersess
 from anytron.device.patches.rebind import holders, leftovers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator
 
     from anytron.device.patches.change import Change
 
@@ -91,10 +92,9 @@ class Ledger:
         self._reached = phase
         pending = [p for p in self._patches.values() if p.phase is phase and self._is_pending(p)]
         ordered = sorted(pending, key=lambda patch: bool(patch.imports))  # stable; those that import a package last
-        before = len(self._applied)
-        for patch in ordered:
-            self._records[patch.id] = self._try(patch)
-        self._add_leftovers(self._applied[before:])
+        with self._noting_leftovers():
+            for patch in ordered:
+                self._records[patch.id] = self._try(patch)
         return [self._records[patch.id] for patch in ordered]
 
     def verify(self) -> list[Patch]:
@@ -135,13 +135,13 @@ class Ledger:
             # The other party owns the target now; names in other modules go back to the original.
             for rebinding in reversed(change.rebindings):
                 rebinding.undo()
-        before = len(self._applied)
-        for change in dropped:
-            record = self._change(change.patch, self._records[change.patch.id].installed_version)
-            note = "applied again after other code had replaced the target"
-            detail = "; ".join(filter(None, (note, record.detail)))
-            self._records[change.patch.id] = replace(record, detail=detail)
-        self._add_leftovers(self._applied[before:])
+            self._records[change.patch.id] = replace(self._records[change.patch.id], outcome=Outcome.UNDONE)
+        with self._noting_leftovers():
+            for change in dropped:
+                record = self._change(change.patch, self._records[change.patch.id].installed_version)
+                if record.outcome is Outcome.APPLIED:
+                    record = _with_remark(record, "applied again after other code had replaced the target", first=True)
+                self._records[change.patch.id] = record
         return [self._records[change.patch.id] for change in dropped]
 
     def undo(self, phase: Phase = Phase.BEFORE_IMPORT) -> None:
@@ -225,16 +225,21 @@ class Ledger:
             _assert_not_imported(patch)
         return self._change(patch, version)
 
-    def _add_leftovers(self, changes: Sequence[Change]) -> None:
-        """Add to the records where the originals are still held; to search for all of them takes as long as for one."""
-        searched = [change for change in changes if change.old is not ABSENT]
-        found = leftovers([(change.old, change.new) for change in searched])
-        for change, places in zip(searched, found, strict=True):
-            if places:
-                record = self._records[change.patch.id]
-                held = "the original is still held by " + ", ".join(places)
-                detail = "; ".join(filter(None, (record.detail, held)))
-                self._records[change.patch.id] = replace(record, detail=detail)
+    @contextmanager
+    def _noting_leftovers(self) -> Iterator[None]:
+        """Add where the originals are still held to the records of the patches that are applied in the block."""
+        before = len(self._applied)
+        try:
+            yield
+        finally:
+            searched = [change for change in self._applied[before:] if change.old is not ABSENT]
+            try:
+                found = leftovers([(change.old, change.new) for change in searched])
+                remarks = [f"the original is still held by {', '.join(places)}" if places else "" for places in found]
+            except Exception as error:  # noqa: BLE001 - foreign objects may fail in any way, and the patches are applied
+                remarks = [f"its holders cannot be searched: {type(error).__name__}: {error}"] * len(searched)
+            for change, remark in zip(searched, remarks, strict=True):
+                self._records[change.patch.id] = _with_remark(self._records[change.patch.id], remark)
 
     def _change(self, patch: Patch, version: str) -> PatchRecord:
         try:
@@ -252,6 +257,11 @@ class Ledger:
             ) from error
         self._applied.append(change)
         return PatchRecord(patch, Outcome.APPLIED, change.detail, version)
+
+
+def _with_remark(record: PatchRecord, remark: str, *, first: bool = False) -> PatchRecord:
+    remarks = (remark, record.detail) if first else (record.detail, remark)
+    return replace(record, detail="; ".join(filter(None, remarks)))
 
 
 def _assert_not_imported(patch: Patch) -> None:

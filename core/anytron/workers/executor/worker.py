@@ -35,6 +35,7 @@ from anytron.workers.executor.channel import (
     Build,
     Call,
     Failure,
+    Message,
     Rebuild,
     Result,
     decode,
@@ -68,6 +69,40 @@ class Parts(NamedTuple):
     build: EngineBuilder
     observer: RankObserver
     memory: MemoryExplainer
+
+
+class EngineHolder:
+    """Holds the engine of this process. No other object and no frame does, so that a rebuild frees its memory first.
+
+    Args:
+        build: Function that builds an engine.
+    """
+
+    def __init__(self, build: EngineBuilder) -> None:
+        self._build = build
+        self._engine: Any = None
+
+    def build(self, config: dict[str, Any], init_method: str) -> None:
+        """Close and free the engine, if there is one, and build another."""
+        if self._engine is not None:
+            self.close()
+            self._engine = None
+            collect_all()  # modules refer to each other; the next engine wants their memory
+        self._engine = self._build(config, init_method)
+        exempt_objects()
+
+    def answer(self, call: Call, observer: RankObserver) -> Message:
+        """Call a method of the engine, or of the observer, and return the pickled result."""
+        target = observer if call.method in OBSERVED else self._engine
+        with observer.marked(call.method):
+            result = getattr(target, call.method)(*call.args, **call.kwargs)
+        return encode(Result(result))
+
+    def close(self) -> None:
+        """Close the engine, if it has a method ``close``."""
+        close = getattr(self._engine, "close", None)
+        if close is not None:
+            close()
 
 
 def run() -> NoReturn:
@@ -117,15 +152,15 @@ def main(channel: int, heartbeat_memory: int) -> int:
         if build.log is not None:
             _move_output(early, Path(build.log))
         os.close(early)
-        engine = parts.build(bootstrap.config, build.init_method)
-        exempt_objects()
+        holder = EngineHolder(parts.build)
+        holder.build(bootstrap.config, build.init_method)
     except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
         connection.send_bytes(encode(_failure(error, memory, BUILDING)))
         return 1
     heartbeat.beat()
     heartbeat.answers += 1
     connection.send_bytes(encode(Result(None)))
-    return _serve(connection, heartbeat, engine, parts)
+    return _serve(connection, heartbeat, holder, parts)
 
 
 def start(bootstrap: Bootstrap) -> Parts:
@@ -173,7 +208,7 @@ def start(bootstrap: Bootstrap) -> Parts:
     return Parts(build, observer, MemoryExplainer(stack.platform, bootstrap))
 
 
-def _serve(connection: Connection, heartbeat: Heartbeat, engine: Any, parts: Parts) -> int:
+def _serve(connection: Connection, heartbeat: Heartbeat, holder: EngineHolder, parts: Parts) -> int:
     while True:
         frame = connection.recv_bytes()
         doing = BUILDING
@@ -181,31 +216,18 @@ def _serve(connection: Connection, heartbeat: Heartbeat, engine: Any, parts: Par
             message = decode(frame)
             if isinstance(message, Call):
                 doing = message.method
-                target = parts.observer if message.method in OBSERVED else engine
-                with parts.observer.marked(message.method):
-                    result = getattr(target, message.method)(*message.args, **message.kwargs)
-                reply = encode(Result(result))
+                reply = holder.answer(message, parts.observer)
             elif isinstance(message, Rebuild):
-                _close(engine)
-                engine = None
-                collect_all()  # modules refer to each other; the next engine wants their memory
-                engine = parts.build(message.config, message.init_method)
-                exempt_objects()
+                holder.build(message.config, message.init_method)
                 reply = encode(Result(None))
             else:
-                _close(engine)
+                holder.close()
                 connection.send_bytes(encode(Result(None)))
                 return 0
         except Exception as error:  # noqa: BLE001 - reported to the driver, which ends the run
             reply = encode(_failure(error, parts.memory, doing))
         heartbeat.answers += 1
         connection.send_bytes(reply)
-
-
-def _close(engine: Any) -> None:
-    close = getattr(engine, "close", None)
-    if close is not None:
-        close()
 
 
 def _move_output(early: int, log: Path) -> None:

@@ -123,6 +123,53 @@ def test_one_search_finds_who_keeps_the_originals_of_all_patches_of_a_phase(vict
     assert len(searches) == 2, "each looks at all objects of the process"
 
 
+def test_containers_with_code_of_their_own_are_searched_without_it(victim):
+    exec(
+        "from collections import defaultdict\n"
+        "class Odd(dict):\n"
+        "    def get(self, *key): raise KeyError(key)\n"
+        "    def values(self): raise OSError\n"
+        "    def __iter__(self): raise OSError\n"
+        "TABLE, ODD = defaultdict(greet), Odd(a=greet)\n"
+        "globals()[7] = [greet]\n",
+        vars(victim),
+    )
+    (record,) = Ledger().apply(Phase.BEFORE_BUILD, [make()])
+    assert record.detail.endswith("the original is still held by victim.ODD, victim.TABLE")
+
+
+def test_a_search_that_fails_is_a_remark(victim):
+    class Meta(type):
+        @property
+        def __module__(cls):
+            raise OSError("no module")
+
+    vars(victim)["Holder"] = Meta("Holder", (), {"method": victim.greet})
+    (record,) = Ledger().apply(Phase.BEFORE_BUILD, [make()])
+    assert record.outcome is Outcome.APPLIED
+    assert record.detail.endswith("its holders cannot be searched: OSError: no module")
+
+
+def test_holders_are_searched_although_a_later_patch_fails(victim):
+    vars(victim)["TABLE"] = {"greet": victim.greet}
+    ledger = Ledger()
+    with pytest.raises(PatchError, match="could not be applied"):
+        ledger.apply(Phase.BEFORE_BUILD, [make(), make("q", target="victim:missing")])
+    assert ledger.records[0].detail.endswith("still held by victim.TABLE")
+
+
+def test_what_cannot_be_applied_again_is_recorded_as_it_is(victim):
+    ledger = Ledger([make(), make("q", target="victim:part", required=False), make("r", target="victim:Shop.open")])
+    ledger.apply(Phase.BEFORE_BUILD)
+    victim.greet = victim.part = victim.Shop.open = 3
+    del victim.greet
+
+    with pytest.raises(PatchError, match="could not be applied"):
+        ledger.revalidate()
+
+    assert [record.outcome for record in ledger.records] == [Outcome.FAILED, Outcome.UNDONE, Outcome.UNDONE]
+
+
 def test_a_name_that_belongs_to_someone_else_is_replaced_in_its_module_only(victim):
     friend = sys.modules["victims_friend"]
     ledger = Ledger([make(rebinds=False)])
