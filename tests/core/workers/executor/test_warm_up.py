@@ -1,5 +1,6 @@
 """Processes that start while the driver does something else: they import their engine, wait, and are used or ended."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -183,6 +184,7 @@ def test_what_an_import_redirects_the_output_to_is_left_alone(executor, folder, 
 
 def test_a_process_that_cannot_be_started_leaves_no_descriptor(executor, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    gc.collect()  # what earlier tests left
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         with pytest.raises(WorkerError, match="could not be started"):
