@@ -1,6 +1,6 @@
 """Python's collector of cyclic garbage.
 
-A full collection looks at every object of a process: with torch, Megatron and transformers it takes 0.1 to 0.3 s.
+A full collection looks at every object of a process: with torch, Megatron and transformers it takes 0.1 to 0.5 s.
 Without this module a process makes about seven of them while it imports, and then one every few steps.
 """
 

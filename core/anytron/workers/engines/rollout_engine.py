@@ -140,7 +140,7 @@ class Response:
 
     @property
     def version_runs(self) -> list[tuple[int, int]]:
-        """Each version of the weights in turn, and the number of tokens that it generated without a break."""
+        """Version of the weights, and number of adjacent tokens that it generated, for each such piece in order."""
         assert isinstance(self.versions, Runs), "a response packs them"
         return self.versions.runs
 
