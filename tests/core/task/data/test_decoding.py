@@ -7,7 +7,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from anytron.task.data.decoding import _is_byte_level, decode_responses
+from anytron.task.data import decoding
+from anytron.task.data.decoding import _is_byte_level, _is_plain, decode_responses
 
 LETTERS = list(bytes_to_unicode().values())
 WORDS = ["Ġthe", "âĤ¬", "âĤ", "ðŁĺ", "ĢĢ", "'ll", "ĊĊ"]
@@ -66,3 +67,28 @@ def test_a_tokenizer_that_does_more_than_join_bytes_decodes_itself(make):
     assert not _is_byte_level(tokenizer)
     ids = tokenizer("the 'll the")["input_ids"]
     assert decode_responses(tokenizer, [ids]) == [tokenizer.decode(ids, skip_special_tokens=True)]
+
+
+def words(decoder):
+    tokens = {token: number for number, token in enumerate(["▁the", "s", "<0xE2>", "<0x82>", "##ly", " ", "<s>", "</s>"])}
+    made = Tokenizer(models.WordLevel(tokens, unk_token="s"))
+    made.decoder = decoder
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="s")
+
+
+OTHERS = [
+    words(decoders.Fuse()),
+    words(decoders.WordPiece()),
+    words(decoders.Metaspace()),
+    words(decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])),
+]
+
+
+@pytest.mark.parametrize("tokenizer", OTHERS)
+@given(st.lists(st.lists(st.integers(0, 12), max_size=9), max_size=9), st.integers(1, 12))
+def test_many_responses_in_one_call_have_the_texts_of_single_calls(tokenizer, responses, at_once):
+    assert _is_plain(tokenizer)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(decoding, "_AT_ONCE", at_once)
+        found = decode_responses(tokenizer, responses)
+    assert found == [tokenizer.decode(one, skip_special_tokens=True) for one in responses]
