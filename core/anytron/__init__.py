@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         Platform,
         Probe,
     )
-    from anytron.device.runtime import DeviceRuntime, MemoryStats, TorchDeviceRuntime
+    from anytron.device.runtime import AcceleratorRuntime, DeviceRuntime, MemoryStats
 else:
 
     def __getattr__(name: str) -> object:
@@ -59,6 +59,7 @@ else:
 
 
 __all__ = [
+    "AcceleratorRuntime",
     "AnytronError",
     "Availability",
     "ConfigEdit",
@@ -94,7 +95,6 @@ __all__ = [
     "RunConfig",
     "Section",
     "Supersession",
-    "TorchDeviceRuntime",
     "__version__",
     "default_run",
     "did_you_mean",

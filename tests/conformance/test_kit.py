@@ -232,7 +232,7 @@ def test_what_was_checked_before_ctrl_c_is_shown_and_no_process_stays(started_co
 class AnswersNothing(Mutant):
     """Its runtime answers None where the contract has an object."""
 
-    runtime = with_runtime(current_device=lambda self: None, default_generator=lambda self: None)
+    runtime = with_runtime(current_device=lambda self: None, default_generator=lambda self: "mine")
 
 
 class AssertsWithoutWords(Mutant):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.utils import _device as device_mode
 
+from anytron.base.errors import EngineError
 from anytron_megatron.redirect.substitution import Substitution
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class DeviceProperties:
     name: str
     major: int
     minor: int
-    total_memory: int
+    total_memory: int | None
     multi_processor_count: int = 1
 
 
@@ -152,7 +153,10 @@ class DeviceScope:
 
 
 class MemoryCalls:
-    """The functions of ``torch.cuda.memory``, under their own names."""
+    """The functions of ``torch.cuda.memory``, under their own names; a statistic that torch cannot tell is 0.
+
+    ``torch.accelerator`` too returns 0 for such a statistic.
+    """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._runtime = runtime
@@ -160,29 +164,40 @@ class MemoryCalls:
     def memory_allocated(self, device: Any = None) -> int:
         """Return the bytes in use."""
         del device
-        return self._runtime.memory_stats().allocated
+        return self._runtime.memory_stats().allocated or 0
 
     def max_memory_allocated(self, device: Any = None) -> int:
         """Return the most bytes that were in use."""
         del device
-        return self._runtime.memory_stats().peak_allocated
+        return self._runtime.memory_stats().peak_allocated or 0
 
     def memory_reserved(self, device: Any = None) -> int:
         """Return the bytes held, in use or cached."""
         del device
-        return self._runtime.memory_stats().reserved
+        return self._runtime.memory_stats().reserved or 0
 
     def max_memory_reserved(self, device: Any = None) -> int:
         """Return a lower bound of the most bytes held: runtimes do not track that peak."""
         del device
         stats = self._runtime.memory_stats()
-        return max(stats.reserved, stats.peak_allocated)
+        return max(stats.reserved or 0, stats.peak_allocated or 0)
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """Return (bytes not held by this process, the device's size)."""
+        """Return (bytes not held by this process, the device's size).
+
+        Raises:
+            EngineError: torch cannot tell the size.
+        """
         del device
         stats = self._runtime.memory_stats()
-        return stats.total - stats.reserved, stats.total
+        if stats.total is None:
+            raise EngineError(
+                "The size of the device's memory is unknown.",
+                where=f"torch.cuda.mem_get_info, device type {self._runtime.device_type}",
+                why="the platform's runtime returns memory_stats().total = None",
+                fix="override memory_stats in the platform's runtime, and return the size in bytes",
+            )
+        return stats.total - (stats.reserved or 0), stats.total
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
         """Return the statistics that have a meaning on any device, under torch's keys."""

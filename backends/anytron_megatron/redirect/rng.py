@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from anytron.base.errors import EngineError
 from anytron_megatron.redirect.substitution import Substitution
 
 if TYPE_CHECKING:
@@ -16,6 +17,23 @@ if TYPE_CHECKING:
 
     from anytron.device.runtime import DeviceRuntime
     from anytron_megatron.redirect.devices import DeviceTranslator
+
+
+def known_generator(runtime: DeviceRuntime) -> torch.Generator:
+    """Return the device's generator.
+
+    Raises:
+        EngineError: torch has no access to it.
+    """
+    generator = runtime.default_generator()
+    if generator is None:
+        raise EngineError(
+            "torch has no access to the device's random number generator.",
+            where=f"device type {runtime.device_type}",
+            why="the platform's runtime returns default_generator() = None",
+            fix="override default_generator in the platform's runtime",
+        )
+    return generator
 
 
 class RuntimeGenerators(Sequence[torch.Generator]):
@@ -29,14 +47,14 @@ class RuntimeGenerators(Sequence[torch.Generator]):
 
     def __getitem__(self, index: Any) -> Any:
         # One process uses one device, so every index means the current one.
-        return self._runtime.default_generator()
+        return known_generator(self._runtime)
 
 
 class RandomCalls:
     """The functions of ``torch.cuda.random``, under their own names.
 
-    They seed the generator and do not call ``runtime.manual_seed``: a runtime may implement that by
-    torch.manual_seed, which calls torch.cuda.manual_seed_all.
+    They seed the generator, and call ``runtime.manual_seed`` only if the generator is unknown: a runtime may implement
+    that by torch.manual_seed, which calls torch.cuda.manual_seed_all.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
@@ -63,7 +81,8 @@ class RandomCalls:
 
     def manual_seed(self, seed: int) -> None:
         """Seed the device's generator."""
-        self._runtime.default_generator().manual_seed(int(seed))
+        generator = self._runtime.default_generator()
+        (self._runtime if generator is None else generator).manual_seed(int(seed))
 
     def manual_seed_all(self, seed: int) -> None:
         """Seed the device's generator."""
@@ -71,7 +90,7 @@ class RandomCalls:
 
     def seed(self) -> None:
         """Seed the device's generator at random."""
-        self._runtime.default_generator().seed()
+        known_generator(self._runtime).seed()
 
     def seed_all(self) -> None:
         """Seed the device's generator at random."""
@@ -79,7 +98,7 @@ class RandomCalls:
 
     def initial_seed(self) -> int:
         """Return the seed of the device's generator."""
-        return self._runtime.default_generator().initial_seed()
+        return known_generator(self._runtime).initial_seed()
 
 
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True)
@@ -45,3 +45,9 @@ def is_maximum(name: str) -> bool:
 def joined(name: str, parts: Iterable[float]) -> float:
     """Combine a metric's values of several micro-batches or replicas into its value of the mini-batch."""
     return max(parts) if is_maximum(name) else sum(parts)
+
+
+def largest(name: str, values: Sequence[float | None]) -> dict[str, float]:
+    """Return the largest value under the metric's name; no metric if any value is unknown (None)."""
+    known = [value for value in values if value is not None]
+    return {name: max(known)} if len(known) == len(values) else {}

@@ -5,7 +5,10 @@ from __future__ import annotations
 import abc
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from anytron.base.errors import PlatformError
 
 if TYPE_CHECKING:
     import torch
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """Device memory of this process, in bytes.
+    """Device memory of this process, in bytes; None where torch cannot tell on this device.
 
     Attributes:
         allocated: Memory occupied by tensors now.
@@ -22,10 +25,10 @@ class MemoryStats:
         total: Total memory of the device.
     """
 
-    allocated: int
-    peak_allocated: int
-    reserved: int
-    total: int
+    allocated: int | None
+    peak_allocated: int | None
+    reserved: int | None
+    total: int | None
 
 
 class DeviceRuntime(abc.ABC):
@@ -77,8 +80,8 @@ class DeviceRuntime(abc.ABC):
         """Restore a state from :meth:`get_rng_state`."""
 
     @abc.abstractmethod
-    def default_generator(self) -> torch.Generator:
-        """The generator that device operations draw from."""
+    def default_generator(self) -> torch.Generator | None:
+        """The generator that device operations draw from; None where torch has no access to it."""
 
     def device_name(self) -> str:
         """Name of the current device, for display."""
@@ -131,51 +134,72 @@ class DeviceRuntime(abc.ABC):
         return nullcontext()
 
 
-class TorchDeviceRuntime(DeviceRuntime):
-    """A device whose module in torch has the interface of ``torch.cuda``: ``torch.<device_type>``.
+class AcceleratorRuntime(DeviceRuntime):
+    """A device that torch knows: a subclass sets only ``device_type`` and ``communication_backend``.
 
-    A plugin must import the package that adds this module to torch before it makes an instance.
+    A method calls the function of ``torch.accelerator``. Where this torch has no such function, or the machine's
+    accelerator is of another type, it calls the function of the device's own module, ``torch.<device_type>``, that has
+    the name of the function in ``torch.cuda``.
+
+    A plugin must import the package that adds the device to torch before it makes an instance.
+
+    Raises:
+        PlatformError: torch has no module ``torch.<device_type>``.
     """
 
     def __init__(self) -> None:
         import torch
 
-        self.module: Any = torch.get_device_module(self.device_type)
+        try:
+            self.module: Any = torch.get_device_module(self.device_type)
+        except RuntimeError as error:
+            raise PlatformError(
+                f"torch has no module torch.{self.device_type}.",
+                where=type(self).__qualname__,
+                why=str(error),
+                fix="import the package that adds the device to torch before the runtime is made; the package calls "
+                f"torch._register_device_module('{self.device_type}', module)",
+            ) from error
 
     def device_count(self) -> int:
         """Devices that this process sees."""
-        return int(self.module.device_count())
+        return int(self._function("device_count")())
 
     def current_device(self) -> torch.device:
         """The current device, ``<device_type>:<index>``."""
         import torch
 
-        return torch.device(self.device_type, self.module.current_device())
+        return torch.device(self.device_type, self._index())
 
     def set_device(self, index: int) -> None:
         """Make device ``index`` the current one."""
-        self.module.set_device(index)
+        self._function("set_device_index", "set_device")(index)
 
     def synchronize(self) -> None:
         """Wait for all streams of the current device."""
-        self.module.synchronize()
+        self._function("synchronize")()
 
     def empty_cache(self) -> None:
-        """Return the allocator's cached, unused blocks to the device."""
-        self.module.empty_cache()
+        """Return the allocator's cached, unused blocks to the device; does nothing if torch has no such function."""
+        if self._memory is not None:
+            self._memory.empty_cache()
 
     def memory_stats(self) -> MemoryStats:
-        """The caching allocator's view of the current device."""
+        """Memory of the current device, as torch's allocator counts it."""
+        memory = self._memory
+        if memory is None:
+            return MemoryStats(None, None, None, self._total_memory())
         return MemoryStats(
-            allocated=self.module.memory_allocated(),
-            peak_allocated=self.module.max_memory_allocated(),
-            reserved=self.module.memory_reserved(),
-            total=self.module.get_device_properties(self.module.current_device()).total_memory,
+            allocated=memory.memory_allocated(),
+            peak_allocated=memory.max_memory_allocated(),
+            reserved=memory.memory_reserved(),
+            total=self._total_memory(),
         )
 
     def reset_peak_memory_stats(self) -> None:
-        """Reset the allocator's peak."""
-        self.module.reset_peak_memory_stats()
+        """Reset the allocator's peak; does nothing if torch has no such function."""
+        if self._memory is not None:
+            self._memory.reset_peak_memory_stats()
 
     def manual_seed(self, seed: int) -> None:
         """Seed the current device's generator."""
@@ -190,15 +214,20 @@ class TorchDeviceRuntime(DeviceRuntime):
         """Restore a state from :meth:`get_rng_state`."""
         self.module.set_rng_state(state)
 
-    def default_generator(self) -> torch.Generator:
-        """The current device's generator; the device is initialised first, which creates the generators."""
-        self.module.init()
-        generator: torch.Generator = self.module.default_generators[self.module.current_device()]
-        return generator
+    def default_generator(self) -> torch.Generator | None:
+        """The current device's generator; the device is initialised first, which creates the generators.
+
+        None if the device's module has no ``default_generators``: torch.accelerator has no function for it.
+        """
+        if (initialise := getattr(self.module, "init", None)) is not None:
+            initialise()
+        generators = getattr(self.module, "default_generators", None)
+        return None if generators is None else generators[self._index()]
 
     def device_name(self) -> str:
-        """The current device's name, as its vendor's library reports it."""
-        return str(self.module.get_device_name(self.module.current_device()))
+        """The current device's name, as its vendor's library reports it; the type if torch has no function for it."""
+        name = getattr(self.module, "get_device_name", None)
+        return self.device_type if name is None else str(name(self._index()))
 
     def can_pin_memory(self) -> bool:
         """Return True: copies from pinned memory overlap with computation."""
@@ -206,8 +235,63 @@ class TorchDeviceRuntime(DeviceRuntime):
 
     def new_stream(self) -> Any:
         """A new stream of the current device."""
-        return self.module.Stream()
+        import torch
+
+        return self.module.Stream() if self._has_streams else torch.Stream(device=self.current_device())
 
     def current_stream(self) -> Any:
         """The stream in use on the current device; initialises the device if necessary."""
-        return self.module.current_stream()
+        return self.module.current_stream() if self._has_streams else self._function("current_stream")()
+
+    @property
+    def _has_streams(self) -> bool:
+        """Whether the device's module has a class of streams; otherwise they are of the class ``torch.Stream``."""
+        return hasattr(self.module, "Stream") and hasattr(self.module, "current_stream")
+
+    @cached_property
+    def _accelerator(self) -> Any:
+        """``torch.accelerator``, or None if it stands for another device."""
+        import torch
+
+        found = torch.accelerator.current_accelerator()
+        return torch.accelerator if found is not None and found.type == self.device_type else None
+
+    @cached_property
+    def _memory(self) -> Any:
+        """The module whose functions know the allocator: ``torch.accelerator``, the device's own, or None."""
+        if hasattr(self._accelerator, "memory_allocated"):
+            try:
+                self._accelerator.memory_allocated()
+            except RuntimeError:  # also NotImplementedError: the allocator is no c10::DeviceAllocator
+                pass
+            else:
+                return self._accelerator
+        return self.module if hasattr(self.module, "memory_allocated") else None
+
+    def _function(self, name: str, of_cuda: str = "") -> Any:
+        """Find a function by its name in ``torch.accelerator``, and its name in ``torch.cuda`` if that is another."""
+        of_cuda = of_cuda or name
+        found = getattr(self._accelerator, name, None) or getattr(self.module, of_cuda, None)
+        if found is None:
+            raise PlatformError(
+                f"torch has no function {of_cuda} for the device type {self.device_type}.",
+                where=type(self).__qualname__,
+                why=f"neither torch.accelerator.{name} nor torch.{self.device_type}.{of_cuda} exists",
+                fix=f"update torch or the package that adds {self.device_type} to it, or override the method of the "
+                "runtime that needs the function",
+            )
+        return found
+
+    def _index(self) -> int:
+        return int(self._function("current_device_index", "current_device")())
+
+    def _total_memory(self) -> int | None:
+        properties = getattr(self.module, "get_device_properties", None)
+        if properties is not None:
+            return int(properties(self._index()).total_memory)
+        if not hasattr(self._accelerator, "get_memory_info"):  # torch before 2.10
+            return None
+        try:
+            return int(self._accelerator.get_memory_info()[1])
+        except RuntimeError:  # also NotImplementedError: the allocator does not know
+            return None

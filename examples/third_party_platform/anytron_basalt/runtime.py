@@ -1,6 +1,6 @@
 """The device as the engines use it. Basalt's simulator computes on the host's processor, and so does its runtime.
 
-A device that torch knows has ``anytron.TorchDeviceRuntime`` for a base class, and two attributes.
+A device that torch knows has ``anytron.AcceleratorRuntime`` for a base class, and two attributes.
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@ import contextlib
 import importlib
 from typing import TYPE_CHECKING, ClassVar
 
-from anytron import PlatformError, TorchDeviceRuntime
+from anytron import AcceleratorRuntime, PlatformError
 from anytron_ascend import cann
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class AscendRuntime(TorchDeviceRuntime):
+class AscendRuntime(AcceleratorRuntime):
     """The runtime of ``torch.npu`` devices, which importing torch_npu adds to torch.
 
     Raises:

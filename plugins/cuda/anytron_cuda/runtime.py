@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from anytron import TorchDeviceRuntime
+from anytron import AcceleratorRuntime
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -18,7 +18,7 @@ OUT_OF_MEMORY = (
 """Parts of the error messages of libraries that allocate memory without torch's allocator."""
 
 
-class CudaRuntime(TorchDeviceRuntime):
+class CudaRuntime(AcceleratorRuntime):
     """The runtime of ``torch.cuda`` devices."""
 
     device_type: ClassVar[str] = "cuda"

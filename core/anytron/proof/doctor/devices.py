@@ -36,7 +36,8 @@ def examine_devices(subject: Subject, live: Live) -> Iterator[Result]:
         yield Result(f"devices.{platform.visible_devices_variable}", status, shown, fix)
     seen = live.ask("devices")
     for index, device in enumerate(seen["devices"]):
-        yield Result(f"devices.{index}", "passed", f"{device['name']}, {readable(device['total'])} ({seen['type']})")
+        size = "memory unknown to torch" if device["total"] is None else readable(device["total"])
+        yield Result(f"devices.{index}", "passed", f"{device['name']}, {size} ({seen['type']})")
     count = seen["count"]
     detail = f"{count} of {probe.devices} that the platform's probe found ({probe.reason})"
     if count == 0:
@@ -216,7 +217,10 @@ def device_memory(subject: Subject, live: Live) -> tuple[DeviceMemory, str]:
         return DeviceMemory(None, accelerator), error.what
     if not seen["devices"]:
         return DeviceMemory(None, accelerator), "no device is seen"
-    return DeviceMemory(min(device["total"] for device in seen["devices"]), accelerator), ""
+    totals = [device["total"] for device in seen["devices"]]
+    if None in totals:
+        return DeviceMemory(None, accelerator), "torch cannot tell it"
+    return DeviceMemory(min(totals), accelerator), ""
 
 
 def _verdict(device: DevicePlan, unknown: str) -> Result:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typing_extensions import TypeVarTuple
 
 from anytron.base.errors import ProcessLost, TransferError
+from anytron.base.metric import largest
 from anytron.base.seeds import derive_seed
 from anytron.run.groups import rollout_group
 from anytron.run.rollout.replica import Replica, mistake_in
@@ -199,7 +200,7 @@ class RolloutPool:
         for replica in self._replicas:
             replica.version = None
         return {
-            "memory/rollout_peak_bytes": max(one.peak for one in found),
+            **largest("memory/rollout_peak_bytes", [one.peak for one in found]),
             "memory/asleep_bytes": sum(one.released for one in found),
         }
 

@@ -12,7 +12,7 @@ from typing_extensions import TypeVarTuple
 
 from anytron.algorithms.importance import with_moments_resolved
 from anytron.base.errors import EngineError
-from anytron.base.metric import joined
+from anytron.base.metric import joined, largest
 from anytron.run.groups import reward_model_group, training_group
 from anytron.run.preflight.capabilities import generates_in_training
 from anytron.run.rollout.conversations import AttendedGroup
@@ -166,13 +166,13 @@ class TrainingWorkers:
         """Move the parts that ``engine.offload`` names to the host; return metrics of the ranks' memory."""
         found = call(self.group, OffloadingEngine.offload)
         return {
-            "memory/training_peak_bytes": max(one.peak for one in found),
+            **largest("memory/training_peak_bytes", [one.peak for one in found]),
             "memory/offloaded_bytes": sum(one.released for one in found),
         }
 
     def peak_memory(self) -> dict[str, float]:
-        """Return the peak device memory of the busiest rank since the last call."""
-        return {"memory/training_peak_bytes": max(call(self.group, RankObserver.peak_memory))}
+        """Return the peak device memory of the busiest rank since the last call, unless torch cannot tell."""
+        return largest("memory/training_peak_bytes", call(self.group, RankObserver.peak_memory))
 
     def begin_traces(self, ranks: Sequence[int], *, stacks: bool, memory: bool) -> None:
         """Begin to record traces on some ranks: ``stacks`` adds Python lines, ``memory`` allocations."""

@@ -22,11 +22,11 @@ class MemoryUse:
     """Device memory of one process, in bytes.
 
     Attributes:
-        peak: Peak of allocated bytes since the peak was last read, or since the process began.
+        peak: Peak of allocated bytes since the peak was last read, or since the process began; None = unknown to torch.
         released: Bytes that the process has returned to the device.
     """
 
-    peak: int
+    peak: int | None
     released: int
 
 

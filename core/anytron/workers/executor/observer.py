@@ -54,8 +54,8 @@ class RankObserver:
                 ranges.enter_context(torch.profiler.record_function(method))
             yield
 
-    def peak_memory(self) -> int:
-        """Return the peak number of allocated device bytes since the last call."""
+    def peak_memory(self) -> int | None:
+        """Return the peak number of allocated device bytes since the last call; None if torch cannot tell."""
         assert self._runtime is not None, "only training ranks are asked"
         peak = self._runtime.memory_stats().peak_allocated
         self._runtime.reset_peak_memory_stats()
@@ -213,4 +213,5 @@ def _sizes(memory: MemoryStats) -> str:
         "reserved": memory.reserved,
         "in all": memory.total,
     }
-    return ", ".join(f"{count / 2**30:.2f} GiB {name}" for name, count in parts.items())
+    known = {name: count for name, count in parts.items() if count is not None}
+    return ", ".join(f"{count / 2**30:.2f} GiB {name}" for name, count in known.items()) or "memory is not known"

@@ -3,6 +3,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from anytron.base.errors import EngineError
+from anytron.device.runtime import MemoryStats
+
 pytestmark = pytest.mark.usefixtures("redirected")
 
 
@@ -75,3 +78,18 @@ def test_nvtx_ranges_nest_in_the_runtimes_profiler(runtime, request):
     torch.cuda.nvtx.range_pop()
     undo()
     assert log == ["a", "b", "now", "end now", "end b", "end a"]
+
+
+def test_memory_and_a_generator_that_torch_cannot_tell(redirected, monkeypatch):
+    monkeypatch.setattr(redirected, "memory_stats", lambda: MemoryStats(None, None, None, None))
+    monkeypatch.setattr(redirected, "default_generator", lambda: None)
+    monkeypatch.setattr(redirected, "manual_seed", redirected.calls.append)
+    assert set(torch.cuda.memory_stats().values()) == {0}
+    assert torch.cuda.get_device_properties(0).total_memory is None
+    with pytest.raises(EngineError, match=r"size of the device's memory is unknown"):
+        torch.cuda.mem_get_info()
+    torch.cuda.manual_seed(5)
+    assert redirected.calls == [5]
+    for reads in (torch.cuda.initial_seed, torch.cuda.seed, lambda: torch.cuda.default_generators[0]):
+        with pytest.raises(EngineError, match=r"no access to the device's random number generator"):
+            reads()

@@ -60,3 +60,19 @@ def test_every_part_says_how_it_was_computed(verdict):
     assert {f"memory.rollout-replica.{name}" for name in replica} < set(found)
     assert not found["memory.training-rank.parameters"].detail.startswith("about")
     assert found["memory.training-rank.activations"].detail.startswith("about")
+
+
+class Silent(Device):
+    """A device whose memory torch cannot tell."""
+
+    def ask(self, probe):
+        return {"count": 1, "devices": [{"name": "a chip", "total": None}], "type": "chip"}
+
+
+def test_memory_that_torch_cannot_tell_is_called_unknown(monkeypatch, request):
+    monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
+    subject = look(request.config.rootpath / EXAMPLE, ())
+    found = {entry.name: entry for entry in devices.examine_memory(subject, Silent(None))}["memory.machine"]
+    assert (found.status, "is not known: torch cannot tell it" in found.detail) == ("skipped", True)
+    (shown, *_) = [one for one in devices.examine_devices(subject, Silent(None)) if one.name == "devices.0"]
+    assert shown.detail == "a chip, memory unknown to torch (chip)"

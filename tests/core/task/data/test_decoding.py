@@ -70,7 +70,9 @@ def test_a_tokenizer_that_does_more_than_join_bytes_decodes_itself(make):
 
 
 def words(decoder):
-    tokens = {token: number for number, token in enumerate(["▁the", "s", "<0xE2>", "<0x82>", "##ly", " ", "<s>", "</s>"])}
+    tokens = {
+        token: number for number, token in enumerate(["▁the", "s", "<0xE2>", "<0x82>", "##ly", " ", "<s>", "</s>"])
+    }
     made = Tokenizer(models.WordLevel(tokens, unk_token="s"))
     made.decoder = decoder
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="s")

@@ -9,8 +9,9 @@ import json
 import pytest
 import torch
 
+from anytron.base.metric import largest
 from anytron.device.runtime import MemoryStats
-from anytron.workers.executor.observer import OBSERVED, RankObserver
+from anytron.workers.executor.observer import OBSERVED, RankObserver, _sizes
 from anytron_cpu.runtime import CpuRuntime
 
 
@@ -83,3 +84,10 @@ def test_what_a_worker_answers_itself_exists_and_no_engine_has_it(name):
     assert callable(getattr(RankObserver, name))
     protocols = [value for value in vars(training_engine).values() if isinstance(value, type)]
     assert not any(hasattr(protocol, name) for protocol in protocols)
+
+
+def test_figures_of_memory_that_torch_cannot_tell_are_left_out():
+    assert largest("memory/peak", [3, 5]) == {"memory/peak": 5}
+    assert largest("memory/peak", [3, None]) == {}
+    assert _sizes(MemoryStats(None, None, None, 2 << 30)) == "2.00 GiB in all"
+    assert _sizes(MemoryStats(None, None, None, None)) == "memory is not known"

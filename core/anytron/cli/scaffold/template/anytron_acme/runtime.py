@@ -8,11 +8,11 @@ from anytron_cpu.runtime import CpuRuntime
 class AcmeRuntime(CpuRuntime):
     """The host's processor in the place of the device, until you change this class.
 
-    If a package registers your device in torch, as a module with the interface of ``torch.cuda``, import that package
-    above (and name it in ``AcmePlatform.device_packages``), and three lines are enough::
+    If a package adds your device to torch, import that package above (and name it in
+    ``AcmePlatform.device_packages``), and three lines are enough::
 
-        class AcmeRuntime(TorchDeviceRuntime):  # of anytron
-            device_type = "acme"  # as in torch.device("acme"); its functions are in torch.acme
+        class AcmeRuntime(AcceleratorRuntime):  # of anytron
+            device_type = "acme"  # as in torch.device("acme")
             communication_backend = "acmeccl"  # as in torch.distributed.init_process_group
 
     Otherwise inherit from ``anytron.DeviceRuntime`` and write its methods: devices, synchronisation,
