@@ -243,7 +243,8 @@ class Machines:
         command = [*inside, sys.executable, str(DELAY), here, there, str(delay_s), str(loss)]
         self._wires[machine] = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command])
         self._holders.append(self._wires[machine])
-        until(lambda: there in self._ip("link"), 10.0, "the slow wire")
+        # With colons, because "b4" may also be a part of a device's hardware address.
+        until(lambda: f": {there}: " in self._ip("link"), 10.0, "the slow wire")
         self._ip(
             f"link add w{machine} type bridge",
             *(f"link set {one} up" for one in (f"w{machine}", here, there)),
