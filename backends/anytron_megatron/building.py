@@ -136,10 +136,10 @@ class ModelBuilder:
         return options.share_prompts and by_attention_alone and packed_whole and self._portable
 
     def policy(self, source: ModelSource, preparer: BatchPreparer) -> list[ModelChunk]:
-        """Build the policy as :meth:`language_model` does; if ``model.lora`` is set, check its targets first.
+        """Build the policy as :meth:`language_model` does; check the targets of ``model.lora`` before weights are read.
 
         Raises:
-            ConfigError: No layer matches one of ``model.lora.targets``.
+            ConfigError: One of ``model.lora.targets`` matches no layer.
             EngineError: The weights do not match the model.
         """
         return self._scoring(source, self._modules(source, preparer, self._check_targets))

@@ -56,8 +56,8 @@ def connect() -> bool:
                 "Could not connect to the Ray cluster.",
                 where=f"RAY_ADDRESS={named}" if named else "the cluster that runs on this machine",
                 why=str(error),
-                fix="check with `ray status` that the cluster runs, and install the versions of Ray and Python with "
-                "which it was started",
+                fix="check with `ray status` that the cluster is running, and install the versions of Ray and Python "
+                "with which it was started",
             ) from error
         logger.warning("RAY_ADDRESS is not set and no Ray cluster runs here: starting one on this machine alone")
         start_here()

@@ -223,7 +223,7 @@ class RayExecutor(BaseExecutor):
             for bootstrap, actor, place in zip(bootstraps, agents.actors, agents.places, strict=True):
                 ranks.append(RayRank(bootstrap.name, place.host.address, logs / bootstrap.log, actor))
         except RayError as error:
-            raise WorkerError(f"The processes of {spec.role} could not be started.", why=str(error)) from error
+            raise WorkerError(f"The {spec.role} processes could not be started.", why=str(error)) from error
         return ranks
 
     def _environment(self, bootstrap: Bootstrap, place: Place, devices: list[str]) -> dict[str, str]:
@@ -305,8 +305,8 @@ def _joined(address: str, config: RunConfig | None, platform: Platform) -> Itera
             socket.create_connection((host, int(port)), REACHED_S).close()
         ray.init(address=address, log_to_driver=False)
     except Exception as error:  # noqa: BLE001 - Ray says in a dozen classes that it did not work
-        fix = "check with `ray status` that the cluster runs, and install the versions of Ray and Python with which it "
-        fix += "was started; if it no longer runs: ray stop"
+        fix = "check with `ray status` that the cluster is running, and install the versions of Ray and Python with "
+        fix += "which it was started; if it no longer runs: ray stop"
         status: Status = "warning" if config is None else "failed"
         yield Result("executors.ray.cluster", status, f"{address} cannot be joined: {error}", fix)
         return

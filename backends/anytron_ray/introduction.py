@@ -92,7 +92,7 @@ class Doorstep:
         self._listener: socket.socket | None = None
 
     def open(self, address: str) -> int:
-        """Listen at a free port of an address; return the port.
+        """Listen on a free port at an address; return the port.
 
         Raises:
             OSError: This machine does not have the address.

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def number_features(_original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``Qwen3VL_Vit._get_inputs_embeds``: features of the tower's middle layers join the first text layers.
+    """Replace ``Qwen3VL_Vit._get_inputs_embeds``: features of the vision tower's middle layers, for text layers.
 
     mcore-bridge has three faults here. It arranges the map of image tokens sequence-major, ``[S, B]``, as Megatron's
     hidden states are, but leaves the features batch-major: with several padded rows they reach the wrong images. With
     context parallelism it numbers the tokens of the first row only. With sequence parallelism each rank has the
     gradient of its own slice, and Megatron averages over the ranks as if each had the whole gradient.
 
-    Here every slot carries the number of its feature, and the numbers are sharded in the same way as the slots.
+    Here each token position carries the number of its feature, and the numbers are sharded as the positions are.
     """
 
     def _get_inputs_embeds(

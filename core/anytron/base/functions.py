@@ -264,7 +264,7 @@ def _line(error: BaseException, function: object) -> str:
 
 
 def _called(function: Any) -> Any:
-    """The function that a call runs: without partial() around it; of a callable object, its ``__call__``."""
+    """The function that a call runs: partial() is unwrapped, and a callable object gives its ``__call__``."""
     while isinstance(function, partial):
         function = function.func
     return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__

@@ -20,10 +20,10 @@ _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes strings so that OmegaConf reads them as they are.
+    """Writes strings so that OmegaConf reads them back unchanged.
 
-    It reads some as numbers that PyYAML, which writes YAML 1.1, does not: ``0E0``. And it would resolve ``${...}``, so
-    that the configuration in a checkpoint became something else after it was checked.
+    OmegaConf reads some strings as numbers that PyYAML, which writes YAML 1.1, does not: ``0E0``. It would also resolve
+    ``${...}``, so that a configuration would change after it was checked.
     """
 
 

@@ -72,7 +72,7 @@ def resolve(
         raise ConfigError(
             f"{reference} is not a function.",
             where=key,
-            why=f"it is a {type(function).__name__}, in {module.__file__}",
+            why=f"its type is {type(function).__name__}, in {module.__file__}",
             fix=f"name a function that takes {kind.call.signature}",
         )
     kind.check(function, key, options)

@@ -200,7 +200,7 @@ class Repeats:
 
     @classmethod
     def of(cls, source: Tensor, rows: int) -> Repeats:
-        """Plan copying and summing, on the host.
+        """Build the index tables that :meth:`take` and :meth:`collect` use, on the host.
 
         Args:
             source: int64 ``[K]``, the original row of each copy.

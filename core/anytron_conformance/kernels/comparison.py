@@ -217,9 +217,9 @@ def split_off(tensor: Tensor) -> Tensor:
 
 
 def in_dtypes(named: Iterable[tuple[str, object, tuple[Feature, ...]]]) -> Iterator[Case]:
-    """Make a case of each (name, values, needs) in each of :data:`DTYPES`, in the given order.
+    """Make a case of each (name, values, needs) in each of :data:`DTYPES`: all in the first dtype, then the next.
 
-    A case's values are then (dtype, values).
+    The values of a case are (dtype, values).
     """
     listed = list(named)
     for dtype in DTYPES:

@@ -47,7 +47,7 @@ class Repetition:
     """The updates that the platform ``cpu`` has recorded for a subject, and the subject's ranks, which repeat them.
 
     Args:
-        subject: The platform.
+        subject: The platform under test.
     """
 
     def __init__(self, subject: Subject) -> None:

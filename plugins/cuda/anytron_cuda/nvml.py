@@ -35,7 +35,7 @@ class Driver:
     gpus: tuple[Gpu, ...]
 
     def visible(self, variable: str | None) -> tuple[Gpu, ...]:
-        """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` makes visible; parts of a GPU (MIG) count as that GPU.
+        """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` makes visible; all GPUs if an entry is a part of one (MIG).
 
         As in CUDA, the first entry that is not a GPU ends the list.
         """

@@ -82,7 +82,7 @@ def _run(what: str, arguments: Sequence[str], ranks: int, directory: Path, envir
                     if process.returncode:
                         said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
                         raise EngineError(
-                            "verl's engine cannot be verified: one of its processes has failed.",
+                            "verl's engine cannot be verified: a process of the verification has failed.",
                             where=f"{what}, log: {log}",
                             why="\n".join(said[-LAST_LINES:]),
                         )

@@ -26,7 +26,7 @@ RECORD = "run.json"
 
 
 class Change(BaseModel):
-    """A key of the configuration whose value has changed since the last start of the run."""
+    """A key of the configuration whose value differs from that of an earlier start or of a checkpoint."""
 
     model_config = ConfigDict(frozen=True)
 

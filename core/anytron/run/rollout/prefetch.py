@@ -92,7 +92,7 @@ class RolloutPrefetch:
         return self._begun[0].places if self._begun else self.sampler.places
 
     def finish_in_flight(self) -> None:
-        """Finish the responses that must not use the next weights."""
+        """Finish all responses in flight, unless ``rollout.continue_over_updates`` lets them use the next weights."""
         if not self._config.rollout.continue_over_updates:
             self._turns.finish_in_flight()
 

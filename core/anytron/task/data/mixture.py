@@ -150,7 +150,8 @@ def load_mixture(
         context_length: Number of tokens that the model can see, prompt and response together; None = unlimited.
         max_new_tokens: Number of tokens to reserve for a response; None = the data contain the responses.
         key: Key of the section in the configuration.
-        unusable: Function that returns why rewards cannot read a prompt's data, empty if they can; None = no check.
+        unusable: Function that returns why rewards cannot read a prompt's data, empty if they can; None = no check. It
+            is called only with ``data.on_bad_answer=drop``.
         tell: Function that is called from time to time with a text that says how far a long source has been read.
 
     Raises:

@@ -154,7 +154,7 @@ class PromptReader:
 
         Raises:
             ConfigError: ``tokenize`` raises one.
-            DataError: A prompt is not usable; or reading it takes too long, too much memory, or ends the process.
+            DataError: A prompt is not usable; or reading it takes too long, takes too much memory or ends the process.
         """
         answers = self._reader.ask([_bare(prompt) for prompt in prompts], self._errand)
         return list(_rejoined(prompts, answers, self._errand))

@@ -260,7 +260,7 @@ def _rows_of(size: int, metadata: pyarrow.parquet.FileMetaData) -> int:
 
 
 def dataset_rows(path: Path, split: str | None) -> Iterator[Row]:
-    """Read what ``Dataset.save_to_disk`` of the library datasets has written, or one of its ``.arrow`` files.
+    """Read a folder that Hugging Face's ``Dataset.save_to_disk`` has written, or one of its ``.arrow`` files.
 
     Args:
         path: The folder, or the file.

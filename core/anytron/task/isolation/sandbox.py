@@ -265,7 +265,7 @@ def _as_first_process(report: int) -> None:
 
 
 def _as_child(report: int) -> None:
-    """Go on as a child; this process waits for it, and ends as it does."""
+    """Fork and return in the child; the parent waits and exits with the child's status."""
     child = os.fork()
     if child == 0:
         return

@@ -222,7 +222,7 @@ class RewardWorkers:
             raise DataError(
                 "Every sample of the step was dropped.",
                 where=f"rewards {', '.join(name for name, found in failures.items() if found)}",
-                why=f"a reward failed for each of them; the first failure of {name}: "
+                why=f"for each of them, a reward or the environment failed; the first failure of {name}: "
                 f"{first[min(first)].what}\n{first[min(first)].why}",
                 fix="correct the reward functions; the step's samples are in samples.jsonl",
             )

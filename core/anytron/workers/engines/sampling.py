@@ -124,7 +124,7 @@ STRIPPED_TOKENS = 2
 
 
 class StopStrings:
-    """Decides whether a response ends with a stop string.
+    """Finds stop strings in the last tokens of a response.
 
     It searches the decoded tail of a response. (transformers' ``StopStringCriteria`` derives a table from the
     vocabulary instead, and fails on tokenizers that cannot encode the letters a to f.)

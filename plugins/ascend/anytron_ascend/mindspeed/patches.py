@@ -110,9 +110,9 @@ def call_as_documented(forward: Callable[..., Any]) -> Callable[..., Any]:
         mask = current_mask()
         if mask is None or mask.kernel_mode not in MODES:
             raise PlatformError(
-                "MindSpeed's attention runs outside of a micro-batch.",
+                "MindSpeed's attention was called without a mask that its kernel can use.",
                 where="adaptor mindspeed",
-                why="its kernel needs the mask of the current micro-batch, and no mask is set",
+                why="no mask is set" if mask is None else f"the mask's kernel mode is {mask.kernel_mode}",
                 fix="run the model inside anytron.sequences.masks.scope_of(mask)",
             )
         self.config.attention_mask_type = MASK_TYPES[mask.kernel_mode]

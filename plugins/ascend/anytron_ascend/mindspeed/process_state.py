@@ -110,11 +110,12 @@ def repatch(arguments: Mapping[str, Any], ledger: Ledger) -> bool:
     ledger.revalidate()
     if lost := [top.name for top in changed if top.is_lost]:
         raise PatchError(
-            "MindSpeed's patches for this engine would discard other patches.",
+            "MindSpeed's patches for this engine have discarded other patches.",
             where=", ".join(lost),
             why="other code has changed these functions since the previous engine was built; MindSpeed has "
             "replaced them, and Anytron can repeat only its own patches",
-            fix="build engines with and without context parallelism in separate processes",
+            fix="build engines whose MindSpeed arguments differ, for example with and without context parallelism, in "
+            "separate processes",
         )
     return True
 
