@@ -253,13 +253,13 @@ def row(found, tokens, flop, peak, *, has_peak_bytes):
         seconds = statistics.median(results[0])
         columns[f"{name}_tokens_per_s"] = tokens / seconds
         columns[f"{name}_mfu"] = flop / seconds / peak
-        if has_peak_bytes:
+        if has_peak_bytes and None not in results[1]:  # None: torch cannot tell on this device
             columns[f"{name}_peak_bytes"] = max(results[1])
     for name in found:
         if name == "ours" or None in (found[name], found["ours"]):
             continue
         columns[f"ours_by_{name}"] = columns["ours_tokens_per_s"] / columns[f"{name}_tokens_per_s"]
-        if has_peak_bytes:
+        if {f"{name}_peak_bytes", "ours_peak_bytes"} <= columns.keys():
             columns[f"{name}_peak_by_ours"] = columns[f"{name}_peak_bytes"] / columns["ours_peak_bytes"]
     return columns
 

@@ -161,6 +161,40 @@ class HalfAStream(Mutant):
     runtime = with_runtime(new_stream=lambda self: object())
 
 
+class InOrder:
+    """A stream of a device that runs everything in order."""
+
+    current = None
+
+    def __enter__(self):
+        self.before, type(self).current = InOrder.of_now(), self
+
+    def __exit__(self, *_):
+        type(self).current = self.before
+
+    @classmethod
+    def of_now(cls):
+        cls.current = cls.current or cls()
+        return cls.current
+
+    def record_event(self):
+        return object()
+
+    def query(self):
+        return True
+
+    def wait_stream(self, other): ...
+    def wait_event(self, event): ...
+    def synchronize(self): ...
+
+
+class TensorsForgetStreams(Mutant):
+    """Streams work, and a tensor cannot be told which streams use it: the processor has no `record_stream`."""
+
+    rule, says = "streams-order-work", "Tensor.record_stream raises an error"
+    runtime = with_runtime(new_stream=lambda self: InOrder(), current_stream=lambda self: InOrder.of_now())
+
+
 class PromisesPins(Mutant):
     rule, says = "pinned-memory", "is true, but pinning raises"
     runtime = with_runtime(can_pin_memory=lambda self: True)

@@ -52,6 +52,23 @@ class DeviceTranslator:
         return torch.device(current.type, index)
 
 
+def total_memory(runtime: DeviceRuntime) -> int:
+    """Return the size of the device's memory in bytes.
+
+    Raises:
+        EngineError: torch cannot tell it.
+    """
+    total = runtime.memory_stats().total
+    if total is None:
+        raise EngineError(
+            "The size of the device's memory is unknown.",
+            where=f"torch.cuda, device type {runtime.device_type}",
+            why="the platform's runtime returns memory_stats().total = None",
+            fix="override memory_stats in the platform's runtime, and return the size in bytes",
+        )
+    return total
+
+
 @dataclass(frozen=True)
 class DeviceProperties:
     """The part of ``torch.cuda.get_device_properties`` that has a meaning on any device."""
@@ -59,8 +76,13 @@ class DeviceProperties:
     name: str
     major: int
     minor: int
-    total_memory: int | None
+    runtime: DeviceRuntime
     multi_processor_count: int = 1
+
+    @property
+    def total_memory(self) -> int:
+        """The size of the device's memory in bytes (:func:`total_memory`)."""
+        return total_memory(self.runtime)
 
 
 class DeviceCalls:
@@ -115,7 +137,7 @@ class DeviceCalls:
     def get_device_properties(self, device: Any = None) -> DeviceProperties:
         """Return the current device's properties."""
         major, minor = self.get_device_capability(device)
-        return DeviceProperties(self.get_device_name(device), major, minor, self._runtime.memory_stats().total)
+        return DeviceProperties(self.get_device_name(device), major, minor, self._runtime)
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
         """Whether the device computes in bfloat16."""
@@ -189,15 +211,8 @@ class MemoryCalls:
             EngineError: torch cannot tell the size.
         """
         del device
-        stats = self._runtime.memory_stats()
-        if stats.total is None:
-            raise EngineError(
-                "The size of the device's memory is unknown.",
-                where=f"torch.cuda.mem_get_info, device type {self._runtime.device_type}",
-                why="the platform's runtime returns memory_stats().total = None",
-                fix="override memory_stats in the platform's runtime, and return the size in bytes",
-            )
-        return stats.total - (stats.reserved or 0), stats.total
+        total = total_memory(self._runtime)
+        return total - self.memory_reserved(), total
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
         """Return the statistics that have a meaning on any device, under torch's keys."""

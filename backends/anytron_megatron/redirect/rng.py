@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,21 +20,48 @@ if TYPE_CHECKING:
     from anytron_megatron.redirect.devices import DeviceTranslator
 
 
-def known_generator(runtime: DeviceRuntime) -> torch.Generator:
-    """Return the device's generator.
+class GeneratorOfRuntime:
+    """Stand in for the device's generator where torch has no access to it; the runtime does the work."""
 
-    Raises:
-        EngineError: torch has no access to it.
-    """
-    generator = runtime.default_generator()
-    if generator is None:
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = runtime
+        self._seeding = False
+
+    def get_state(self) -> Tensor:
+        """Return the state, uint8, on the host."""
+        return self._runtime.get_rng_state()
+
+    def set_state(self, state: Tensor) -> None:
+        """Restore a state that :meth:`get_state` returned."""
+        self._runtime.set_rng_state(state)
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed the device's generator.
+
+        A runtime may seed by torch.manual_seed, which calls torch.cuda.manual_seed_all and so this method again.
+        """
+        if self._seeding:
+            return
+        self._seeding = True
+        try:
+            self._runtime.manual_seed(seed)
+        finally:
+            self._seeding = False
+
+    def seed(self) -> int:
+        """Seed the device's generator at random; return the seed."""
+        seed = int.from_bytes(os.urandom(8), "little") >> 1
+        self.manual_seed(seed)
+        return seed
+
+    def initial_seed(self) -> int:
+        """Raise EngineError: the runtime does not know the seed."""
         raise EngineError(
-            "torch has no access to the device's random number generator.",
-            where=f"device type {runtime.device_type}",
+            "The seed of the device's random number generator is unknown.",
+            where=f"torch.cuda.initial_seed, device type {self._runtime.device_type}",
             why="the platform's runtime returns default_generator() = None",
             fix="override default_generator in the platform's runtime",
         )
-    return generator
 
 
 class RuntimeGenerators(Sequence[torch.Generator]):
@@ -41,13 +69,14 @@ class RuntimeGenerators(Sequence[torch.Generator]):
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._runtime = runtime
+        self._stand_in = GeneratorOfRuntime(runtime)
 
     def __len__(self) -> int:
         return self._runtime.device_count()
 
     def __getitem__(self, index: Any) -> Any:
         # One process uses one device, so every index means the current one.
-        return known_generator(self._runtime)
+        return self._runtime.default_generator() or self._stand_in
 
 
 class RandomCalls:
@@ -57,8 +86,8 @@ class RandomCalls:
     that by torch.manual_seed, which calls torch.cuda.manual_seed_all.
     """
 
-    def __init__(self, runtime: DeviceRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: DeviceRuntime, generators: RuntimeGenerators) -> None:
+        self._runtime, self._generators = runtime, generators
 
     def get_rng_state(self, device: Any = "cuda") -> Tensor:
         """Return the generator's state, uint8, on the host."""
@@ -81,8 +110,7 @@ class RandomCalls:
 
     def manual_seed(self, seed: int) -> None:
         """Seed the device's generator."""
-        generator = self._runtime.default_generator()
-        (self._runtime if generator is None else generator).manual_seed(int(seed))
+        self._generators[0].manual_seed(int(seed))
 
     def manual_seed_all(self, seed: int) -> None:
         """Seed the device's generator."""
@@ -90,7 +118,7 @@ class RandomCalls:
 
     def seed(self) -> None:
         """Seed the device's generator at random."""
-        known_generator(self._runtime).seed()
+        self._generators[0].seed()
 
     def seed_all(self) -> None:
         """Seed the device's generator at random."""
@@ -98,17 +126,18 @@ class RandomCalls:
 
     def initial_seed(self) -> int:
         """Return the seed of the device's generator."""
-        return known_generator(self._runtime).initial_seed()
+        return self._generators[0].initial_seed()
 
 
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
     """Replace the seed and state functions of ``torch.cuda`` and ``torch.cuda.random``, and ``torch.Generator``."""
-    calls = RandomCalls(runtime)
+    generators = RuntimeGenerators(runtime)
+    calls = RandomCalls(runtime, generators)
     for name in (name for name, value in vars(RandomCalls).items() if callable(value) and name != "__init__"):
         call = getattr(calls, name)
         yield Substitution(torch.cuda, name, call)
         yield Substitution(torch.cuda.random, name, call)
-    yield Substitution(torch.cuda, "default_generators", RuntimeGenerators(runtime))
+    yield Substitution(torch.cuda, "default_generators", generators)
     yield Substitution(torch, "Generator", _generator_class(translate))
 
 

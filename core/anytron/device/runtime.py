@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from anytron.base.errors import PlatformError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 
@@ -137,14 +139,15 @@ class DeviceRuntime(abc.ABC):
 class AcceleratorRuntime(DeviceRuntime):
     """A device that torch knows: a subclass sets only ``device_type`` and ``communication_backend``.
 
-    A method calls the function of ``torch.accelerator``. Where this torch has no such function, or the machine's
-    accelerator is of another type, it calls the function of the device's own module, ``torch.<device_type>``, that has
-    the name of the function in ``torch.cuda``.
+    A method calls the function of the device's own module, ``torch.<device_type>``, that has the name of torch.cuda's.
+    Where the module has none, it calls the function of ``torch.accelerator``, if the machine's accelerator is of this
+    type. The module is first, because its vendor may do more: ``torch.cuda.set_device`` and ``torch.npu.set_device``
+    prepare the device, which ``torch.accelerator.set_device_index`` does not.
 
     A plugin must import the package that adds the device to torch before it makes an instance.
 
     Raises:
-        PlatformError: torch has no module ``torch.<device_type>``.
+        PlatformError: torch has no module ``torch.<device_type>``, or neither module has a function that is needed.
     """
 
     def __init__(self) -> None:
@@ -163,7 +166,7 @@ class AcceleratorRuntime(DeviceRuntime):
 
     def device_count(self) -> int:
         """Devices that this process sees."""
-        return int(self._function("device_count")())
+        return int(self._needed("device_count")())
 
     def current_device(self) -> torch.device:
         """The current device, ``<device_type>:<index>``."""
@@ -173,56 +176,53 @@ class AcceleratorRuntime(DeviceRuntime):
 
     def set_device(self, index: int) -> None:
         """Make device ``index`` the current one."""
-        self._function("set_device_index", "set_device")(index)
+        self._needed("set_device", "set_device_index")(index)
 
     def synchronize(self) -> None:
         """Wait for all streams of the current device."""
-        self._function("synchronize")()
+        self._needed("synchronize")()
 
     def empty_cache(self) -> None:
-        """Return the allocator's cached, unused blocks to the device; does nothing if torch has no such function."""
-        if self._memory is not None:
-            self._memory.empty_cache()
+        """Return the allocator's cached, unused blocks to the device; does nothing if torch cannot."""
+        self._ask("empty_cache")
 
     def memory_stats(self) -> MemoryStats:
         """Memory of the current device, as torch's allocator counts it."""
-        memory = self._memory
-        if memory is None:
-            return MemoryStats(None, None, None, self._total_memory())
         return MemoryStats(
-            allocated=memory.memory_allocated(),
-            peak_allocated=memory.max_memory_allocated(),
-            reserved=memory.memory_reserved(),
+            allocated=self._ask("memory_allocated"),
+            peak_allocated=self._ask("max_memory_allocated"),
+            reserved=self._ask("memory_reserved"),
             total=self._total_memory(),
         )
 
     def reset_peak_memory_stats(self) -> None:
-        """Reset the allocator's peak; does nothing if torch has no such function."""
-        if self._memory is not None:
-            self._memory.reset_peak_memory_stats()
+        """Reset the allocator's peak; does nothing if torch cannot."""
+        self._ask("reset_peak_memory_stats")
 
     def manual_seed(self, seed: int) -> None:
-        """Seed the current device's generator."""
-        self.module.manual_seed(seed)
+        """Seed the current device's generator; all devices' generators if torch can only seed all."""
+        own = getattr(self.module, "manual_seed", None)
+        (self._needed("manual_seed_all") if own is None else own)(seed)
 
     def get_rng_state(self) -> torch.Tensor:
         """State of the current device's generator, a uint8 tensor on the host."""
-        state: torch.Tensor = self.module.get_rng_state()
+        state: torch.Tensor = self._needed("get_rng_state")()
         return state
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         """Restore a state from :meth:`get_rng_state`."""
-        self.module.set_rng_state(state)
+        self._needed("set_rng_state")(state)
 
     def default_generator(self) -> torch.Generator | None:
         """The current device's generator; the device is initialised first, which creates the generators.
 
-        None if the device's module has no ``default_generators``: torch.accelerator has no function for it.
+        None if the device's module has no ``default_generators``.
         """
         if (initialise := getattr(self.module, "init", None)) is not None:
             initialise()
+        index = self._index()
         generators = getattr(self.module, "default_generators", None)
-        return None if generators is None else generators[self._index()]
+        return None if generators is None else generators[index]
 
     def device_name(self) -> str:
         """The current device's name, as its vendor's library reports it; the type if torch has no function for it."""
@@ -234,64 +234,79 @@ class AcceleratorRuntime(DeviceRuntime):
         return True
 
     def new_stream(self) -> Any:
-        """A new stream of the current device."""
+        """A new stream of the current device, of the module's class ``Stream`` or of ``torch.Stream``.
+
+        Before torch 2.7, a ``with`` block of a ``torch.Stream`` fails.
+        """
         import torch
 
         return self.module.Stream() if self._has_streams else torch.Stream(device=self.current_device())
 
     def current_stream(self) -> Any:
         """The stream in use on the current device; initialises the device if necessary."""
-        return self.module.current_stream() if self._has_streams else self._function("current_stream")()
+        return self.module.current_stream() if self._has_streams else self._needed("current_stream")()
 
     @property
     def _has_streams(self) -> bool:
-        """Whether the device's module has a class of streams; otherwise they are of the class ``torch.Stream``."""
         return hasattr(self.module, "Stream") and hasattr(self.module, "current_stream")
 
     @cached_property
     def _accelerator(self) -> Any:
-        """``torch.accelerator``, or None if it stands for another device."""
+        """``torch.accelerator``, or None if it stands for another device or for none."""
         import torch
 
-        found = torch.accelerator.current_accelerator()
+        try:
+            found = torch.accelerator.current_accelerator()
+        except RuntimeError:  # torch 2.6: the machine has no accelerator
+            return None
         return torch.accelerator if found is not None and found.type == self.device_type else None
 
-    @cached_property
-    def _memory(self) -> Any:
-        """The module whose functions know the allocator: ``torch.accelerator``, the device's own, or None."""
-        if hasattr(self._accelerator, "memory_allocated"):
-            try:
-                self._accelerator.memory_allocated()
-            except RuntimeError:  # also NotImplementedError: the allocator is no c10::DeviceAllocator
-                pass
-            else:
-                return self._accelerator
-        return self.module if hasattr(self.module, "memory_allocated") else None
+    def _function(self, name: str, of_accelerator: str) -> Any:
+        own = getattr(self.module, name, None)
+        return getattr(self._accelerator, of_accelerator, None) if own is None else own
 
-    def _function(self, name: str, of_cuda: str = "") -> Any:
-        """Find a function by its name in ``torch.accelerator``, and its name in ``torch.cuda`` if that is another."""
-        of_cuda = of_cuda or name
-        found = getattr(self._accelerator, name, None) or getattr(self.module, of_cuda, None)
+    def _needed(self, name: str, of_accelerator: str = "") -> Any:
+        """Find a function by its name in ``torch.cuda``, and its name in ``torch.accelerator`` if that is another."""
+        of_accelerator = of_accelerator or name
+        found = self._function(name, of_accelerator)
         if found is None:
             raise PlatformError(
-                f"torch has no function {of_cuda} for the device type {self.device_type}.",
+                f"torch has no function {name} for the device type {self.device_type}.",
                 where=type(self).__qualname__,
-                why=f"neither torch.accelerator.{name} nor torch.{self.device_type}.{of_cuda} exists",
+                why=f"neither torch.{self.device_type}.{name} nor torch.accelerator.{of_accelerator} can be called",
                 fix=f"update torch or the package that adds {self.device_type} to it, or override the method of the "
                 "runtime that needs the function",
             )
         return found
 
+    def _ask(self, name: str) -> Any:
+        """Call a function of the allocator; None if torch has no such function for this device."""
+        function = self._function(name, name)
+        return None if function is None else _answer(function)
+
     def _index(self) -> int:
-        return int(self._function("current_device_index", "current_device")())
+        return int(self._needed("current_device", "current_device_index")())
 
     def _total_memory(self) -> int | None:
-        properties = getattr(self.module, "get_device_properties", None)
-        if properties is not None:
-            return int(properties(self._index()).total_memory)
-        if not hasattr(self._accelerator, "get_memory_info"):  # torch before 2.10
+        if (properties := getattr(self.module, "get_device_properties", None)) is not None:
+            total = getattr(properties(self._index()), "total_memory", None)
+            if total is not None:
+                return int(total)
+        info = self._ask("get_memory_info")
+        return None if info is None else int(info[1])
+
+
+def _answer(function: Callable[[], Any]) -> Any:
+    """Call a function of torch's allocator; None if the device's allocator has no statistics.
+
+    Raises:
+        RuntimeError: Any other error of the device.
+    """
+    try:
+        return function()
+    except NotImplementedError:
+        return None
+    except RuntimeError as error:  # c10/core/CachingDeviceAllocator.h: getDeviceAllocator
+        if "is not a DeviceAllocator" in str(error):
             return None
-        try:
-            return int(self._accelerator.get_memory_info()[1])
-        except RuntimeError:  # also NotImplementedError: the allocator does not know
-            return None
+        raise

@@ -161,7 +161,8 @@ def _long_work(subject: Subject) -> torch.Tensor:
 def streams_order_work(subject: Subject, case: Case) -> None:
     """Work is queued on a second stream that waits for the first, and the first waits for it in turn.
 
-    Leaving the `with` block of a stream makes the previous stream current again, also after an error.
+    Leaving the `with` block of a stream makes the previous stream current again, also after an error. A tensor that two
+    streams use accepts `Tensor.record_stream`, which Megatron's experts call.
     """
     del case
     stream, current = subject.runtime.new_stream(), subject.runtime.current_stream()

@@ -80,16 +80,22 @@ def test_nvtx_ranges_nest_in_the_runtimes_profiler(runtime, request):
     assert log == ["a", "b", "now", "end now", "end b", "end a"]
 
 
-def test_memory_and_a_generator_that_torch_cannot_tell(redirected, monkeypatch):
+def test_memory_that_torch_cannot_tell(redirected, monkeypatch):
     monkeypatch.setattr(redirected, "memory_stats", lambda: MemoryStats(None, None, None, None))
-    monkeypatch.setattr(redirected, "default_generator", lambda: None)
-    monkeypatch.setattr(redirected, "manual_seed", redirected.calls.append)
     assert set(torch.cuda.memory_stats().values()) == {0}
-    assert torch.cuda.get_device_properties(0).total_memory is None
-    with pytest.raises(EngineError, match=r"size of the device's memory is unknown"):
-        torch.cuda.mem_get_info()
-    torch.cuda.manual_seed(5)
-    assert redirected.calls == [5]
-    for reads in (torch.cuda.initial_seed, torch.cuda.seed, lambda: torch.cuda.default_generators[0]):
-        with pytest.raises(EngineError, match=r"no access to the device's random number generator"):
+    for reads in (torch.cuda.mem_get_info, lambda: torch.cuda.get_device_properties(0).total_memory):
+        with pytest.raises(EngineError, match=r"size of the device's memory is unknown"):
             reads()
+
+
+def test_the_runtime_stands_in_for_a_generator_that_torch_cannot_reach(redirected, monkeypatch):
+    monkeypatch.setattr(redirected, "default_generator", lambda: None)
+    torch.cuda.manual_seed(5)  # the runtime seeds by torch.manual_seed, which calls this function again
+    state = torch.cuda.default_generators[0].get_state()
+    first = torch.rand(3, device="cuda")
+    torch.cuda.default_generators[0].set_state(state)  # as Megatron's tracker does
+    assert torch.equal(torch.rand(3), first)
+    torch.cuda.seed()
+    assert not torch.equal(torch.rand(3), first)
+    with pytest.raises(EngineError, match=r"seed of the device's random number generator is unknown"):
+        torch.cuda.initial_seed()
