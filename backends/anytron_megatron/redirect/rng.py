@@ -126,7 +126,8 @@ class RandomCalls:
 
     def initial_seed(self) -> int:
         """Return the seed of the device's generator."""
-        return self._generators[0].initial_seed()
+        seed: int = self._generators[0].initial_seed()
+        return seed
 
 
 def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterator[Substitution]:
