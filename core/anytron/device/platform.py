@@ -126,7 +126,7 @@ class Platform(abc.ABC):
             whose kernels the hooks supply.
         device_packages: Import packages that add this device to torch. They are hidden from processes
             of other platforms, as are all packages that torch would load by itself
-            (:mod:`anytron.device.loading.session`): a platform that needs one must name it.
+            (:mod:`anytron.device.loading.hiding`): a platform that needs one must name it. Its probe sees them.
         visible_devices_variable: Environment variable that restricts which devices a process sees, by
             comma-separated ids; None = the device has no such variable.
         socket_interface_variables: Environment variables that name the network interface on which the device's

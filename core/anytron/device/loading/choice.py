@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from anytron.base.errors import PlatformError, did_you_mean
+from anytron.device.loading.hiding import own_packages_shown
 from anytron.device.loading.report import PluginReport, State
 from anytron.device.platform import Availability, Platform, Probe
 
@@ -69,7 +70,8 @@ def probe_platforms(found: Sequence[Found], only: str | None = None) -> dict[str
 
 def _probe(platform: Platform) -> Probe:
     try:
-        probe: object = platform.probe()
+        with own_packages_shown(platform):  # an earlier session of another platform has hidden them
+            probe: object = platform.probe()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - reported as a broken platform
         reason = f"its probe raised {type(error).__name__}: {error}"
         return Probe(Availability.BROKEN, reason, f"report this to the authors of platform '{platform.name}'")

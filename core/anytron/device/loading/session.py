@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import ConfigError, PlatformError, PluginError
 from anytron.config.diagnostics import refuse
@@ -17,11 +14,12 @@ from anytron.device.hooks.facade import Hooks
 from anytron.device.hooks.registry import Member, Precedence, read_member
 from anytron.device.loading.choice import Choice, asked_platform, choose_platform, probe_platforms, settled_reports
 from anytron.device.loading.discovery import DISABLE, Found, find_plugins
+from anytron.device.loading.hiding import hide_foreign_devices
 from anytron.device.loading.neutral import NeutralDefaults
 from anytron.device.loading.report import PluginReport, State, examine_requirements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pydantic import BaseModel
 
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
     from anytron.device.hooks.types import ProcessInfo
     from anytron.device.platform import Platform, Probe
 
-AUTOLOAD_GROUP = "torch.backends"
-"""Entry points of the packages that torch would import by itself (torch/__init__.py, _import_device_backends)."""
 OPTIONS_VARIABLE = "ANYTRON_PLATFORM_OPTIONS"
 OPTIONS_KEY = "platform.options"
 
@@ -189,34 +185,6 @@ def disable_device_autoload() -> None:
     A value that the user has set is kept. Call this before torch is imported; worker processes inherit the setting.
     """
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-
-
-def hide_foreign_devices(platforms: Iterable[Platform], active: Platform) -> tuple[str, ...]:
-    """Make device packages of other platforms look as if they were not installed.
-
-    Such a package changes torch as it is imported, or fails where its driver is missing, and
-    transformers imports those that it can find (5.23 does so without a guard). So the names
-    that torch would load by itself, and those that other platforms own, become None in
-    ``sys.modules``: the import system then finds no module of that name ("The import system" in
-    Python's reference, section 5.3.1). A package that was imported earlier stays.
-
-    Args:
-        platforms: All loaded platforms.
-        active: The platform of this process; its own packages become visible again.
-
-    Returns:
-        The names of the hidden packages, sorted.
-    """
-    modules = cast("dict[str, Any]", sys.modules)
-    for name in active.device_packages:
-        if name in modules and modules[name] is None:
-            del modules[name]
-    foreign = {point.module.partition(".")[0] for point in entry_points(group=AUTOLOAD_GROUP)}
-    foreign |= {name for platform in platforms for name in platform.device_packages}
-    for name in foreign - set(active.device_packages):
-        if name not in modules and importlib.util.find_spec(name) is not None:
-            modules[name] = None
-    return tuple(sorted(name for name in foreign if modules.get(name, sys) is None))
 
 
 def validated_options(platform: Platform, options: Mapping[str, Any], *, settled: bool = False) -> BaseModel | None:

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from anytron.device.loading import open_session
+from anytron.device.loading import open_session, survey_plugins
 
 # What torch_npu does where the CANN toolkit is missing.
 RAISES = "raise ImportError('libhccl.so: cannot open shared object file: No such file or directory')\n"
@@ -39,6 +39,24 @@ def test_the_platform_that_owns_one_sees_it(site, device):
     assert device in open_session("cpu").hidden
     assert device not in open_session("npx").hidden
     assert importlib.util.find_spec(device) is not None
+
+
+PROBE = """
+    device_packages = ("torch_npu",)
+
+    def probe(self):
+        import importlib.util
+        there = importlib.util.find_spec("torch_npu") is not None
+        return Probe(Availability.USABLE if there else Availability.ABSENT, "find_spec")
+"""
+
+
+def test_a_probe_sees_its_own_package_after_a_session_of_another_platform(site, device):
+    site.platform("npx", body=PROBE)
+    assert device in open_session("cpu").hidden
+    assert survey_plugins("cpu").error is None
+    assert importlib.util.find_spec(device) is None, "hidden again, because the platform cpu is active"
+    assert open_session("npx").platform.name == "npx"
 
 
 def test_a_package_that_torch_would_not_load_is_hidden_if_a_platform_owns_it(site):

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class AcmePlatform(Platform):
     """Acme's device. Until you change :meth:`probe` and ``runtime.py``, it is the host's processor."""
 
-    # Besides these there are visible_devices_variable, ray_resource, device_packages and others:
-    # python -m pydoc anytron.Platform
+    # Besides these there are visible_devices_variable, ray_resource and others: python -m pydoc anytron.Platform
     name = "acme"
     api_version = 1
     options_model = AcmeOptions
+    device_packages = ()  # the import package that adds the device to torch, such as ("torch_acme",): others are hidden
 
     def __init__(self) -> None:
         self.options = AcmeOptions()

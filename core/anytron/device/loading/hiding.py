@@ -1,0 +1,70 @@
+"""Hide the packages that add other devices to torch: for Python's import system they are not installed.
+
+Such a package changes torch as it is imported, or fails where its driver is missing, and transformers imports every one
+that it can find (5.23 does so without a guard). A hidden package is None in ``sys.modules``: the import system then
+finds no module of that name ("The import system" in Python's reference, section 5.3.1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from anytron.device.platform import Platform
+
+AUTOLOAD_GROUP = "torch.backends"
+"""Entry points of the packages that torch would import by itself (torch/__init__.py, _import_device_backends)."""
+
+
+def hide_foreign_devices(platforms: Iterable[Platform], active: Platform) -> tuple[str, ...]:
+    """Hide the packages that torch would load by itself, and the device packages of other platforms.
+
+    A package that was imported earlier stays.
+
+    Args:
+        platforms: All loaded platforms.
+        active: The platform of this process; its own packages become visible again.
+
+    Returns:
+        The names of the hidden packages, sorted.
+    """
+    _show(active.device_packages)
+    foreign = {point.module.partition(".")[0] for point in entry_points(group=AUTOLOAD_GROUP)}
+    foreign |= {name for platform in platforms for name in platform.device_packages}
+    for name in foreign - set(active.device_packages):
+        if name not in sys.modules and importlib.util.find_spec(name) is not None:
+            _modules()[name] = None
+    return tuple(sorted(name for name in foreign if _is_hidden(name)))
+
+
+@contextlib.contextmanager
+def own_packages_shown(platform: Platform) -> Iterator[None]:
+    """Show a platform's own packages while it is probed; hide those again that were hidden and are not imported."""
+    shown = _show(platform.device_packages)
+    try:
+        yield
+    finally:
+        for name in shown:
+            _modules().setdefault(name, None)
+
+
+def _show(names: Iterable[str]) -> list[str]:
+    """Make hidden packages visible; return those that were hidden."""
+    hidden = [name for name in names if _is_hidden(name)]
+    for name in hidden:
+        del _modules()[name]
+    return hidden
+
+
+def _is_hidden(name: str) -> bool:
+    return name in sys.modules and _modules()[name] is None
+
+
+def _modules() -> dict[str, Any]:
+    return cast("dict[str, Any]", sys.modules)
