@@ -237,11 +237,14 @@ def test_an_agent_that_is_gone_is_reported(ray, make_executor):
     (facts,) = group.call("describe")
     ray.kill(group._agents.actors[0])
 
+    def ask_until_it_is_gone():
+        while True:  # ray.kill does not wait for the end of the agent, which may answer once more
+            group.call("echo")
+
     with pytest.raises(
         ProcessLost, match=r"rank 0 failed in echo\(\): its Ray agent is gone \(machine [\d.]+\)"
     ) as caught:
-        while True:  # ray.kill does not wait for the end of the agent, which may answer once more
-            group.call("echo")
+        ask_until_it_is_gone()
 
     assert "actor" not in caught.value.what
     assert "Ray says: " in caught.value.why
