@@ -17,22 +17,36 @@ if TYPE_CHECKING:
 
     from anytron.device.runtime import DeviceRuntime
 
+OF_ONE_TENSOR = (
+    "all_gather_into_tensor",
+    "all_gather_single",  # the name since torch 2.13
+    "_all_gather_base",
+    "reduce_scatter_tensor",
+    "reduce_scatter_single",
+    "_reduce_scatter_base",
+)
+"""Collectives whose input or output is one tensor for all ranks."""
+
 
 def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
-    """Replace ``scatter``, ``all_gather``, ``init_process_group`` and ``new_group`` of ``torch.distributed``.
+    """Replace ``scatter``, gathers, ``init_process_group``, ``new_group`` and others of ``torch.distributed``.
 
     Nothing is replaced if torch was built without distributed support.
     """
     if torch.distributed.is_available():
+        c10d = torch.distributed.distributed_c10d
+        flattened = {name: getattr(c10d, name) for name in OF_ONE_TENSOR if hasattr(c10d, name)}
         replacements = {
+            **{name: _of_flat_tensors(original) for name, original in flattened.items()},
             "scatter": _contiguous_scatter(torch.distributed.scatter),
             "all_gather": _uneven_all_gather(torch.distributed.all_gather),
             "init_process_group": _of_the_runtime(torch.distributed.init_process_group, runtime),
             "new_group": _of_the_runtime(torch.distributed.new_group, runtime),
         }
-        for module in (torch.distributed, torch.distributed.distributed_c10d):
+        for module in (torch.distributed, c10d):
             for name, replacement in replacements.items():
-                yield Substitution(module, name, replacement)
+                if hasattr(module, name):
+                    yield Substitution(module, name, replacement)
 
 
 def _contiguous_scatter(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,6 +88,26 @@ def _uneven_all_gather(original: Callable[..., Any]) -> Callable[..., Any]:
         return work
 
     return all_gather
+
+
+def _of_flat_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass both tensors as one-dimensional views, so that only the numbers of their elements matter.
+
+    NCCL accepts any shapes. Gloo refuses a flat output for a matrix, which Megatron's ``gather_split_1d_tensor`` needs,
+    and a result without dimensions ends the process (torch 2.13).
+    """
+    parameters = inspect.signature(original)
+    names = tuple(parameters.parameters)[:2]  # output and input, under other names in each function
+
+    @functools.wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        call = parameters.bind(*args, **kwargs)
+        output, given = (call.arguments[name] for name in names)
+        if output.is_contiguous():
+            call.arguments.update(zip(names, (output.view(-1), given.reshape(-1)), strict=True))
+        return original(*call.args, **call.kwargs)
+
+    return collective
 
 
 def _of_the_runtime(original: Callable[..., Any], runtime: DeviceRuntime) -> Callable[..., Any]:

@@ -109,6 +109,27 @@ def test_weights_say_whether_they_are_part_of_a_split_tensor(bound, parallel_mod
     assert tuple(layer.weight.shape) == {"column": (2, 4), "row": (4, 2)}.get(parallel_mode, (4, 4))
 
 
+@pytest.fixture
+def group_of_four():
+    """A group of four ranks that exist only in this process."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+
+
+def test_the_size_of_a_group_takes_precedence_over_a_size(bound, group_of_four):
+    # Megatron passes its configuration's size, and the group of a caller's own (TELayerNormColumnParallelLinear).
+    column = te.LayerNormLinear(8, 8, parallel_mode="column", tp_size=1, tp_group=group_of_four)
+    row = te.Linear(8, 8, parallel_mode="row", sequence_parallel=True, tp_size=1, tp_group=group_of_four)
+    attention = te.DotProductAttention(8, 4, softmax_type="learnable", tp_size=1, tp_group=group_of_four)
+    assert (column.tp_size, tuple(column.weight.shape), tuple(row.weight.shape)) == (4, (2, 8), (8, 2))
+    assert (row.sequence_parallel, attention.softmax_offset.numel()) == (True, 2)
+    with pytest.raises(EngineError, match="tensor parallelism in GroupedLinear"):
+        te.GroupedLinear(2, 8, 8, parallel_mode="column", tp_group=group_of_four)
+
+
 def test_norm_weights_say_that_their_gradients_are_parts(bound):
     layer = te.LayerNormLinear(4, 4, sequence_parallel=True, parallel_mode="column", tp_size=2)
     assert layer.layer_norm_weight.sequence_parallel is True

@@ -1,4 +1,4 @@
-"""Backends named after CUDA; scatter of strided chunks and gathering of uneven ones over gloo, in two processes."""
+"""Backends named after CUDA; what NCCL accepts and gloo alone does not: strided and uneven chunks, other shapes."""
 
 import subprocess
 import sys
@@ -28,6 +28,21 @@ if collective == "scatter":
     received, chunks = torch.empty(2, 2), list(whole.chunk(2, dim=1))
     dist.scatter(received, chunks if rank == 0 else None, src=0)
     right = torch.equal(received, chunks[rank])
+elif collective == "gather into one":
+    received, right = [], True
+    for shape, result in (((4, 2), (16,)), ((4, 2), (2, 4, 2)), ((8,), (4, 4)), ((), (2,))):
+        own = (whole + 10 * rank).flatten()[: torch.Size(shape).numel()].reshape(shape)
+        output = torch.empty(result)
+        dist.all_gather_into_tensor(output_tensor=output, input_tensor=own)
+        wanted = [(whole + 10 * other).flatten()[: own.numel()] for other in range(2)]
+        right = right and torch.equal(output.flatten(), torch.cat(wanted))
+elif collective == "reduce and scatter one":
+    right = True
+    for shape, result in (((16,), (2, 4)), ((2, 2, 4), (2, 4)), ((4, 4), (8,)), ((2,), ())):
+        whole = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+        output = torch.empty(result)
+        dist.reduce_scatter_tensor(output, whole + rank)
+        right = right and torch.equal(output.flatten(), (2 * whole + 1).flatten().chunk(2)[rank])
 else:
     chunks = list(whole.view(4, 2).split([3, 1]))
     received = [torch.empty_like(chunk) for chunk in chunks]
@@ -36,6 +51,9 @@ else:
 print("RIGHT" if right else "WRONG", flush=True)
 dist.destroy_process_group()
 """
+
+
+COLLECTIVES = ["scatter", "all_gather", "gather into one", "reduce and scatter one"]
 
 
 def run(collective, tmp_path, redirect):
@@ -50,12 +68,12 @@ def run(collective, tmp_path, redirect):
     return [out.strip() or err for out, err in outputs]
 
 
-@pytest.mark.parametrize("collective", ["scatter", "all_gather"])
+@pytest.mark.parametrize("collective", COLLECTIVES)
 def test_every_rank_receives_its_chunk(collective, tmp_path):
     assert run(collective, tmp_path, redirect=True) == ["RIGHT", "RIGHT"]
 
 
-@pytest.mark.parametrize("collective", ["scatter", "all_gather"])
+@pytest.mark.parametrize("collective", COLLECTIVES)
 def test_without_the_redirection_they_do_not(collective, tmp_path):
     # If this begins to fail, gloo was fixed, and this part of redirect/collectives.py can go.
     assert run(collective, tmp_path, redirect=False) != ["RIGHT", "RIGHT"]

@@ -23,7 +23,7 @@ from anytron.sequences.masks import current_mask
 from anytron.sequences.shared_prompts import current_prompts
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.pytorch.attention.context_parallel import attend_sharded
-from anytron_megatron.portable_te.pytorch.module.base import default_init, rng_state
+from anytron_megatron.portable_te.pytorch.module.base import default_init, rng_state, tensor_parallel_size
 from anytron_megatron.portable_te.refusals import refuse, refuse_settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ MASK_TYPES = (
 class DotProductAttention(torch.nn.Module):
     """Scaled dot-product attention over this rank's heads.
 
-    Accepted without effect, because they change no result: ``sequence_parallel`` and ``tp_group``
+    Accepted without effect, because they change no result: ``sequence_parallel``
     (a rank computes whole sequences for its heads), ``cp_stream`` and ``cp_comm_type`` (how keys
     travel between context-parallel ranks; here they are gathered).
 
@@ -100,7 +100,8 @@ class DotProductAttention(torch.nn.Module):
         refuse_settings("DotProductAttention", unsupported)
         if softmax_type not in SOFTMAX_TYPES:
             refuse("DotProductAttention", f"softmax_type {softmax_type!r}", f"use one of {', '.join(SOFTMAX_TYPES)}")
-        del sequence_parallel, tp_group
+        del sequence_parallel
+        tp_size = tensor_parallel_size(tp_group, tp_size)
         self.softmax_type = softmax_type
         self.qkv_format = qkv_format
         self.attn_mask_type = _known_mask_type(attn_mask_type)

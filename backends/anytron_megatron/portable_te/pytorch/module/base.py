@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from anytron.base.errors import EngineError
@@ -36,7 +37,7 @@ class TransformerEngineBaseModule(torch.nn.Module):
 
     Args:
         sequence_parallel: Whether inputs (column) or outputs (row) are split along their first dimension.
-        tp_group: Tensor-parallel group; may be set later.
+        tp_group: Tensor-parallel group; may be set later. Its size takes precedence over ``tp_size``.
         get_rng_state_tracker: Function that returns the tracker whose state initialises weights.
         rng_tracker_name: Name of the tracker's state; None = the default one.
         return_bias: Whether to return the bias instead of adding it.
@@ -80,9 +81,9 @@ class TransformerEngineBaseModule(torch.nn.Module):
         self.return_bias = return_bias
         self.apply_bias = bias and not return_bias
         self.tp_group = tp_group
-        self.tp_size = tp_size
+        self.tp_size = tensor_parallel_size(tp_group, tp_size)
         self.parallel_mode = parallel_mode
-        self.sequence_parallel = sequence_parallel and tp_size > 1
+        self.sequence_parallel = sequence_parallel and self.tp_size > 1
         # TEGroupedLinear.sharded_state_dict reads it.
         self.fp8_meta: dict[str, Any] = {"fp8_checkpoint": False}
         self._get_rng_state_tracker = get_rng_state_tracker
@@ -151,6 +152,17 @@ class TransformerEngineBaseModule(torch.nn.Module):
 
     def _rng_state(self) -> AbstractContextManager[None]:
         return rng_state(self._get_rng_state_tracker, self._rng_tracker_name)
+
+
+def tensor_parallel_size(group: ProcessGroup | None, size: int) -> int:
+    """Return the number of tensor-parallel ranks as Transformer Engine does: a group takes precedence over a size.
+
+    Args:
+        group: Argument ``tp_group`` of a layer.
+        size: Argument ``tp_size``. For layers with a norm, Megatron passes the size in its configuration, which a
+            group of the caller's own need not have.
+    """
+    return size if group is None else dist.get_world_size(group)
 
 
 def rng_state(get_tracker: Callable[[], Any] | None, name: str | None = None) -> AbstractContextManager[None]:

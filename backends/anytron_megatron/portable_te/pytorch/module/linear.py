@@ -11,7 +11,12 @@ from torch.nn import functional
 from anytron.kernels.contract import KernelName
 from anytron_megatron.portable_te.binding import kernels
 from anytron_megatron.portable_te.pytorch import collectives
-from anytron_megatron.portable_te.pytorch.module.base import InitMethod, TransformerEngineBaseModule, default_init
+from anytron_megatron.portable_te.pytorch.module.base import (
+    InitMethod,
+    TransformerEngineBaseModule,
+    default_init,
+    tensor_parallel_size,
+)
 from anytron_megatron.portable_te.refusals import refuse
 
 if TYPE_CHECKING:
@@ -38,8 +43,8 @@ class Linear(TransformerEngineBaseModule):
         **shared: Any,
     ) -> None:
         super().__init__(bias=bias, parallel_mode=parallel_mode, tp_size=tp_size, **shared)
-        self.in_features = in_features // tp_size if parallel_mode == "row" else in_features
-        self.out_features = out_features // tp_size if parallel_mode == "column" else out_features
+        self.in_features = in_features // self.tp_size if parallel_mode == "row" else in_features
+        self.out_features = out_features // self.tp_size if parallel_mode == "column" else out_features
         self._add_parameter(
             "weight",
             (self.out_features, self.in_features),
@@ -111,7 +116,7 @@ class GroupedLinear(TransformerEngineBaseModule):
         device: Any = None,
         **shared: Any,
     ) -> None:
-        if parallel_mode is not None and tp_size > 1:
+        if parallel_mode is not None and tensor_parallel_size(shared.get("tp_group"), tp_size) > 1:
             fix = "let Megatron's token dispatcher communicate"
             refuse("GroupedLinear", "tensor parallelism in GroupedLinear", fix)
         super().__init__(bias=bias, parallel_mode=parallel_mode, tp_size=tp_size, **shared)
