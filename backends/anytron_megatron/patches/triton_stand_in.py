@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
     from anytron.device.hooks.types import PatchContext
 
-# Modules of megatron-core and mcore-bridge that import triton without a guard, and the purpose of their kernels. A test
-# imports every module of megatron-core.
+# Modules of megatron-core and mcore-bridge that need triton and are imported without a guard, and the purpose of
+# their kernels. A test imports every module of megatron-core.
 CONCERNED = {
     "mcore_bridge.model.modules.kernels.qsa_block_sparse_attn": "block-sparse attention; QSA_SPARSE_KERNEL=0 avoids it",
     "megatron.core.inference.contexts.attention_context.triton.tensor_ops": "Megatron's own inference engine",
-    "megatron.core.inference.contexts.fused_kv_append_kernel": "Megatron's own inference engine",
     "megatron.core.transformer.custom_layers.batch_invariant_kernels": "batch-invariant mode (batch_invariant_mode)",
     "megatron.core.transformer.moe.paged_stash": "the paged stash of experts (megatron-core 0.18)",
     "megatron.core.transformer.moe.ops.paged_stash": "the paged stash of experts (megatron-core 0.19)",

@@ -56,7 +56,7 @@ def own_packages_shown(platform: Platform) -> Iterator[None]:
 
 def _show(names: Iterable[str]) -> list[str]:
     """Make hidden packages visible; return those that were hidden."""
-    hidden = [name for name in names if _is_hidden(name)]
+    hidden = [name for name in dict.fromkeys(names) if _is_hidden(name)]
     for name in hidden:
         del _modules()[name]
     return hidden
