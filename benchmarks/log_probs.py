@@ -162,9 +162,8 @@ def measure(arguments):
     figures = {name: getattr(arguments, name) for name in ("tokens", "vocabulary", "hidden", "chunk")}
     ours, theirs = rows.values()
     if ours["time_s"] and theirs["time_s"]:
-        known = {
-            name: column for name, column in COLUMNS.items() if ours[column] is not None
-        }  # torch may not tell memory
+        # torch cannot tell the peak of memory on every device
+        known = {name: column for name, column in COLUMNS.items() if ours[column] is not None}
         figures |= {f"{name}_ratio": ours[column] / theirs[column] for name, column in known.items()}
     if ours["time_s"]:
         figures["error"] = max(ours[f"{name}_error"] for name in RESULTS)

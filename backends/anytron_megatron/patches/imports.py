@@ -231,7 +231,7 @@ def drop_warning(context: PatchContext) -> Installed:
     import torch
 
     if context.platform.runtime().default_generator() is not torch.default_generator:
-        return Installed(lambda: None, "not needed: the device has its own generator")
+        return Installed(lambda: None, "not needed: the device is not known to draw from the host's generator")
     logger = logging.getLogger(_TRACKER_LOGGER)
 
     def keep(record: logging.LogRecord) -> bool:

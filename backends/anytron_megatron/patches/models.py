@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def number_features(_original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``Qwen3VL_Vit._get_inputs_embeds``: features of the vision tower's middle layers, for text layers.
+    """Replace ``Qwen3VL_Vit._get_inputs_embeds``: collect the vision features that text layers add.
 
     mcore-bridge has three faults here. It arranges the map of image tokens sequence-major, ``[S, B]``, as Megatron's
     hidden states are, but leaves the features batch-major: with several padded rows they reach the wrong images. With

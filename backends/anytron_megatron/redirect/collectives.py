@@ -29,7 +29,7 @@ OF_ONE_TENSOR = (
 
 
 def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
-    """Replace ``scatter``, gathers, ``init_process_group``, ``new_group`` and others of ``torch.distributed``.
+    """Replace functions of ``torch.distributed``: collectives that gloo restricts, and those that make process groups.
 
     Nothing is replaced if torch was built without distributed support.
     """

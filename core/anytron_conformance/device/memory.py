@@ -186,7 +186,7 @@ def streams_order_work(subject: Subject, case: Case) -> None:
         raise Broken("A stream did not wait for the other stream.")
     try:
         twos.record_stream(current)
-    except (NotImplementedError, RuntimeError) as error:
+    except RuntimeError as error:  # also NotImplementedError: no such operator
         raise Broken(
             "Tensor.record_stream raises an error: Megatron's experts call it for tensors that two streams use.",
             f"{error}",
