@@ -174,14 +174,14 @@ MEGATRON = EngineInfo(
         Component("peft", "peft"),
     ),
     memory="anytron_megatron.estimate.run:estimate",
-    process_bytes=505 << 20,
+    process_bytes=305 << 20,
     flops="anytron_megatron.estimate.flops:model_flops",
     imports=IMPORTS,
     reward_model=EngineInfo(
         engine="anytron_megatron.reward_model:MegatronRewardModel",
         imports=IMPORTS,
         memory="anytron_megatron.estimate.run:estimate_reward_model",
-        process_bytes=505 << 20,
+        process_bytes=305 << 20,
     ),
 )
 

@@ -41,7 +41,7 @@ TRANSFORMERS = EngineInfo(
     platform_check="anytron_rollout.options:routing_diagnostics",
     components=(Component("transformers", "transformers"), Component("accelerate", "accelerate")),
     memory="anytron_rollout.options:estimate",
-    process_bytes=370 << 20,
+    process_bytes=270 << 20,
 )
 
 LOGITS = 6

@@ -95,9 +95,10 @@ class EngineInfo:
             engine; empty = the engine gives no estimate. For a training engine
             :class:`anytron.workers.engines.estimates.EstimatesTraining`; for a rollout engine
             :class:`anytron.workers.engines.estimates.EstimatesRollout`.
-        process_bytes: Measured resident memory of one of the engine's processes before it has a model: Python and the
-            imported packages. It matters only where the device is the CPU. 0 = not measured, or the engine has no
-            separate processes.
+        process_bytes: Measured anonymous memory (``RssAnon`` of ``/proc/<pid>/status``) of one of the engine's
+            processes in a run with a tiny model, less what ``memory`` estimates: Python and the imported packages,
+            without the libraries' files, which all processes of a machine share. It matters only where the device is
+            the CPU. 0 = not measured, or the engine has no separate processes.
         imports: Modules that a process imports after the engine's class, while the driver prepares data. Other
             modules are imported when the engine is built.
         flops: Training engines only: ``module:function`` of a function that counts the floating-point operations of its
