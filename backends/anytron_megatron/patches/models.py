@@ -1,4 +1,4 @@
-"""Fixes of parts of models: deepstack features, routers of experts, and the head of a classifier."""
+"""Fixes of parts of models: deepstack features, routers of experts, the head of a classifier, and their optimizer."""
 
 from __future__ import annotations
 
@@ -18,6 +18,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.device.hooks.types import PatchContext
+
+
+def refuse_offload_to_the_device(original: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``HybridDeviceOptimizer.__init__``: refuse to offload a part of the optimizer where the host is the device.
+
+    Megatron puts a weight's copy on the host into one of two groups by ``copy.is_cuda``. If the host is the device,
+    that is True, so that the copy is in the group of weights that stay, gets no gradient, and is never written back.
+    """
+
+    @functools.wraps(original)
+    def __init__(self: Any, params: Any, offload_fraction: float = 0.5, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        if offload_fraction > 0 and torch.empty(0, device="cpu").is_cuda:
+            raise EngineError(
+                "The optimizer's state cannot be offloaded to the host: the host is the device.",
+                where=f"HybridDeviceOptimizer, offload_fraction={offload_fraction}",
+                why="Megatron tells a weight from its copy on the host by the device, and would update no weight",
+                fix="leave optimizer_cpu_offload off",
+            )
+        original(self, params, offload_fraction, *args, **kwargs)
+
+    return __init__
 
 
 def number_features(_original: Callable[..., Any]) -> Callable[..., Any]:

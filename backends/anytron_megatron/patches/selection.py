@@ -57,6 +57,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         attention.MLA_QUERY_NORM: of_megatron,
         attention.MLA_ROTARY_KEY: bridge,
         models.ROUTER_PADDING: of_megatron,
+        models.OFFLOADED_OPTIMIZER: redirected,
         models.ROUTER_GEMM: of_megatron and not transformer_engine,
         parallel.PIPELINE_SENDS: True,
         **dict.fromkeys(parallel.ONE_RANK_COLLECTIVES, True),

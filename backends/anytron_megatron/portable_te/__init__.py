@@ -7,7 +7,7 @@ unchanged, with TE's parameter names. The kernels come from the active platform,
 that :func:`anytron_megatron.portable_te.binding.bind` was given.
 
 Some names are missing on purpose: Megatron falls back to plain torch if it cannot import
-``cpp_extensions``, ``permutation``, ``cross_entropy``, ``cpu_offload``, ``graph`` or
+``cpp_extensions``, ``cross_entropy``, ``cpu_offload``, ``graph`` or
 ``module.base.get_dummy_wgrad``. If Megatron requests a feature that this package does not compute (FP8,
 userbuffers, delayed weight gradients, fused routing), it raises :class:`~anytron.base.errors.EngineError`.
 ``docs/reference/portable-te.md`` lists what each module supports.

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from anytron.device.runtime import DeviceRuntime
 
+SUMS = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single", "_reduce_scatter_base")
+"""Collectives with which Megatron-FSDP multiplies gradients before it adds them (``ReduceOp.PREMUL_SUM``)."""
+
 OF_ONE_TENSOR = (
     "all_gather_into_tensor",
     "all_gather_single",  # the name since torch 2.13
@@ -35,9 +38,11 @@ def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
     """
     if torch.distributed.is_available():
         c10d = torch.distributed.distributed_c10d
-        flattened = {name: getattr(c10d, name) for name in OF_ONE_TENSOR if hasattr(c10d, name)}
+        originals = {name: getattr(c10d, name) for name in (*SUMS, *OF_ONE_TENSOR) if hasattr(c10d, name)}
+        summing = {name: _premultiplied(function) if name in SUMS else function for name, function in originals.items()}
         replacements = {
-            **{name: _of_flat_tensors(original) for name, original in flattened.items()},
+            **summing,
+            **{name: _of_flat_tensors(function) for name, function in summing.items() if name in OF_ONE_TENSOR},
             "scatter": _contiguous_scatter(torch.distributed.scatter),
             "all_gather": _uneven_all_gather(torch.distributed.all_gather),
             "init_process_group": _of_the_runtime(torch.distributed.init_process_group, runtime),
@@ -47,6 +52,7 @@ def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
             for name, replacement in replacements.items():
                 if hasattr(module, name):
                     yield Substitution(module, name, replacement)
+    yield Substitution(torch.cuda.nccl, "version", lambda: (0, 0, 0))  # none: older than any that a caller demands
 
 
 def _contiguous_scatter(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,6 +111,31 @@ def _of_flat_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
         output, given = (call.arguments[name] for name in names)
         if output.is_contiguous():
             call.arguments.update(zip(names, (output.view(-1), given.reshape(-1)), strict=True))
+        return original(*call.args, **call.kwargs)
+
+    return collective
+
+
+def _premultiplied(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute ``ReduceOp.PREMUL_SUM``, which only NCCL knows: multiply this rank's tensor, and sum.
+
+    As with NCCL, the tensor that is reduced in place is the only one that changes.
+    """
+    parameters = inspect.signature(original)
+    given = tuple(parameters.parameters)[0 if original.__name__ == "all_reduce" else 1]
+
+    @functools.wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        call = parameters.bind(*args, **kwargs)
+        operation = call.arguments.get("op")
+        if operation is not None and operation == torch.distributed.ReduceOp.PREMUL_SUM:
+            _, factor = operation.__getstate__()
+            tensor = call.arguments[given]
+            in_place = original.__name__ == "all_reduce"
+            call.arguments |= {
+                given: tensor.mul_(factor) if in_place else tensor * factor,
+                "op": torch.distributed.ReduceOp.SUM,
+            }
         return original(*call.args, **call.kwargs)
 
     return collective

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -80,11 +80,24 @@ def _refusing_substitutions() -> Iterator[Substitution]:
 
 def _refusing_class(name: str, fix: str) -> type:
     def __init__(*_: Any, **__: Any) -> None:  # noqa: N807 - becomes a constructor
-        raise EngineError(
-            f"torch.cuda.{name} has no counterpart on this platform.",
-            where="engine code that was redirected from torch.cuda",
-            why="only CUDA devices have this function",
-            fix=fix,
-        )
+        raise _no_counterpart(name, fix)
 
-    return type(name, (), {"__init__": __init__, "__module__": "torch.cuda"})
+    kind = _NoGraphs if name == "CUDAGraph" else type
+    return kind(name, (), {"__init__": __init__, "__module__": "torch.cuda"})
+
+
+class _NoGraphs(type):
+    """Answer Megatron's RNG tracker, which looks for this method before it keeps random states for CUDA graphs."""
+
+    @property
+    def register_generator_state(cls) -> NoReturn:
+        raise _no_counterpart("CUDAGraph.register_generator_state", "leave use_cudagraphable_rng off")
+
+
+def _no_counterpart(name: str, fix: str) -> EngineError:
+    return EngineError(
+        f"torch.cuda.{name} has no counterpart on this platform.",
+        where="engine code that was redirected from torch.cuda",
+        why="only CUDA devices have this function",
+        fix=fix,
+    )

@@ -41,6 +41,16 @@ def test_a_phase_is_applied_once(facts):
     assert facts["again"] == 0
 
 
+def test_devices_made_of_the_current_devices_number(facts):
+    assert facts["yarn"] == "cpu"
+
+
+def test_an_optimizer_that_would_update_nothing_is_refused(facts):
+    assert facts["offload 0.0"] == [0.0, 0.0]
+    refused = "EngineError: The optimizer's state cannot be offloaded to the host: the host is the device.\n"
+    assert facts["offload 0.5"].startswith(refused)
+
+
 def test_what_the_platform_declines_is_refused_with_its_reason(facts):
     refused = "ConfigError: The platform does not support this model.\n  where: platform cpu\n  why: "
     assert facts["without rows"]["thd"] == pytest.approx(facts["thd"], rel=1e-5)

@@ -1,4 +1,4 @@
-"""Patches of parts of models: vision towers, routers of experts, and the heads of classifiers."""
+"""Patches of parts of models: vision towers, routers of experts, heads of classifiers, and their optimizer."""
 
 from __future__ import annotations
 
@@ -18,6 +18,20 @@ SCORE_HEAD = Patch(
     upstream="mcore_bridge/bridge/gpt_bridge.py, lines 171 to 179 and 199: output_layer.weight counts as an embedding",
     remove_when="mcore-bridge loads a model of task_type='seq_cls' with num_labels=1 on two tensor-parallel ranks",
     replacement=f"{FIXES}.models:keep_whole",
+)
+
+OFFLOADED_OPTIMIZER = Patch(
+    id="megatron.offloaded-optimizer",
+    target="megatron.core.optimizer.cpu_offloading.hybrid_optimizer:HybridDeviceOptimizer.__init__",
+    phase=Phase.BEFORE_BUILD,
+    package=MEGATRON,
+    reason=(
+        "where the host is the device, Megatron cannot tell a weight from its copy on the host, and an optimizer whose "
+        "state is offloaded updates no weight, without an error"
+    ),
+    upstream="megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, which asks param.is_cuda of the host's copy",
+    remove_when="HybridDeviceOptimizer does not ask the copy for its device",
+    replacement=f"{FIXES}.models:refuse_offload_to_the_device",
 )
 
 DEEPSTACK = Patch(

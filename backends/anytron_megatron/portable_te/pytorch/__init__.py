@@ -1,6 +1,16 @@
 """Replacements for the modules of ``transformer_engine.pytorch``."""
 
-from anytron_megatron.portable_te.pytorch import attention, distributed, fp8, module, ops, optimizers, router, tensor
+from anytron_megatron.portable_te.pytorch import (
+    attention,
+    distributed,
+    fp8,
+    module,
+    ops,
+    optimizers,
+    permutation,
+    router,
+    tensor,
+)
 from anytron_megatron.portable_te.pytorch.attention import DotProductAttention
 from anytron_megatron.portable_te.pytorch.distributed import CudaRNGStatesTracker, checkpoint
 from anytron_megatron.portable_te.pytorch.fp8 import fp8_autocast, fp8_model_init
@@ -31,6 +41,7 @@ __all__ = [
     "module",
     "ops",
     "optimizers",
+    "permutation",
     "router",
     "tensor",
 ]

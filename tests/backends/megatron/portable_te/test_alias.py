@@ -50,7 +50,7 @@ def test_specifications_are_found_and_there_is_no_distribution():
 import importlib.metadata, importlib.util
 assert importlib.util.find_spec("transformer_engine").origin.endswith("portable_te/__init__.py")
 assert importlib.util.find_spec("transformer_engine.pytorch") is not None
-for name in ("cpp_extensions", "permutation", "cross_entropy", "cpu_offload", "graph"):
+for name in ("cpp_extensions", "cross_entropy", "cpu_offload", "graph"):
     assert importlib.util.find_spec(f"transformer_engine.pytorch.{name}") is None, name
 for name in ("transformer-engine", "transformer_engine"):
     try:

@@ -158,6 +158,25 @@ def test_outputs_and_gradients_are_the_definitions_for_every_trait_in_every_layo
 
 
 @pytest.mark.parametrize(
+    ("mask_type", "given", "window_size"),
+    [
+        ("causal", None, (-1, 0)),
+        ("causal", (-1, -1), (-1, 0)),
+        ("padding_causal", (3, 2), (3, 0)),
+        ("no_mask", None, (-1, -1)),
+        ("padding", (-1, 0), (-1, -1)),
+        ("padding", (0, 2), (0, 2)),
+    ],
+)
+def test_a_window_is_what_transformer_engine_makes_of_it(bound, mask_type, given, window_size):
+    # transformer_engine/pytorch/attention/dot_product_attention/utils.py, check_set_window_size
+    attention = module(attn_mask_type=mask_type, window_size=given)
+    assert attention.window_size == window_size
+    nothing_padded = torch.zeros(2, 1, 1, 4, dtype=torch.bool)
+    attention(*operands(2, 4), nothing_padded, qkv_format="bshd", window_size=given)
+
+
+@pytest.mark.parametrize(
     ("settings", "named"),
     [
         ({"attn_mask_type": "odd"}, "mask type 'odd'"),

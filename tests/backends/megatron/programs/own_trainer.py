@@ -20,8 +20,12 @@ OWN = (torch.cuda.current_device, torch.cuda.Stream, torch.compile, torch.zeros,
 
 
 def attempt(sequence_format):
+    return outcome(own_trainer.train, layer, sequence_format, steps=3)
+
+
+def outcome(call, *arguments, **options):
     try:
-        return own_trainer.train(layer, sequence_format, steps=3)
+        return call(*arguments, **options)
     except Exception as error:  # noqa: BLE001 - any failure is the observation
         return f"{type(error).__name__}: {error}"
 
@@ -50,6 +54,18 @@ with open_device_stack("cpu", engine=sys.argv[2]) as layer:
         "patched": recomputation.checkpoint is not own[0],
         "again": len(layer.apply_phase(Phase.BEFORE_BUILD)),
     }
+    from megatron.core.models.common.embeddings import YarnRotaryEmbedding
+    from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
+
+    facts["yarn"] = outcome(lambda: str(YarnRotaryEmbedding(kv_channels=8).inv_freq_extra.device))
+    for fraction in (0.0, 0.5):
+        weights = [torch.nn.Parameter(torch.ones(2))]
+        kinds = {f"{device}_optimizer_cls": torch.optim.SGD for device in ("cpu", "gpu")}
+        optimizer = outcome(HybridDeviceOptimizer, weights, offload_fraction=fraction, lr=1.0, **kinds)
+        if not isinstance(optimizer, str):
+            weights[0].sum().backward()
+            optimizer.step()
+        facts[f"offload {fraction}"] = optimizer if isinstance(optimizer, str) else weights[0].tolist()
     layer.platform.limits = lambda: [Limit(Feature.BSHD, "it has no rows")]
     facts["without rows"] = {each: attempt(each) for each in ("thd", "bshd")}
     layer.platform.limits = lambda: [Limit(Feature.LATENT_ATTENTION, "its kernels have one width")]

@@ -1,3 +1,5 @@
+from contextlib import ExitStack
+
 import pytest
 import torch
 
@@ -65,8 +67,10 @@ def runtime():
 
 
 @pytest.fixture
-def redirected(runtime):
+def redirected(runtime, request):
     """The redirection, active during one test."""
-    undo = redirect_torch_cuda(runtime)
-    yield runtime
-    undo()
+    undo = ExitStack()
+    undo.callback(redirect_torch_cuda(runtime))
+    with undo:
+        request.node.end_redirection = undo.close
+        yield runtime

@@ -1,4 +1,4 @@
-"""Backends named after CUDA; what NCCL accepts and gloo alone does not: strided and uneven chunks, other shapes."""
+"""Backends named after CUDA; NCCL accepts strided and uneven chunks, other shapes and PREMUL_SUM, gloo does not."""
 
 import subprocess
 import sys
@@ -43,6 +43,18 @@ elif collective == "reduce and scatter one":
         output = torch.empty(result)
         dist.reduce_scatter_tensor(output, whole + rank)
         right = right and torch.equal(output.flatten(), (2 * whole + 1).flatten().chunk(2)[rank])
+elif collective == "multiply and sum":
+    right = True
+    half = dist._make_nccl_premul_sum(0.5)
+    for name in ("reduce_scatter_tensor", "reduce_scatter_single", "_reduce_scatter_base"):
+        if hasattr(dist.distributed_c10d, name):
+            given, output = whole + rank, torch.empty(4)
+            getattr(dist.distributed_c10d, name)(output, given, op=half)
+            right = right and torch.equal(output, (whole + 0.5)[rank]) and torch.equal(given, whole + rank)
+    summed = whole + rank
+    work = dist.all_reduce(summed, op=half, async_op=True)
+    work.wait()
+    right = right and torch.equal(summed, whole + 0.5)
 else:
     chunks = list(whole.view(4, 2).split([3, 1]))
     received = [torch.empty_like(chunk) for chunk in chunks]
@@ -53,7 +65,7 @@ dist.destroy_process_group()
 """
 
 
-COLLECTIVES = ["scatter", "all_gather", "gather into one", "reduce and scatter one"]
+COLLECTIVES = ["scatter", "all_gather", "gather into one", "reduce and scatter one", "multiply and sum"]
 
 
 def run(collective, tmp_path, redirect):

@@ -1,3 +1,7 @@
+import io
+import pickle
+from copy import copy as copied
+
 import pytest
 import torch
 from torch.utils import _device as device_mode
@@ -48,6 +52,35 @@ def test_every_device_constructor_of_torch_is_redirected():
     places = [*((torch, name) for name in TORCH_FACTORIES), *OTHER_FACTORIES]
     replaced = {getattr(owner, name).__wrapped__ for owner, name in places}
     assert device_mode._device_constructors() - replaced == set()
+
+
+def test_a_device_made_of_an_integer_is_the_runtimes():
+    # Megatron: torch.device(torch.cuda.current_device()); torch itself refuses it if it has no accelerator.
+    assert torch.device(torch.cuda.current_device()) == torch.ones(1).device
+    with torch.device(0):
+        assert torch.ones(1).device.type == "cpu"
+    assert torch.device("meta") == torch.device(type="meta") != torch.device("cuda", 1)
+
+
+def test_the_class_of_devices_serves_as_torchs_own():
+    real = torch.ones(1).device
+    assert isinstance(real, torch.device)
+    assert not isinstance("cpu", torch.device)
+    assert issubclass(type(real), torch.device)
+    assert {torch.device} == {type(real)}
+    assert {type(real): 1}[torch.device] == {torch.device: 1}[type(real)] == 1
+    for copy in (copied(real), pickle.loads(pickle.dumps(real))):
+        assert type(copy) is type(real)
+    stream = io.BytesIO()
+    torch.save(real, stream)
+    stream.seek(0)
+    assert torch.load(stream, weights_only=True) == real
+
+
+def test_devices_pickled_with_the_redirection_are_read_without_it(request):
+    written = pickle.dumps(torch.device("meta"))
+    request.node.end_redirection()
+    assert pickle.loads(written).type == "meta"
 
 
 def test_other_devices_and_arguments_are_left_alone():
@@ -110,9 +143,22 @@ def test_questions_about_the_device_are_answered_by_the_runtime(redirected):
     assert torch.cuda.get_device_name(0) == "the host"
     assert torch.cuda.get_device_properties(0).total_memory == 100
     assert torch.cuda.is_bf16_supported() is False
+    assert torch.cuda.nccl.version() == (0, 0, 0)
     torch.cuda.set_device("cuda:0")
     torch.cuda.synchronize()
     assert redirected.calls == [("set_device", 0), "synchronize"]
+
+
+def test_a_device_without_a_capability_has_that_of_the_portable_modules(redirected, monkeypatch):
+    # megatron.training demands 8.0 for grouped matrix products, which the portable modules have, and 8.9 means FP8.
+    monkeypatch.setattr(redirected, "compute_capability", lambda: (0, 0))
+    assert (8, 0) <= torch.cuda.get_device_capability() < (8, 9)
+    assert torch.cuda.get_device_properties(0).major == 8
+
+
+def test_random_states_for_graphs_are_refused_by_name():
+    with pytest.raises(EngineError, match="leave use_cudagraphable_rng off"):
+        hasattr(torch.cuda.CUDAGraph, "register_generator_state")
 
 
 def test_cuda_itself_is_not_available():

@@ -108,7 +108,9 @@ class DotProductAttention(torch.nn.Module):
         self.attention_type = attention_type
         self.attention_dropout = attention_dropout
         self.layer_number = layer_number
-        self.window_size = None if window_size is None else (window_size[0], window_size[1])
+        causal = "causal" in attn_mask_type
+        self._window = _real_window(window_size, causal=causal)
+        self.window_size = self._window or ((-1, 0) if causal else (-1, -1))
         self._get_rng_state_tracker = get_rng_state_tracker
         qk_dim, v_dim = (kv_channels, kv_channels) if isinstance(kv_channels, int) else kv_channels
         spec = AttentionSpec(
@@ -118,9 +120,9 @@ class DotProductAttention(torch.nn.Module):
             v_dim=v_dim,
             scale=softmax_scale if softmax_scale is not None else qk_dim**-0.5,
             traits=ModelTraits(
-                causal="causal" in attn_mask_type,
+                causal=causal,
                 latent_attention=qk_dim != v_dim,
-                window=self.window_size,
+                window=self._window,
             ),
             dropout=attention_dropout,
             sinks=softmax_type != "vanilla",
@@ -193,11 +195,11 @@ class DotProductAttention(torch.nn.Module):
         """
         if core_attention_bias_type != "no_bias":
             unsupported["core_attention_bias_type"] = core_attention_bias_type
-        if window_size is not None and tuple(window_size) != self.window_size:
-            unsupported["window_size"] = window_size  # the kernel was chosen for the constructor's
-        refuse_settings("DotProductAttention.forward", unsupported)
         layout = qkv_format or self.qkv_format
         mask_type = _known_mask_type(attn_mask_type or self.attn_mask_type)
+        if window_size is not None and _real_window(window_size, causal="causal" in mask_type) != self._window:
+            unsupported["window_size"] = window_size  # the kernel was chosen for the constructor's
+        refuse_settings("DotProductAttention.forward", unsupported)
         operands = (query_layer, key_layer, value_layer)
         prompts = current_prompts() if self._is_language_model(mask_type, layout == "thd") else None
         if prompts is not None:
@@ -232,7 +234,7 @@ class DotProductAttention(torch.nn.Module):
             )
         with rng_state(self._get_rng_state_tracker) if call.dropout else nullcontext():
             if self.cp_group is not None and dist.get_world_size(self.cp_group) > 1:
-                windowed = self.window_size is not None
+                windowed = self._window is not None
                 output = attend_sharded(
                     self._kernel, *operands, call, self.cp_group, causal="causal" in mask_type, windowed=windowed
                 )
@@ -292,6 +294,16 @@ class DotProductAttention(torch.nn.Module):
             # As a query, padding sees nothing either: its output is zero.
             return attention_mask | attention_mask.transpose(-1, -2)
         return attention_mask
+
+
+def _real_window(window: tuple[int, int] | None, *, causal: bool) -> tuple[int, int] | None:
+    """Return the window as Transformer Engine corrects it (``check_set_window_size``); None if it hides nothing."""
+    if window is None:
+        return None
+    left, right = window
+    if causal:
+        return (left, 0) if left >= 0 else None
+    return None if left < 0 and right <= 0 else (left, right)
 
 
 def _known_mask_type(mask_type: str) -> str:
