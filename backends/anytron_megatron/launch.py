@@ -1,0 +1,172 @@
+"""``anytron-megatron SCRIPT``: a script of Megatron-LM, such as ``pretrain_gpt.py``, on the device stack."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import runpy
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import AnytronError, ConfigError
+from anytron.cli.main import print_error
+from anytron.device.loading import open_session
+from anytron.device.patches import Patch, Phase
+from anytron.device.stack import open_device_stack
+from anytron_megatron.patches.catalog import MEGATRON
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+USAGE = """Usage: anytron-megatron SCRIPT [OPTIONS OF THE SCRIPT]
+
+Run a script of a checkout of Megatron-LM (pretrain_gpt.py) on the platform that ANYTRON_PLATFORM names, or on the only
+usable platform. The checkout must have the version of the installed megatron-core.
+
+NPROC_PER_NODE sets the number of ranks on this machine; 1 without it. For several machines, start the ranks yourself:
+torchrun [OPTIONS OF TORCHRUN] -m anytron_megatron.launch SCRIPT [OPTIONS OF THE SCRIPT]
+"""
+
+
+def main() -> None:
+    """Run the script in this process, or start ``torchrun`` with the number of ranks that ``NPROC_PER_NODE`` names.
+
+    Exit with the status of the script; 1 after an :class:`AnytronError`, printed as what, where, why and fix; 2 after
+    wrong usage.
+    """
+    if len(sys.argv) < 2:
+        sys.stderr.write(USAGE)
+        raise SystemExit(2)
+    if sys.argv[1] in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return
+    script = Path(sys.argv[1])
+    try:
+        ranks = _ranks()
+        _require_checkout(script)
+        if "RANK" not in os.environ:
+            open_session()  # an error of the platform is printed once, without torchrun's traceback
+            if ranks > 1:
+                _start_ranks(ranks)
+                return
+        _run(script)
+    except AnytronError as error:
+        print_error(error)
+        raise SystemExit(1) from None
+
+
+def _ranks() -> int:
+    text = os.environ.get("NPROC_PER_NODE", "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(
+            f"NPROC_PER_NODE is '{text}', which is not a number of ranks.",
+            where="environment variable NPROC_PER_NODE",
+            why="it sets the number of ranks on this machine",
+            fix="set it to a whole number of at least 1, or unset it",
+        )
+    return int(text)
+
+
+def _require_checkout(script: Path) -> None:
+    """Check that the script and ``megatron.training`` exist, and that ``megatron.core`` has the installed version.
+
+    Scripts import from their own folder, which becomes the first entry of ``sys.path``.
+    """
+    if not script.is_file():
+        raise ConfigError(
+            f"There is no file {script}.",
+            where="anytron-megatron SCRIPT",
+            why="the first argument is the path of a script of Megatron-LM",
+            fix="git clone https://github.com/NVIDIA/Megatron-LM, and pass the path of its pretrain_gpt.py",
+        )
+    sys.path[0] = str(script.resolve().parent)
+    installed = version(MEGATRON)
+    if find_spec("megatron.training") is None:
+        raise ConfigError(
+            "There is no module megatron.training.",
+            where=str(script),
+            why="neither the script's folder nor an installed package has it; the package megatron-core is only a part "
+            "of Megatron-LM",
+            fix=f"git clone --branch core_v{installed} https://github.com/NVIDIA/Megatron-LM, and run a script in it",
+        )
+    core = find_spec("megatron.core")
+    assert core is not None, "megatron-core is a dependency"
+    assert core.origin is not None
+    found = _version_of(Path(core.origin).parent)
+    if found != installed:
+        raise ConfigError(
+            f"The checkout has megatron-core {found}, and {installed} is installed.",
+            where=core.origin,
+            why="Anytron selects its patches by the version of the installed package",
+            fix=f"git -C {sys.path[0]} checkout core_v{installed}, or pip install --no-deps megatron-core=={found}",
+        )
+
+
+def _version_of(core: Path) -> str:
+    """Read the version of a folder ``megatron/core`` without importing it."""
+    text = (core / "package_info.py").read_text(encoding="utf-8")
+    numbers = [re.search(rf"^{name} = (\d+)$", text, re.MULTILINE) for name in ("MAJOR", "MINOR", "PATCH")]
+    return ".".join(number[1] for number in numbers if number)
+
+
+def _start_ranks(ranks: int) -> None:
+    """Start the ranks as ``torchrun`` does, and wait for them."""
+    from torch.distributed import run
+
+    run.main(["--standalone", "--nproc-per-node", str(ranks), "-m", "anytron_megatron.launch", *sys.argv[1:]])
+
+
+def _run(script: Path) -> None:
+    """Open the device stack, which ends with the process, and run the script in it."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron demands it for sequence parallelism
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")):
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("MASTER_PORT", "0")
+    stack = open_device_stack()
+    stack.apply_phase(Phase.BEFORE_PARALLEL_INIT)
+    stack.apply_phase(Phase.BEFORE_BUILD, PATCHES if stack.platform.redirects_torch_cuda else ())
+    sys.argv = sys.argv[1:]
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def allow_no_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``initialize_megatron``, which demands that ``torch.cuda.is_available()``: turn off this demand alone."""
+    return functools.partial(original, allow_no_cuda=True)
+
+
+def load_no_kernels(_original: Callable[..., Any]) -> Callable[..., None]:
+    """Replace ``megatron.legacy.fused_kernels.load``, which runs nvcc for its version and compiles nothing."""
+    return lambda _args: None
+
+
+PATCHES = (
+    Patch(
+        id="megatron-lm.no-cuda",
+        target="megatron.training.initialize:initialize_megatron",
+        phase=Phase.BEFORE_BUILD,
+        package=MEGATRON,
+        reason="Megatron-LM's scripts end where torch.cuda is not available, and the platform has another device",
+        upstream="megatron/training/initialize.py, initialize_megatron, the assertion 'Megatron requires CUDA.'",
+        remove_when="Megatron-LM asks for torch.accelerator",
+        replacement="anytron_megatron.launch:allow_no_cuda",
+    ),
+    Patch(
+        id="megatron-lm.no-nvcc",
+        target="megatron.legacy.fused_kernels:load",
+        phase=Phase.BEFORE_BUILD,
+        package=MEGATRON,
+        reason="Megatron-LM asks nvcc for its version before it trains, and the platform has no CUDA",
+        upstream="megatron/legacy/fused_kernels/__init__.py, load",
+        remove_when="Megatron-LM asks for nvcc only to compile kernels",
+        replacement="anytron_megatron.launch:load_no_kernels",
+    ),
+)
+"""Applied where ``torch.cuda`` is redirected, together with the device stack's own patches of the phase."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""``anytron-megatron``: mistakes are named before a rank starts; scripts see what they would see from Megatron-LM."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from anytron_megatron import launch
+
+SCRIPT = """
+import json, sys
+import torch
+from megatron.legacy import fused_kernels
+from megatron.training.initialize import initialize_megatron
+fused_kernels.load(None)
+found = {"name": __name__, "argv": sys.argv, "path": sys.path[0], "initialized": initialize_megatron()}
+found["device"] = str(torch.device(torch.cuda.current_device()))
+torch.distributed.init_process_group("nccl")
+ranks = torch.ones(1).cuda()
+torch.distributed.all_reduce(ranks)
+print(json.dumps({**found, "ranks": ranks.item()}))
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout with the functions of Megatron-LM that are patched, each of which fails without the patch."""
+    files = {
+        "megatron/training/__init__.py": "",
+        "megatron/training/initialize.py": "def initialize_megatron(allow_no_cuda=False):\n    return allow_no_cuda\n",
+        "megatron/legacy/__init__.py": "",
+        "megatron/legacy/fused_kernels/__init__.py": "def load(args):\n    raise OSError('nvcc')\n",
+        "pretrain.py": SCRIPT,
+    }
+    for name, text in files.items():
+        path = tmp_path / "lm" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "lm"
+
+
+def refused(capsys, monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["anytron-megatron", *words])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit) as ended:
+        launch.main()
+    return ended.value.code, capsys.readouterr().err
+
+
+def test_help_and_wrong_usage(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["anytron-megatron", "--help"])
+    launch.main()
+    assert capsys.readouterr().out == launch.USAGE
+    assert refused(capsys, monkeypatch) == (2, launch.USAGE)
+
+
+def test_mistakes_are_named(capsys, monkeypatch, tmp_path, checkout):
+    assert refused(capsys, monkeypatch, "no.py")[0] == 1
+    status, said = refused(capsys, monkeypatch, str(tmp_path / "pretrain_gpt.py"))
+    assert status == 1
+    assert f"error: There is no file {tmp_path / 'pretrain_gpt.py'}." in said
+    alone = tmp_path / "alone.py"
+    alone.touch()
+    status, said = refused(capsys, monkeypatch, str(alone))
+    assert status == 1
+    assert "There is no module megatron.training." in said
+    assert f"--branch core_v{version('megatron-core')} " in said
+    monkeypatch.setenv("NPROC_PER_NODE", "two")
+    status, said = refused(capsys, monkeypatch, str(checkout / "pretrain.py"))
+    assert status == 1
+    assert "NPROC_PER_NODE is 'two', which is not a number of ranks." in said
+
+
+def test_another_version_of_megatron_core_is_refused(capsys, monkeypatch, checkout):
+    core = checkout / "megatron" / "core"
+    core.mkdir()
+    (core / "__init__.py").touch()
+    (core / "package_info.py").write_text("MAJOR = 0\nMINOR = 99\nPATCH = 1\nPRE_RELEASE = ''\n")
+    status, said = refused(capsys, monkeypatch, str(checkout / "pretrain.py"))
+    assert status == 1
+    assert f"The checkout has megatron-core 0.99.1, and {version('megatron-core')} is installed." in said
+    assert f"git -C {checkout} checkout core_v{version('megatron-core')}" in said
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_script_runs_as_the_main_program_of_each_rank(checkout, ranks):
+    script = checkout / "pretrain.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "anytron_megatron.launch", str(script), "--lr", "1"],
+        env={**os.environ, "ANYTRON_PLATFORM": "cpu", "NPROC_PER_NODE": str(ranks)},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    printed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    found = {"name": "__main__", "argv": [str(script), "--lr", "1"], "path": str(checkout), "initialized": True}
+    assert printed == [{**found, "device": "cpu", "ranks": ranks}] * ranks

@@ -1,0 +1,124 @@
+"""Run Megatron-LM's unit tests on the device stack: ``python -m tests.megatron_lm [GROUP...]``.
+
+``ANYTRON_MEGATRON_LM`` names a checkout of Megatron-LM of the version of megatron-core that is installed. Its tests and
+``megatron.training`` come from there, ``megatron.core`` from the installed package. Each group of tests runs in
+processes forked from one that has imported the device stack and most of Megatron. A group that ends before its last
+test (a crash, a test that nothing interrupts) is started again behind that test.
+
+Without groups, all folders are run, and ``docs/reference/results/megatron-suite-RANKS.json`` is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from time import monotonic
+
+import tests
+from tests.house import ROOT
+from tests.megatron_lm import VARIABLE
+from tests.megatron_lm.outcomes import outcomes, read, summary
+from tests.megatron_lm.page import PAGE, RESULTS, page, table
+from tests.megatron_lm.ranks import Limits, run_ranks
+
+FOLDERS = (
+    "tensor_parallel", "transformer/moe", "models", "fusions", "ssm", "pipeline_parallel", "distributed", "optimizer",
+    "dist_checkpointing", "inference", "data,tokenizers,utils", "rl,resharding,post_training,extension", "a2a_overlap",
+    "export",
+)  # fmt: skip
+RESTARTS = 12
+
+
+def groups(tests: Path) -> list[str]:
+    """Return all groups: the folders, and the files beside them."""
+    root = [path.name for path in tests.glob("test_*.py") if path.name not in ("test_utilities.py", "test_basic.py")]
+    transformer = [f"transformer/{path.name}" for path in (tests / "transformer").glob("test_*.py")]
+    folders = [",".join(name for name in group.split(",") if (tests / name).exists()) for group in FOLDERS]
+    return [*filter(None, folders), ",".join(sorted(transformer)), ",".join(sorted(root))]
+
+
+def checkout_without_core(source: Path, target: Path) -> Path:
+    """Copy a checkout without ``megatron/core``, which the installed package replaces."""
+    core = source / "megatron" / "core"
+    shutil.copytree(source, target, ignore=lambda at, _: ["core"] if Path(at) == core.parent else [".git"])
+    return target
+
+
+def run_group(name: str, root: Path, out: Path, arguments: argparse.Namespace) -> list[Path]:
+    """Run one group to its end or its time limit; return the files of its ranks."""
+    stem = name.partition(",")[0].replace("/", "__").removesuffix(".py")
+    files = [out / f"{stem}.{rank}" for rank in range(arguments.ranks)]
+    end = monotonic() + arguments.group_seconds
+    for _ in range(RESTARTS):
+        started = [record["start"] for record in read(files[0]) if "start" in record]
+        limits = Limits(arguments.test_seconds, end - monotonic(), arguments.gib)
+        run_ranks(root, name.split(","), files, set(started), limits)
+        records = read(files[0])
+        if any("finished" in record for record in records[-1:]) or monotonic() > end - 5:
+            break
+        begun = [record["start"] for record in records if "start" in record]
+        if len(begun) == len(started):
+            break  # it does not get as far as a test
+        if not any(record.get("id") == begun[-1] for record in records):
+            with files[0].open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"id": begun[-1], "when": "call", "outcome": "crashed"}) + "\n")
+    return files
+
+
+def main() -> None:
+    """Run the groups that the command line names, or all."""
+    parser = argparse.ArgumentParser(prog="python -m tests.megatron_lm", description=__doc__)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help="folder or file of tests/unit_tests; commas join")
+    parser.add_argument("--platform", default="cpu", help="platform of the device stack (default: cpu)")
+    parser.add_argument("--ranks", type=int, default=1, help="processes of each group (default: 1)")
+    parser.add_argument("--test-seconds", type=float, default=60, help="time limit of a test (default: 60)")
+    parser.add_argument("--group-seconds", type=float, default=900, help="time limit of a group (default: 900)")
+    parser.add_argument("--gib", type=float, default=8, help="memory that one rank may have, in GiB (default: 8)")
+    parser.add_argument("--out", type=Path, help="empty folder for the records and the tests' output")
+    arguments = parser.parse_args()
+    checkout = os.environ.get(VARIABLE)
+    if not checkout or not (Path(checkout) / "tests" / "unit_tests").is_dir():
+        parser.error(f"{VARIABLE} must name a checkout of Megatron-LM core_v{version('megatron-core')}")
+    out = arguments.out or Path(tempfile.mkdtemp(prefix="megatron-suite-"))
+    out.mkdir(parents=True, exist_ok=True)
+    root = checkout_without_core(Path(checkout), out / "checkout")
+    os.chdir(root)
+    sys.path.insert(0, str(root))
+    tests.__path__ = [*tests.__path__, str(root / "tests")]  # both have a package of this name
+    from tests.megatron_lm.layer import open_layer
+
+    begin = monotonic()
+    open_layer(arguments.platform)
+    files = []
+    names = arguments.groups or groups(root / "tests" / "unit_tests")
+    for number, name in enumerate(names, 1):
+        files += (own := run_group(name, root, out, arguments))
+        kinds = summary(outcomes(own))
+        sys.stdout.write(f"{number}/{len(names)} {name[:40]}: {kinds['classes']} {monotonic() - begin:.0f} s\n")
+        sys.stdout.flush()
+    found = {
+        "megatron-core": version("megatron-core"),
+        "platform": arguments.platform,
+        "ranks": arguments.ranks,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        **summary(outcomes(files)),
+    }
+    sys.stdout.write(f"{table(found)}\nrecords: {out}\n")
+    for test, message in found["gaps"].items():
+        sys.stdout.write(f"gap: {test}\n  {message}\n")
+    if not arguments.groups:
+        path = RESULTS / f"megatron-suite-{arguments.platform}-{arguments.ranks}.json"
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(page(), encoding="utf-8")
+        sys.stdout.write(f"wrote {path.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}\n")
+
+
+if __name__ == "__main__":
+    main()
