@@ -65,7 +65,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("generation", "lora"),
         ("checks",),
         ("estimate", "experts", "patches"),
-        ("critic", "plugin"),
+        ("critic", "launch", "plugin"),
         ("building", "checkpoint", "own_trainer"),
         ("engine", "reward_model"),
         ("__init__",),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import os
 import re
-import runpy
 import sys
+import sysconfig
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
 
 from anytron.base.errors import AnytronError, ConfigError
 from anytron.cli.main import print_error
@@ -22,6 +26,8 @@ from anytron_megatron.patches.catalog import MEGATRON
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+FSDP = ("--use-megatron-fsdp", "--use-torch-fsdp2")
+"""Options with which Megatron refuses CUDA_DEVICE_MAX_CONNECTIONS=1."""
 USAGE = """Usage: anytron-megatron SCRIPT [OPTIONS OF THE SCRIPT]
 
 Run a script of a checkout of Megatron-LM (pretrain_gpt.py) on the platform that ANYTRON_PLATFORM names, or on the only
@@ -35,8 +41,8 @@ torchrun [OPTIONS OF TORCHRUN] -m anytron_megatron.launch SCRIPT [OPTIONS OF THE
 def main() -> None:
     """Run the script in this process, or start ``torchrun`` with the number of ranks that ``NPROC_PER_NODE`` names.
 
-    Exit with the status of the script; 1 after an :class:`AnytronError`, printed as what, where, why and fix; 2 after
-    wrong usage.
+    Exit with the status of the script, or of ``torchrun``; 1 after an :class:`AnytronError`, printed as what, where,
+    why and fix; 2 after wrong usage.
     """
     if len(sys.argv) < 2:
         sys.stderr.write(USAGE)
@@ -48,12 +54,13 @@ def main() -> None:
     try:
         ranks = _ranks()
         _require_checkout(script)
-        if "RANK" not in os.environ:
+        if "LOCAL_RANK" not in os.environ:  # torchrun sets it; a scheduler may set RANK for the whole machine
             open_session()  # an error of the platform is printed once, without torchrun's traceback
             if ranks > 1:
                 _start_ranks(ranks)
                 return
-        _run(script)
+        sys.argv = sys.argv[1:]
+        _run(script, "__main__")
     except AnytronError as error:
         print_error(error)
         raise SystemExit(1) from None
@@ -74,7 +81,8 @@ def _ranks() -> int:
 def _require_checkout(script: Path) -> None:
     """Check that the script and ``megatron.training`` exist, and that ``megatron.core`` has the installed version.
 
-    Scripts import from their own folder, which becomes the first entry of ``sys.path``.
+    A script imports from its own folder, which becomes the first entry of ``sys.path``. A script in a subfolder of a
+    checkout appends the checkout itself, but only when it runs.
     """
     if not script.is_file():
         raise ConfigError(
@@ -84,33 +92,38 @@ def _require_checkout(script: Path) -> None:
             fix="git clone https://github.com/NVIDIA/Megatron-LM, and pass the path of its pretrain_gpt.py",
         )
     sys.path[0] = str(script.resolve().parent)
+    checkouts = (parent for parent in script.resolve().parents if (parent / "megatron" / "training").is_dir())
+    if (checkout := next(checkouts, None)) is not None and str(checkout) not in sys.path:
+        sys.path.append(str(checkout))
     installed = version(MEGATRON)
     if find_spec("megatron.training") is None:
         raise ConfigError(
             "There is no module megatron.training.",
             where=str(script),
-            why="neither the script's folder nor an installed package has it; the package megatron-core is only a part "
-            "of Megatron-LM",
+            why="neither a folder that contains the script nor an installed package has it; the package megatron-core "
+            "is only a part of Megatron-LM",
             fix=f"git clone --branch core_v{installed} https://github.com/NVIDIA/Megatron-LM, and run a script in it",
         )
     core = find_spec("megatron.core")
     assert core is not None, "megatron-core is a dependency"
     assert core.origin is not None
     found = _version_of(Path(core.origin).parent)
-    if found != installed:
+    if found.public != Version(installed).public:
         raise ConfigError(
             f"The checkout has megatron-core {found}, and {installed} is installed.",
             where=core.origin,
             why="Anytron selects its patches by the version of the installed package",
-            fix=f"git -C {sys.path[0]} checkout core_v{installed}, or pip install --no-deps megatron-core=={found}",
+            fix=f"git -C {Path(core.origin).parents[2]} checkout core_v{Version(installed).public}, or "
+            f"pip install --no-deps megatron-core=={found.public}",
         )
 
 
-def _version_of(core: Path) -> str:
+def _version_of(core: Path) -> Version:
     """Read the version of a folder ``megatron/core`` without importing it."""
     text = (core / "package_info.py").read_text(encoding="utf-8")
-    numbers = [re.search(rf"^{name} = (\d+)$", text, re.MULTILINE) for name in ("MAJOR", "MINOR", "PATCH")]
-    return ".".join(number[1] for number in numbers if number)
+    parts = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE)
+    before = re.search(r"^PRE_RELEASE = ['\"](\w*)['\"]", text, re.MULTILINE)
+    return Version(".".join(parts) + (before[1] if before else ""))
 
 
 def _start_ranks(ranks: int) -> None:
@@ -120,17 +133,31 @@ def _start_ranks(ranks: int) -> None:
     run.main(["--standalone", "--nproc-per-node", str(ranks), "-m", "anytron_megatron.launch", *sys.argv[1:]])
 
 
-def _run(script: Path) -> None:
-    """Open the device stack, which ends with the process, and run the script in it."""
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron demands it for sequence parallelism
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")):
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("MASTER_PORT", "0")
+def _run(script: Path, name: str) -> dict[str, Any]:
+    """Open the device stack, which ends with the process, and run the script in it as the module ``name``.
+
+    Returns:
+        The script's global variables.
+    """
+    if not any(word.startswith(FSDP) for word in sys.argv):
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron demands it for sequence parallelism
+    # Megatron compiles an extension for the python3-config of the PATH, which may belong to another Python.
+    suffix = f"LIBEXT={sysconfig.get_config_var('EXT_SUFFIX')}"
+    os.environ["MAKEFLAGS"] = f"{os.environ.get('MAKEFLAGS', '')} {suffix}".strip()
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for variable, value in alone.items():
+        os.environ.setdefault(variable, value)
     stack = open_device_stack()
     stack.apply_phase(Phase.BEFORE_PARALLEL_INIT)
     stack.apply_phase(Phase.BEFORE_BUILD, PATCHES if stack.platform.redirects_torch_cuda else ())
-    sys.argv = sys.argv[1:]
-    runpy.run_path(str(script), run_name="__main__")
+    loader = SourceFileLoader(name, str(script))
+    module = ModuleType(name)
+    module.__file__ = str(script)
+    # A process that the script spawns runs this file in place of the script (multiprocessing.spawn reads the name).
+    module.__spec__ = find_spec("anytron_megatron.launch")
+    sys.modules["__main__"] = sys.modules[name] = module
+    loader.exec_module(module)
+    return vars(module)
 
 
 def allow_no_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,9 +186,10 @@ PATCHES = (
         target="megatron.legacy.fused_kernels:load",
         phase=Phase.BEFORE_BUILD,
         package=MEGATRON,
+        requires="<0.17",
         reason="Megatron-LM asks nvcc for its version before it trains, and the platform has no CUDA",
         upstream="megatron/legacy/fused_kernels/__init__.py, load",
-        remove_when="Megatron-LM asks for nvcc only to compile kernels",
+        remove_when="megatron-core before 0.17 is no longer supported",
         replacement="anytron_megatron.launch:load_no_kernels",
     ),
 )
@@ -170,3 +198,5 @@ PATCHES = (
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # in a process that the script has spawned
+    globals().update(_run(Path(sys.argv[0]), "__mp_main__"))

@@ -5,7 +5,8 @@
 processes forked from one that has imported the device stack and most of Megatron. A group that ends before its last
 test (a crash, a test that nothing interrupts) is started again behind that test.
 
-Without groups, all folders are run, and ``docs/reference/results/megatron-suite-RANKS.json`` is written.
+Without groups, all folders are run, and ``docs/reference/results/megatron-suite-PLATFORM-RANKS.json`` and the page are
+written. The exit status is 1 if a group has no tests.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import tests
 from tests.house import ROOT
@@ -27,6 +29,9 @@ from tests.megatron_lm import VARIABLE
 from tests.megatron_lm.outcomes import outcomes, read, summary
 from tests.megatron_lm.page import PAGE, RESULTS, page, table
 from tests.megatron_lm.ranks import Limits, run_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FOLDERS = (
     "tensor_parallel", "transformer/moe", "models", "fusions", "ssm", "pipeline_parallel", "distributed", "optimizer",
@@ -57,19 +62,17 @@ def run_group(name: str, root: Path, out: Path, arguments: argparse.Namespace) -
     files = [out / f"{stem}.{rank}" for rank in range(arguments.ranks)]
     end = monotonic() + arguments.group_seconds
     for _ in range(RESTARTS):
-        started = [record["start"] for record in read(files[0]) if "start" in record]
+        begun = _started(files)
         limits = Limits(arguments.test_seconds, end - monotonic(), arguments.gib)
-        run_ranks(root, name.split(","), files, set(started), limits)
-        records = read(files[0])
-        if any("finished" in record for record in records[-1:]) or monotonic() > end - 5:
+        run_ranks(root, name.split(","), files, begun, limits)
+        finished = all("finished" in record for file in files for record in read(file)[-1:])
+        if finished or monotonic() > end - 5 or _started(files) == begun:
             break
-        begun = [record["start"] for record in records if "start" in record]
-        if len(begun) == len(started):
-            break  # it does not get as far as a test
-        if not any(record.get("id") == begun[-1] for record in records):
-            with files[0].open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps({"id": begun[-1], "when": "call", "outcome": "crashed"}) + "\n")
     return files
+
+
+def _started(files: Sequence[Path]) -> set[str]:
+    return {record["start"] for file in files for record in read(file) if "start" in record}
 
 
 def main() -> None:
@@ -96,12 +99,14 @@ def main() -> None:
 
     begin = monotonic()
     open_layer(arguments.platform)
-    files = []
+    files, empty = [], []
     names = arguments.groups or groups(root / "tests" / "unit_tests")
     for number, name in enumerate(names, 1):
         files += (own := run_group(name, root, out, arguments))
-        kinds = summary(outcomes(own))
-        sys.stdout.write(f"{number}/{len(names)} {name[:40]}: {kinds['classes']} {monotonic() - begin:.0f} s\n")
+        tests_of_group = outcomes(own)
+        empty += [] if tests_of_group else [name]
+        classes = summary(tests_of_group)["classes"]
+        sys.stdout.write(f"{number}/{len(names)} {name[:40]}: {classes} {monotonic() - begin:.0f} s\n")
         sys.stdout.flush()
     found = {
         "megatron-core": version("megatron-core"),
@@ -113,6 +118,9 @@ def main() -> None:
     sys.stdout.write(f"{table(found)}\nrecords: {out}\n")
     for test, message in found["gaps"].items():
         sys.stdout.write(f"gap: {test}\n  {message}\n")
+    if empty:
+        sys.stdout.write(f"no test ran in: {' '.join(empty)}; see {out}/*.log\n")
+        raise SystemExit(1)
     if not arguments.groups:
         path = RESULTS / f"megatron-suite-{arguments.platform}-{arguments.ranks}.json"
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

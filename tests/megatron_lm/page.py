@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "reference" / "megatron-suite.md"
 INTRODUCTION = """# Megatron-LM's own unit tests
 
 Megatron-LM's repository has unit tests of megatron-core, written for NVIDIA GPUs. Here they run, unedited, on Anytron's
-device stack, on a machine without an accelerator. Without the device stack no test of a module starts there. Each
+device stack, on a machine without an accelerator. Without the device stack only tests of pure Python pass there. Each
 failure has a class, by its message; `tests/megatron_lm/outcomes.py` has the rules. A failure without a class counts as
 a gap of Anytron's, and is listed.
 
@@ -26,7 +26,9 @@ git clone --branch core_v0.16.1 https://github.com/NVIDIA/Megatron-LM ../Megatro
 ANYTRON_MEGATRON_LM=../Megatron-LM tox -e megatron-suite
 ```
 
-Many of the tests need eight ranks; those fail on one rank and count as such.
+Many of the tests need eight ranks; on one rank they fail, in the class `ranks`. For the tests alone,
+`torch.cuda.is_available()` is True in test files (seventy marks would skip their tests otherwise), flash_attn has a
+version and no function, nothing is downloaded, and megatron-core's extension is not compiled again.
 """
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 import sys
+import traceback
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
@@ -50,19 +52,24 @@ def run_ranks(root: Path, paths: Sequence[str], files: Sequence[Path], done: Col
         "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
-    running = {_fork(root, paths, rank, file, done, limits) for rank, file in enumerate(files)}
+    ranks = {_fork(root, paths, rank, file, done, limits) for rank, file in enumerate(files)}
+    running = set(ranks)
     end, first_end = monotonic() + limits.group, None
-    while running and monotonic() < min(end, (first_end or end) + limits.test + 15):
-        ended = {process for process in running if os.waitpid(process, os.WNOHANG)[0]}
-        if ended and first_end is None:
-            first_end = monotonic()
-        running -= ended
-        sleep(0.1)
-    for process in running:  # first all stop, so that none sees another's end and calls it a failure of its test
-        os.kill(process, signal.SIGSTOP)
-    for process in running:
-        os.killpg(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+    try:
+        while running and monotonic() < min(end, (first_end or end) + limits.test + 15):
+            ended = {process for process in running if os.waitpid(process, os.WNOHANG)[0]}
+            if ended and first_end is None:
+                first_end = monotonic()
+            running -= ended
+            sleep(0.1)
+    finally:
+        for process in running:  # first all stop, so that none sees another's end and calls it a failure of its test
+            os.kill(process, signal.SIGSTOP)
+        for process in ranks:  # each is a group, in which its children may be left
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
+        for process in running:
+            os.waitpid(process, 0)
 
 
 def _fork(root: Path, paths: Sequence[str], rank: int, file: Path, done: Collection[str], limits: Limits) -> int:
@@ -81,6 +88,9 @@ def _fork(root: Path, paths: Sequence[str], rank: int, file: Path, done: Collect
         names = [f"tests/unit_tests/{path}" for path in paths]
         arguments = [*options.split(), f"--rootdir={root}", "--continue-on-collection-errors", *names]
         pytest.main(arguments, plugins=[Recorder(file, done, limits.test)])
+    except BaseException:  # noqa: BLE001 - written to the log; the process ends here in any case
+        traceback.print_exc()
     finally:
+        sys.stderr.flush()
         sys.stdout.flush()
         os._exit(0)

@@ -23,7 +23,7 @@ class HungTestError(BaseException):
 
 
 class Recorder:
-    """Write JSON lines: when a test starts, each outcome but a passed set-up, and the end.
+    """Write JSON lines: the tests found, the start and the end of each, each outcome but a passed set-up, pytest's end.
 
     Args:
         results: File that the lines are appended to.
@@ -39,17 +39,19 @@ class Recorder:
 
     def _write(self, **entry: Any) -> None:
         with self._results.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(entry) + "\n")
+            stream.write("\n" + json.dumps(entry) + "\n")  # the line before may be cut off
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self._write(collected=[item.nodeid for item in items])
         items[:] = [item for item in items if item.nodeid not in self._done]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write(start=nodeid)
         faulthandler.dump_traceback_later(self._seconds + 10, exit=True)
 
-    def pytest_runtest_logfinish(self) -> None:
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
         faulthandler.cancel_dump_traceback_later()
+        self._write(end=nodeid)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_call(self) -> Iterator[None]:
@@ -76,8 +78,8 @@ class Recorder:
             message = str(report.longrepr)[-1500:]
             self._write(id=report.nodeid, when="collect", outcome=report.outcome, type="collect", message=message)
 
-    def pytest_sessionfinish(self) -> None:
-        self._write(finished=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self._write(finished=int(exitstatus))
 
 
 @contextlib.contextmanager

@@ -7,11 +7,11 @@ import re
 import shlex
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
+from tests.house import ROOT
 from tests.megatron_lm import VARIABLE
 
 CHECKOUT = os.environ.get(VARIABLE, "")
@@ -33,13 +33,12 @@ LAYOUTS = {
 }
 
 
-def train(ranks, *options):
+def train(ranks, *options, model=MODEL):
     """The losses of a run."""
     launch = [sys.executable, "-W", "ignore", "-m", "anytron_megatron.launch", f"{CHECKOUT}/pretrain_gpt.py"]
-    # Without LIBEXT, Megatron compiles an extension for the python3-config of the PATH: it may be another Python's.
     own = {"ANYTRON_PLATFORM": "cpu", "NPROC_PER_NODE": str(ranks), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*launch, *MODEL, *options], env={**os.environ, **own, "LIBEXT": sysconfig.get_config_var("EXT_SUFFIX")},
+        [*launch, *model, *options], env={**os.environ, **own},
         capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -59,6 +58,17 @@ def test_the_first_loss_is_that_of_transformers(layout, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     assert loss == pytest.approx(float(done.stdout.split("loss ")[1]), rel=1e-5)
+
+
+def test_the_command_of_the_page(tmp_path):
+    """It also saves in Megatron's own format, for which Megatron starts further processes."""
+    text = (ROOT / "docs" / "how-to" / "run-megatron-lm.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"anytron-megatron \S+ \\\n((?:    .+\n)+)", text)
+    options = shlex.split(command.replace("\\\n", " "))
+    losses = train(2, *options, "--save", str(tmp_path), "--save-interval", "20", model=())
+    assert len(losses) == 20
+    assert losses[-1] < losses[0]
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "20"
 
 
 def test_it_learns():

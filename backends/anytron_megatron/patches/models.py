@@ -33,7 +33,7 @@ def refuse_offload_to_the_device(original: Callable[..., None]) -> Callable[...,
             raise EngineError(
                 "The optimizer's state cannot be offloaded to the host: the host is the device.",
                 where=f"HybridDeviceOptimizer, offload_fraction={offload_fraction}",
-                why="Megatron tells a weight from its copy on the host by the device, and would update no weight",
+                why="Megatron tells a weight from its copy by the device, and would not update the offloaded weights",
                 fix="leave optimizer_cpu_offload off",
             )
         original(self, params, offload_fraction, *args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
+
+
+def build_on_the_host(original: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``YarnRotaryEmbedding.__init__``: make the frequencies on the host if torch has no accelerator of its own.
+
+    The first use moves them to the current device, as with ``use_cpu_initialization``.
+    """
+    parameters = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N807 - becomes a constructor
+        call = parameters.bind(*args, **kwargs)
+        if torch.accelerator.current_accelerator() is None:
+            call.arguments["use_cpu_initialization"] = True
+        original(*call.args, **call.kwargs)
+
+    return __init__
 
 
 def rotate_by_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:

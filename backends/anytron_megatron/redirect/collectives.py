@@ -119,7 +119,7 @@ def _of_flat_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
 def _premultiplied(original: Callable[..., Any]) -> Callable[..., Any]:
     """Compute ``ReduceOp.PREMUL_SUM``, which only NCCL knows: multiply this rank's tensor, and sum.
 
-    As with NCCL, the tensor that is reduced in place is the only one that changes.
+    As with NCCL, the tensor that is reduced in place is the only one that changes, and autograd does not see it.
     """
     parameters = inspect.signature(original)
     given = tuple(parameters.parameters)[0 if original.__name__ == "all_reduce" else 1]
@@ -131,11 +131,12 @@ def _premultiplied(original: Callable[..., Any]) -> Callable[..., Any]:
         if operation is not None and operation == torch.distributed.ReduceOp.PREMUL_SUM:
             _, factor = operation.__getstate__()
             tensor = call.arguments[given]
-            in_place = original.__name__ == "all_reduce"
-            call.arguments |= {
-                given: tensor.mul_(factor) if in_place else tensor * factor,
-                "op": torch.distributed.ReduceOp.SUM,
-            }
+            multiplied = (tensor.detach() * factor).to(tensor.dtype)
+            if original.__name__ == "all_reduce":
+                if torch.distributed.distributed_c10d._rank_not_in_group(call.arguments.get("group")):
+                    return original(*call.args, **call.kwargs)  # it warns, and changes nothing
+                multiplied = tensor.detach().copy_(multiplied)  # the same memory
+            call.arguments |= {given: multiplied, "op": torch.distributed.ReduceOp.SUM}
         return original(*call.args, **call.kwargs)
 
     return collective

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from anytron.device.runtime import DeviceRuntime
 
 
-_DEVICE = torch.device  # the type of every device; the name torch.device is replaced
 PORTABLE_CAPABILITY = (8, 0)
 """Compute capability of a device that has none: the lowest with bfloat16 and grouped matrix products, which the
 portable Transformer Engine computes anywhere, and below 8.9, from which on callers expect FP8."""
@@ -39,10 +38,10 @@ class DeviceTranslator:
         It runs for every new tensor, so it compares types and does not call ``isinstance``.
         """
         kind = type(device)
-        if kind is _DEVICE:
+        if kind is torch.device:
             return self.indexed(device.index) if device.type == "cuda" else device
         if kind is str:
-            return self(_DEVICE(device)) if device.startswith("cuda") else device
+            return self(torch.device(device)) if device.startswith("cuda") else device
         if kind is int:
             return self.indexed(device)
         return device
@@ -55,7 +54,7 @@ class DeviceTranslator:
         current = self._runtime.current_device()
         if index is None or index < 0 or current.index is None:
             return current
-        return _DEVICE(current.type, index)
+        return torch.device(current.type, index)
 
 
 def total_memory(runtime: DeviceRuntime) -> int:
@@ -260,9 +259,6 @@ def substitutions(runtime: DeviceRuntime, translate: DeviceTranslator) -> Iterat
     # `with torch.device("cuda")` and set_default_device: C++ makes a DeviceContext of it.
     yield Substitution(device_mode.DeviceContext, "__init__", _device_context(translate))
     yield Substitution(torch.autocast, "__init__", _autocast(runtime))
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or accelerator.type != runtime.device_type:  # else torch.device(0) is the runtime's already
-        yield Substitution(torch, "device", _device_class(translate))
 
 
 def _memory_substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
@@ -282,35 +278,6 @@ def _device_context(translate: DeviceTranslator) -> Callable[..., None]:
         original(self, translate(device))
 
     return __init__
-
-
-def _device_class(translate: DeviceTranslator) -> type:
-    """Make a class that makes real devices, also of an integer, and recognises them.
-
-    ``torch.device(0)`` is a device of torch's own accelerator, and an error in a torch that has none. Megatron calls it
-    with ``torch.cuda.current_device()`` (YaRN, offloaded activations, FSDP). It is equal to the real class, and has its
-    hash, because some code looks for ``type(value)`` among classes.
-    """
-
-    class AnyDevice(type):
-        def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
-            if len(args) == 1 and not kwargs and type(args[0]) is int:
-                return translate.indexed(args[0])
-            return _DEVICE(*args, **kwargs)
-
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, _DEVICE)
-
-        def __subclasscheck__(cls, subclass: type) -> bool:
-            return issubclass(subclass, _DEVICE)
-
-        def __eq__(cls, other: object) -> bool:
-            return other is cls or other is _DEVICE
-
-        def __hash__(cls) -> int:
-            return hash(_DEVICE)
-
-    return AnyDevice("device", (), {"__module__": "torch", "__doc__": _DEVICE.__doc__})
 
 
 def _autocast(runtime: DeviceRuntime) -> Callable[..., None]:

@@ -90,7 +90,10 @@ class DeviceRuntime(abc.ABC):
         return self.device_type
 
     def compute_capability(self) -> tuple[int, int]:
-        """CUDA's compute capability (major, minor), for engine code that reads it; (0, 0) on devices that have none."""
+        """CUDA's compute capability (major, minor); (0, 0) on devices that have none.
+
+        Code that is redirected from ``torch.cuda`` reads (8, 0) there: the portable modules compute what 8.0 promises.
+        """
         return (0, 0)
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:

@@ -10,18 +10,28 @@ import pytest
 
 from anytron_megatron import launch
 
-SCRIPT = """
+SCRIPT = r"""
 import json, sys
 import torch
 from megatron.legacy import fused_kernels
 from megatron.training.initialize import initialize_megatron
 fused_kernels.load(None)
 found = {"name": __name__, "argv": sys.argv, "path": sys.path[0], "initialized": initialize_megatron()}
-found["device"] = str(torch.device(torch.cuda.current_device()))
-torch.distributed.init_process_group("nccl")
-ranks = torch.ones(1).cuda()
-torch.distributed.all_reduce(ranks)
-print(json.dumps({**found, "ranks": ranks.item()}))
+found["device"] = str(torch.ones(1).cuda().device)
+if __name__ == "__main__":
+    torch.distributed.init_process_group("nccl")
+    ranks = torch.ones(1).cuda()
+    torch.distributed.all_reduce(ranks)
+import multiprocessing
+
+def device_of_child():
+    import transformer_engine
+    return str(torch.ones(1).cuda().device)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found["spawned"] = pool.apply(device_of_child)
+    sys.stdout.write(json.dumps({**found, "ranks": ranks.item()}) + "\n")  # in one piece: ranks share the pipe
 """
 
 
@@ -82,7 +92,29 @@ def test_another_version_of_megatron_core_is_refused(capsys, monkeypatch, checko
     status, said = refused(capsys, monkeypatch, str(checkout / "pretrain.py"))
     assert status == 1
     assert f"The checkout has megatron-core 0.99.1, and {version('megatron-core')} is installed." in said
-    assert f"git -C {checkout} checkout core_v{version('megatron-core')}" in said
+    assert f"fix: git -C {checkout} checkout core_v{version('megatron-core')}" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("MAJOR = 0\nMINOR = 16\nPATCH = 1\nPRE_RELEASE = ''\n", "0.16.1"),
+        ("MAJOR = 0\nMINOR = 17\nPATCH = 0\nPRE_RELEASE = 'rc0'\n", "0.17.0rc0"),
+    ],
+)
+def test_the_version_of_a_checkout(tmp_path, text, number):
+    (tmp_path / "package_info.py").write_text(text)
+    assert str(launch._version_of(tmp_path)) == number
+
+
+def test_a_script_in_a_subfolder_imports_from_the_checkout(monkeypatch, checkout):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (checkout / "tools").mkdir()
+    script = checkout / "tools" / "serve.py"
+    script.touch()
+    launch._require_checkout(script)
+    assert sys.path[0] == str(checkout / "tools")
+    assert sys.path[-1] == str(checkout)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -95,5 +127,11 @@ def test_a_script_runs_as_the_main_program_of_each_rank(checkout, ranks):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     printed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    found = {"name": "__main__", "argv": [str(script), "--lr", "1"], "path": str(checkout), "initialized": True}
+    found = {
+        "name": "__main__",
+        "argv": [str(script), "--lr", "1"],
+        "path": str(checkout),
+        "initialized": True,
+        "spawned": "cpu",
+    }
     assert printed == [{**found, "device": "cpu", "ranks": ranks}] * ranks

@@ -41,7 +41,7 @@ def test_a_phase_is_applied_once(facts):
     assert facts["again"] == 0
 
 
-def test_devices_made_of_the_current_devices_number(facts):
+def test_yarn_is_built_where_torch_has_no_accelerator(facts):
     assert facts["yarn"] == "cpu"
 
 

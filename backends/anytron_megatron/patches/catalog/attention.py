@@ -7,6 +7,20 @@ from anytron_megatron.patches.catalog import BRIDGE, BRIDGE_VERSIONS, FIXES, MEG
 
 _MLA = "megatron.core.transformer.multi_latent_attention"
 
+YARN_DEVICE = Patch(
+    id="megatron.yarn-device",
+    target="megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
+    phase=Phase.BEFORE_BUILD,
+    package=MEGATRON,
+    requires=">=0.15",
+    reason=(
+        "YaRN makes torch.device(torch.cuda.current_device()), and an integer is a device of torch's own accelerator, "
+        "which a torch for the processor has not"
+    ),
+    upstream="megatron/core/models/common/embeddings/yarn_rotary_pos_embedding.py, with torch.device(device)",
+    remove_when="Megatron makes a device of the type and the index",
+    replacement=f"{FIXES}.rotary:build_on_the_host",
+)
 MLA_PACKED_ROTARY = Patch(
     id="megatron.mla-packed-rotary",
     target="megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_thd",

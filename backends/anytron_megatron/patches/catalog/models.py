@@ -26,8 +26,8 @@ OFFLOADED_OPTIMIZER = Patch(
     phase=Phase.BEFORE_BUILD,
     package=MEGATRON,
     reason=(
-        "where the host is the device, Megatron cannot tell a weight from its copy on the host, and an optimizer whose "
-        "state is offloaded updates no weight, without an error"
+        "where the host is the device, Megatron cannot tell a weight from its copy on the host, and does not update "
+        "weights whose optimizer state is offloaded, without an error"
     ),
     upstream="megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, which asks param.is_cuda of the host's copy",
     remove_when="HybridDeviceOptimizer does not ask the copy for its device",

@@ -1,7 +1,8 @@
 """Sort tokens by expert and back: replacements for ``transformer_engine.pytorch.permutation`` (``moe_permute_fusion``).
 
-Arguments and results are the same as in Transformer Engine 2.8 (transformer_engine/pytorch/permutation.py), except for
-the ``row_id_map``, which only this module reads: int64 ``[2, rows]``, the expert and the token of each permuted row.
+Arguments and results are those of Transformer Engine 2.8 (transformer_engine/pytorch/permutation.py), except for the
+``row_id_map``, which only this module reads: int64 ``[2, rows]``, the expert and the token of each permuted row. A row
+whose prob is 0 is copied, where Transformer Engine writes zeros; the sum of the rows is the same.
 """
 
 from __future__ import annotations
@@ -33,12 +34,20 @@ def moe_permute(
         The rows ``[rows, H]``, and the ``row_id_map`` for :func:`moe_unpermute`.
 
     Raises:
-        EngineError: ``map_type`` is not ``"mask"``, or ``num_out_tokens`` is not the number of nonzero entries.
+        EngineError: ``map_type`` is not ``"mask"``, ``routing_map`` has another number of tokens, or ``num_out_tokens``
+            is not the number of nonzero entries.
     """
     del max_token_num
     _refuse_indices("moe_permute", map_type)
+    if len(inp) != len(routing_map):
+        raise _wrong(
+            f"There are {len(inp)} tokens, and routing_map is for {len(routing_map)}.",
+            why="the routing map has one row for each token",
+            fix="pass the routing map of these tokens",
+        )
     row_id_map = _row_id_map(routing_map, num_out_tokens)
-    return inp.index_select(0, row_id_map[1]), row_id_map
+    wide = inp.to(torch.promote_types(inp.dtype, torch.float32))  # so that gradients of a token are added in float32
+    return wide.index_select(0, row_id_map[1]).to(inp.dtype), row_id_map
 
 
 def moe_permute_with_probs(
@@ -78,9 +87,13 @@ def moe_unpermute(
         ``[T, H]``, with the dtype of ``inp``; zeros for a token without experts.
 
     Raises:
-        EngineError: ``map_type`` is not ``"mask"``.
+        EngineError: ``map_type`` is not ``"mask"``, or both ``merging_probs`` and ``probs`` are given.
     """
     _refuse_indices("moe_unpermute", map_type)
+    if merging_probs is not None and probs is not None:
+        raise _wrong(
+            "Both merging_probs and probs are given.", why="probs is its old name", fix="pass merging_probs alone"
+        )
     weights = merging_probs if merging_probs is not None else probs
     experts, tokens = row_id_map
     rows = inp.to(torch.promote_types(inp.dtype, torch.float32))
@@ -115,13 +128,16 @@ def moe_sort_chunks_by_index_with_probs(
 def _row_id_map(routing_map: Tensor, expected: int) -> Tensor:
     found = routing_map.T.nonzero().T
     if expected is not None and int(expected) not in (-1, found.shape[1]):
-        raise EngineError(
+        raise _wrong(
             f"num_out_tokens is {int(expected)}, and routing_map has {found.shape[1]} nonzero entries.",
-            where="transformer_engine.pytorch.permutation, moe_permute",
             why="there is one row for each nonzero entry of routing_map",
             fix="pass num_out_tokens=-1, or the number of nonzero entries",
         )
     return found
+
+
+def _wrong(what: str, *, why: str, fix: str) -> EngineError:
+    return EngineError(what, where="transformer_engine.pytorch.permutation", why=why, fix=fix)
 
 
 def _refuse_indices(function: str, map_type: str) -> None:

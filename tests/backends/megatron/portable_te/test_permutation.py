@@ -53,11 +53,11 @@ def test_rows_of_a_token_are_added_with_their_weights(case):
 
 
 def test_low_precision_is_added_in_float32():
-    tokens = torch.tensor([[256.0], [1.0]], dtype=torch.bfloat16)
-    rows = torch.tensor([[0, 1, 2], [0, 0, 0]])
-    given = torch.stack([tokens[0], tokens[1], tokens[1]])
-    total = permutation.moe_unpermute(given, rows, restore_shape=torch.Size([1, 1]))
-    assert total.item() == 258.0  # in bfloat16, 256 + 1 is 256
+    rows = torch.tensor([[256.0], [1.0]], dtype=torch.bfloat16)
+    weights = torch.tensor([[1 + 1 / 256, 1.0]])
+    row_id_map = torch.tensor([[0, 1], [0, 0]])
+    total = permutation.moe_unpermute(rows, row_id_map, weights, torch.Size([1, 1]))
+    assert total.item() == 258.0  # in bfloat16, 256 * (1 + 1/256) is 256
     assert total.dtype is torch.bfloat16
 
 
@@ -79,6 +79,10 @@ def test_what_cannot_be_is_refused(case):
     tokens, _, routing = case
     with pytest.raises(EngineError, match="num_out_tokens is 3, and routing_map has"):
         permutation.moe_permute(tokens, routing, 3)
+    with pytest.raises(EngineError, match="There are 7 tokens, and routing_map is for 6"):
+        permutation.moe_permute(tokens, routing[:6])
+    with pytest.raises(EngineError, match="Both merging_probs and probs are given"):
+        permutation.moe_unpermute(tokens, torch.zeros(2, TOKENS, dtype=torch.long), routing, probs=routing)
     with pytest.raises(EngineError, match="map_type='index'"):
         permutation.moe_permute(tokens, routing, map_type="index")
     with pytest.raises(EngineError, match="map_type='index'"):

@@ -1,5 +1,3 @@
-from contextlib import ExitStack
-
 import pytest
 import torch
 
@@ -67,10 +65,8 @@ def runtime():
 
 
 @pytest.fixture
-def redirected(runtime, request):
+def redirected(runtime):
     """The redirection, active during one test."""
-    undo = ExitStack()
-    undo.callback(redirect_torch_cuda(runtime))
-    with undo:
-        request.node.end_redirection = undo.close
-        yield runtime
+    undo = redirect_torch_cuda(runtime)
+    yield runtime
+    undo()

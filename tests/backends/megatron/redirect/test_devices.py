@@ -1,7 +1,3 @@
-import io
-import pickle
-from copy import copy as copied
-
 import pytest
 import torch
 from torch.utils import _device as device_mode
@@ -52,35 +48,6 @@ def test_every_device_constructor_of_torch_is_redirected():
     places = [*((torch, name) for name in TORCH_FACTORIES), *OTHER_FACTORIES]
     replaced = {getattr(owner, name).__wrapped__ for owner, name in places}
     assert device_mode._device_constructors() - replaced == set()
-
-
-def test_a_device_made_of_an_integer_is_the_runtimes():
-    # Megatron: torch.device(torch.cuda.current_device()); torch itself refuses it if it has no accelerator.
-    assert torch.device(torch.cuda.current_device()) == torch.ones(1).device
-    with torch.device(0):
-        assert torch.ones(1).device.type == "cpu"
-    assert torch.device("meta") == torch.device(type="meta") != torch.device("cuda", 1)
-
-
-def test_the_class_of_devices_serves_as_torchs_own():
-    real = torch.ones(1).device
-    assert isinstance(real, torch.device)
-    assert not isinstance("cpu", torch.device)
-    assert issubclass(type(real), torch.device)
-    assert {torch.device} == {type(real)}
-    assert {type(real): 1}[torch.device] == {torch.device: 1}[type(real)] == 1
-    for copy in (copied(real), pickle.loads(pickle.dumps(real))):
-        assert type(copy) is type(real)
-    stream = io.BytesIO()
-    torch.save(real, stream)
-    stream.seek(0)
-    assert torch.load(stream, weights_only=True) == real
-
-
-def test_devices_pickled_with_the_redirection_are_read_without_it(request):
-    written = pickle.dumps(torch.device("meta"))
-    request.node.end_redirection()
-    assert pickle.loads(written).type == "meta"
 
 
 def test_other_devices_and_arguments_are_left_alone():

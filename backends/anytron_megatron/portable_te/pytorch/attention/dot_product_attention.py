@@ -297,7 +297,10 @@ class DotProductAttention(torch.nn.Module):
 
 
 def _real_window(window: tuple[int, int] | None, *, causal: bool) -> tuple[int, int] | None:
-    """Return the window as Transformer Engine corrects it (``check_set_window_size``); None if it hides nothing."""
+    """Return the window as Transformer Engine corrects it (``check_set_window_size``); None if it hides nothing.
+
+    A window that is open on one side, which Transformer Engine refuses without causality, is passed on to the kernel.
+    """
     if window is None:
         return None
     left, right = window
