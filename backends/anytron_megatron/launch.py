@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 FSDP = ("--use-megatron-fsdp", "--use-torch-fsdp2")
 """Options with which Megatron refuses CUDA_DEVICE_MAX_CONNECTIONS=1."""
+_SCRIPT = "_ANYTRON_MEGATRON_SCRIPT"
+"""Environment variable that names the script to processes that it spawns: runpy replaces their ``sys.argv[0]``."""
 USAGE = """Usage: anytron-megatron SCRIPT [OPTIONS OF THE SCRIPT]
 
 Run a script of a checkout of Megatron-LM (pretrain_gpt.py) on the platform that ANYTRON_PLATFORM names, or on the only
@@ -150,6 +152,8 @@ def _run(script: Path, name: str) -> dict[str, Any]:
     stack = open_device_stack()
     stack.apply_phase(Phase.BEFORE_PARALLEL_INIT)
     stack.apply_phase(Phase.BEFORE_BUILD, PATCHES if stack.platform.redirects_torch_cuda else ())
+    os.environ[_SCRIPT] = str(script.resolve())
+    sys.argv[0] = str(script)
     loader = SourceFileLoader(name, str(script))
     module = ModuleType(name)
     module.__file__ = str(script)
@@ -199,4 +203,4 @@ PATCHES = (
 if __name__ == "__main__":
     main()
 elif __name__ == "__mp_main__":  # in a process that the script has spawned
-    globals().update(_run(Path(sys.argv[0]), "__mp_main__"))
+    globals().update(_run(Path(os.environ[_SCRIPT]), "__mp_main__"))
