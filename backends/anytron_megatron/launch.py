@@ -83,8 +83,8 @@ def _ranks() -> int:
 def _require_checkout(script: Path) -> None:
     """Check that the script and ``megatron.training`` exist, and that ``megatron.core`` has the installed version.
 
-    A script imports from its own folder, which becomes the first entry of ``sys.path``. A script in a subfolder of a
-    checkout appends the checkout itself, but only when it runs.
+    A script imports from its own folder, which becomes the first entry of ``sys.path``; the checkout that contains the
+    folder becomes the second.
     """
     if not script.is_file():
         raise ConfigError(
@@ -95,8 +95,8 @@ def _require_checkout(script: Path) -> None:
         )
     sys.path[0] = str(script.resolve().parent)
     checkouts = (parent for parent in script.resolve().parents if (parent / "megatron" / "training").is_dir())
-    if (checkout := next(checkouts, None)) is not None and str(checkout) not in sys.path:
-        sys.path.append(str(checkout))
+    if (checkout := next(checkouts, None)) is not None:
+        sys.path.insert(1, str(checkout))  # before the installed package, as for a script in the checkout itself
     installed = version(MEGATRON)
     if find_spec("megatron.training") is None:
         raise ConfigError(

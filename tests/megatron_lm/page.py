@@ -28,7 +28,7 @@ ANYTRON_MEGATRON_LM=../Megatron-LM tox -e megatron-suite
 
 Many of the tests need eight ranks; on one rank they fail, in the class `ranks`. For the tests alone,
 `torch.cuda.is_available()` is True in test files (seventy marks would skip their tests otherwise), flash_attn has a
-version and no function, nothing is downloaded, and megatron-core's extension is not compiled again.
+version and no function, nothing is downloaded from Hugging Face, and megatron-core's extension is not compiled again.
 """
 
 
@@ -73,7 +73,7 @@ def page() -> str:
         )
         if found["gaps"]:
             gaps = "".join(f"- `{test}`: {message.splitlines()[0]}\n" for test, message in found["gaps"].items())
-            parts.append(f"Gaps:\n\n{gaps}")
+            parts.append(f"Gaps and crashes:\n\n{gaps}")
     return "\n".join(parts)
 
 

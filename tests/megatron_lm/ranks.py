@@ -49,8 +49,7 @@ def run_ranks(root: Path, paths: Sequence[str], files: Sequence[Path], done: Col
     """
     os.environ |= {
         "WORLD_SIZE": str(len(files)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-        "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
     ranks = {_fork(root, paths, rank, file, done, limits) for rank, file in enumerate(files)}
     running = set(ranks)
@@ -69,6 +68,7 @@ def run_ranks(root: Path, paths: Sequence[str], files: Sequence[Path], done: Col
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process, signal.SIGKILL)
         for process in running:
+            os.kill(process, signal.SIGKILL)  # it may not lead a group yet
             os.waitpid(process, 0)
 
 
@@ -87,7 +87,7 @@ def _fork(root: Path, paths: Sequence[str], rank: int, file: Path, done: Collect
         options = "-q -p no:cacheprovider -p no:randomly -o addopts= --tb=short --no-header -W ignore"
         names = [f"tests/unit_tests/{path}" for path in paths]
         arguments = [*options.split(), f"--rootdir={root}", "--continue-on-collection-errors", *names]
-        pytest.main(arguments, plugins=[Recorder(file, done, limits.test)])
+        pytest.main(arguments, plugins=[Recorder(file, done, limits.test, os.dup(log))])
     except BaseException:  # noqa: BLE001 - written to the log; the process ends here in any case
         traceback.print_exc()
     finally:

@@ -30,12 +30,14 @@ class Recorder:
         done: Names of tests that have run and are left out.
         seconds: How long a test may take. If Python cannot interrupt it (a collective that waits in C++), the process
             ends ten seconds later.
+        log: Descriptor of a file for the stacks of such a test.
     """
 
-    def __init__(self, results: Path, done: Collection[str], seconds: float) -> None:
+    def __init__(self, results: Path, done: Collection[str], seconds: float, log: int) -> None:
         self._results = results
         self._done = done
         self._seconds = seconds
+        self._log = log
 
     def _write(self, **entry: Any) -> None:
         with self._results.open("a", encoding="utf-8") as stream:
@@ -47,7 +49,7 @@ class Recorder:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write(start=nodeid)
-        faulthandler.dump_traceback_later(self._seconds + 10, exit=True)
+        faulthandler.dump_traceback_later(self._seconds + 10, exit=True, file=self._log)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         faulthandler.cancel_dump_traceback_later()
@@ -66,6 +68,8 @@ class Recorder:
         entry = {"id": item.nodeid, "when": report.when, "outcome": report.outcome}
         if hasattr(report, "wasxfail"):
             entry["outcome"] = "xfailed"
+        elif report.outcome == "skipped":
+            entry["reason"] = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
         elif call.excinfo is not None and report.outcome != "skipped":
             frames = traceback.extract_tb(call.excinfo.tb)[-FRAMES:]
             entry["type"] = call.excinfo.typename

@@ -89,10 +89,13 @@ def test_another_version_of_megatron_core_is_refused(capsys, monkeypatch, checko
     core.mkdir()
     (core / "__init__.py").touch()
     (core / "package_info.py").write_text("MAJOR = 0\nMINOR = 99\nPATCH = 1\nPRE_RELEASE = ''\n")
-    status, said = refused(capsys, monkeypatch, str(checkout / "pretrain.py"))
-    assert status == 1
-    assert f"The checkout has megatron-core 0.99.1, and {version('megatron-core')} is installed." in said
-    assert f"fix: git -C {checkout} checkout core_v{version('megatron-core')}" in said
+    (checkout / "tools").mkdir()
+    (checkout / "tools" / "serve.py").touch()
+    for script in ("pretrain.py", "tools/serve.py"):
+        status, said = refused(capsys, monkeypatch, str(checkout / script))
+        assert status == 1
+        assert f"The checkout has megatron-core 0.99.1, and {version('megatron-core')} is installed." in said
+        assert f"fix: git -C {checkout} checkout core_v{version('megatron-core')}" in said
 
 
 @pytest.mark.parametrize(
@@ -113,8 +116,7 @@ def test_a_script_in_a_subfolder_imports_from_the_checkout(monkeypatch, checkout
     script = checkout / "tools" / "serve.py"
     script.touch()
     launch._require_checkout(script)
-    assert sys.path[0] == str(checkout / "tools")
-    assert sys.path[-1] == str(checkout)
+    assert sys.path[:2] == [str(checkout / "tools"), str(checkout)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -13,7 +13,7 @@ from anytron_megatron.portable_te.pytorch import (
 )
 from anytron_megatron.portable_te.pytorch.attention import DotProductAttention
 from anytron_megatron.portable_te.pytorch.distributed import CudaRNGStatesTracker, checkpoint
-from anytron_megatron.portable_te.pytorch.fp8 import fp8_autocast, fp8_model_init
+from anytron_megatron.portable_te.pytorch.fp8 import Fp8Padding, Fp8Unpadding, fp8_autocast, fp8_model_init
 from anytron_megatron.portable_te.pytorch.module import (
     GroupedLinear,
     LayerNorm,
@@ -26,6 +26,8 @@ from anytron_megatron.portable_te.pytorch.module import (
 __all__ = [
     "CudaRNGStatesTracker",
     "DotProductAttention",
+    "Fp8Padding",
+    "Fp8Unpadding",
     "GroupedLinear",
     "LayerNorm",
     "LayerNormLinear",

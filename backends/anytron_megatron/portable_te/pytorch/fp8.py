@@ -61,3 +61,14 @@ def fp8_model_init(enabled: bool = True, **_settings: object) -> Iterator[None]:
     if enabled:
         refuse("fp8_model_init", "FP8 parameters", "set fp8_param to false")
     yield
+
+
+class Fp8Padding:
+    """Pads each expert's tokens to blocks of FP8 kernels; creating an instance is refused."""
+
+    def __init__(self, *_: object) -> None:
+        refuse(type(self).__name__, "FP8 for experts", "set fp8 to null")
+
+
+class Fp8Unpadding(Fp8Padding):
+    """Removes the padding; creating an instance is refused."""

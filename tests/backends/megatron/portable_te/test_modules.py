@@ -271,6 +271,8 @@ def test_parameters_on_the_meta_device_are_not_filled(bound):
         (lambda: te.Linear(4, 4).backward_dw(), "delayed weight gradients"),
         (lambda: te.fp8_autocast(enabled=True).__enter__(), "FP8"),
         (lambda: te.fp8_model_init().__enter__(), "FP8"),
+        (lambda: te.Fp8Padding(2), "FP8 for experts"),
+        (lambda: te.Fp8Unpadding(2), "FP8 for experts"),
     ],
 )
 def test_what_is_not_computed_is_refused(bound, build, named):
