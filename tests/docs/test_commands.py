@@ -34,6 +34,7 @@ from tests.house import ROOT
 PATTERNS = ("*.md", "docs/**/*.md", "plugins/*/README.md", "plugins/*/*/*.md", "examples/**/*.md", "benchmarks/**/*.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 NEEDS = {
+    "a checkout of Megatron-LM",
     "a checkout of MindSpeed",
     "a package registry",
     "a Ray cluster",

@@ -21,6 +21,7 @@ device stack, on a machine without an accelerator. Without the device stack only
 failure has a class, by its message; `tests/megatron_lm/outcomes.py` has the rules. A failure without a class counts as
 a gap of Anytron's, and is listed.
 
+<!-- needs: a checkout of Megatron-LM -->
 ```sh
 git clone --branch core_v0.16.1 https://github.com/NVIDIA/Megatron-LM ../Megatron-LM
 ANYTRON_MEGATRON_LM=../Megatron-LM tox -e megatron-suite
