@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import sys
@@ -12,19 +11,17 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.version import Version
 
 from anytron.base.errors import AnytronError, ConfigError
 from anytron.cli.main import print_error
 from anytron.device.loading import open_session
-from anytron.device.patches import Patch, Phase
+from anytron.device.patches import Phase
 from anytron.device.stack import open_device_stack
 from anytron_megatron.patches.catalog import MEGATRON
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from anytron_megatron.patches.catalog.scripts import SCRIPTS
 
 FSDP = ("--use-megatron-fsdp", "--use-torch-fsdp2")
 """Options with which Megatron refuses CUDA_DEVICE_MAX_CONNECTIONS=1."""
@@ -93,11 +90,11 @@ def _require_checkout(script: Path) -> None:
             why="the first argument is the path of a script of Megatron-LM",
             fix="git clone https://github.com/NVIDIA/Megatron-LM, and pass the path of its pretrain_gpt.py",
         )
-    sys.path[0] = str(script.resolve().parent)
+    sys.path.insert(0, str(script.resolve().parent))
     checkouts = (parent for parent in script.resolve().parents if (parent / "megatron" / "training").is_dir())
     if (checkout := next(checkouts, None)) is not None:
         sys.path.insert(1, str(checkout))  # before the installed package, as for a script in the checkout itself
-    installed = version(MEGATRON)
+    installed = Version(Version(version(MEGATRON)).public)
     if find_spec("megatron.training") is None:
         raise ConfigError(
             "There is no module megatron.training.",
@@ -110,13 +107,13 @@ def _require_checkout(script: Path) -> None:
     assert core is not None, "megatron-core is a dependency"
     assert core.origin is not None
     found = _version_of(Path(core.origin).parent)
-    if found.public != Version(installed).public:
+    if found != installed:
         raise ConfigError(
             f"The checkout has megatron-core {found}, and {installed} is installed.",
             where=core.origin,
             why="Anytron selects its patches by the version of the installed package",
-            fix=f"git -C {Path(core.origin).parents[2]} checkout core_v{Version(installed).public}, or "
-            f"pip install --no-deps megatron-core=={found.public}",
+            fix=f"git -C {Path(core.origin).parents[2]} checkout core_v{installed}, or "
+            f"pip install --no-deps megatron-core=={found}",
         )
 
 
@@ -151,7 +148,7 @@ def _run(script: Path, name: str) -> dict[str, Any]:
         os.environ.setdefault(variable, value)
     stack = open_device_stack()
     stack.apply_phase(Phase.BEFORE_PARALLEL_INIT)
-    stack.apply_phase(Phase.BEFORE_BUILD, PATCHES if stack.platform.redirects_torch_cuda else ())
+    stack.apply_phase(Phase.BEFORE_BUILD, SCRIPTS if stack.platform.redirects_torch_cuda else ())
     os.environ[_SCRIPT] = str(script.resolve())
     sys.argv[0] = str(script)
     loader = SourceFileLoader(name, str(script))
@@ -162,42 +159,6 @@ def _run(script: Path, name: str) -> dict[str, Any]:
     sys.modules["__main__"] = sys.modules[name] = module
     loader.exec_module(module)
     return vars(module)
-
-
-def allow_no_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``initialize_megatron``, which demands that ``torch.cuda.is_available()``: turn off this demand alone."""
-    return functools.partial(original, allow_no_cuda=True)
-
-
-def load_no_kernels(_original: Callable[..., Any]) -> Callable[..., None]:
-    """Replace ``megatron.legacy.fused_kernels.load``, which runs nvcc for its version and compiles nothing."""
-    return lambda _args: None
-
-
-PATCHES = (
-    Patch(
-        id="megatron-lm.no-cuda",
-        target="megatron.training.initialize:initialize_megatron",
-        phase=Phase.BEFORE_BUILD,
-        package=MEGATRON,
-        reason="Megatron-LM's scripts end where torch.cuda is not available, and the platform has another device",
-        upstream="megatron/training/initialize.py, initialize_megatron, the assertion 'Megatron requires CUDA.'",
-        remove_when="Megatron-LM asks for torch.accelerator",
-        replacement="anytron_megatron.launch:allow_no_cuda",
-    ),
-    Patch(
-        id="megatron-lm.no-nvcc",
-        target="megatron.legacy.fused_kernels:load",
-        phase=Phase.BEFORE_BUILD,
-        package=MEGATRON,
-        requires="<0.17",
-        reason="Megatron-LM asks nvcc for its version before it trains, and the platform has no CUDA",
-        upstream="megatron/legacy/fused_kernels/__init__.py, load",
-        remove_when="megatron-core before 0.17 is no longer supported",
-        replacement="anytron_megatron.launch:load_no_kernels",
-    ),
-)
-"""Applied where ``torch.cuda`` is redirected, together with the device stack's own patches of the phase."""
 
 
 if __name__ == "__main__":

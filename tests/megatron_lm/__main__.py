@@ -43,11 +43,13 @@ ALONE = ("transformer/test_te_layers_batch_invariant.py",)
 RESTARTS = 12
 
 
-def groups(tests: Path) -> list[str]:
+def groups(unit_tests: Path) -> list[str]:
     """Return all groups: the folders, and the files beside them."""
-    root = [path.name for path in tests.glob("test_*.py") if path.name not in ("test_utilities.py", "test_basic.py")]
-    transformer = [f"transformer/{path.name}" for path in (tests / "transformer").glob("test_*.py")]
-    folders = [",".join(name for name in group.split(",") if (tests / name).exists()) for group in FOLDERS]
+    root = [
+        path.name for path in unit_tests.glob("test_*.py") if path.name not in ("test_utilities.py", "test_basic.py")
+    ]
+    transformer = [f"transformer/{path.name}" for path in (unit_tests / "transformer").glob("test_*.py")]
+    folders = [",".join(name for name in group.split(",") if (unit_tests / name).exists()) for group in FOLDERS]
     alone = [name for name in transformer if name in ALONE]
     others = sorted(set(transformer) - set(alone))
     return [*filter(None, folders), *alone, ",".join(others), ",".join(sorted(root))]

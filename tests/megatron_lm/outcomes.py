@@ -22,8 +22,8 @@ MEANINGS = {
     "ranks": "needs more ranks than were started",
     "runner": "a limit of memory, or what an earlier test left behind",
     "crashed": "the process ended, or the test took longer than it may",
-    "package": "a package, a file or a network that this machine has not",
-    "absent": "a module that the portable Transformer Engine has not: FP8 tensors, C++ extensions",
+    "package": "a package, a file or a network that this machine does not have",
+    "absent": "a module that the portable Transformer Engine lacks: FP8 tensors, C++ extensions",
     "hardware": "a Triton kernel, CUDA's type name, NCCL",
     "refused": "an error of Anytron's that names the setting",
     "host": "the host is the device: one generator, no copy by .cuda(), and is_cuda for every tensor",
@@ -47,8 +47,8 @@ _PATTERNS = {
         "Emerging Optimizers", "nltk", "persist_layer_norm", "Connection refused", "NameResolutionError", "cuda_ext",
     ),
     "hardware": (
-        "triton is not installed", "_GeneratorContextManager", "== 'cuda'", "float8_tensor", "_nccl_version",
-        "cpp_extensions", "'function' object is not subscriptable",  # Megatron's own stand-in for a Triton kernel
+        "triton is not installed", "_GeneratorContextManager", "== 'cuda'", "_nccl_version",
+        "'function' object is not subscriptable",  # Megatron's own stand-in for a Triton kernel
     ),
     "refused": ("EngineError", "The portable Transformer Engine has no", "has no counterpart"),
     "host": ("split_with_sizes expects",),

@@ -19,7 +19,7 @@ INTRODUCTION = """# Megatron-LM's own unit tests
 Megatron-LM's repository has unit tests of megatron-core, written for NVIDIA GPUs. Here they run, unedited, on Anytron's
 device stack, on a machine without an accelerator. Without the device stack only tests of pure Python pass there. Each
 failure has a class, by its message; `tests/megatron_lm/outcomes.py` has the rules. A failure without a class counts as
-a gap of Anytron's, and is listed.
+a gap of Anytron's. Gaps and crashes are listed.
 
 <!-- needs: a checkout of Megatron-LM -->
 ```sh

@@ -70,7 +70,7 @@ class Recorder:
             entry["outcome"] = "xfailed"
         elif report.outcome == "skipped":
             entry["reason"] = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
-        elif call.excinfo is not None and report.outcome != "skipped":
+        elif call.excinfo is not None:
             frames = traceback.extract_tb(call.excinfo.tb)[-FRAMES:]
             entry["type"] = call.excinfo.typename
             entry["message"] = str(call.excinfo.value)[:1500]

@@ -15,7 +15,7 @@ YARN_DEVICE = Patch(
     requires=">=0.15",
     reason=(
         "YaRN makes torch.device(torch.cuda.current_device()), and an integer is a device of torch's own accelerator, "
-        "which a torch for the processor has not"
+        "which a torch for the processor does not have"
     ),
     upstream="megatron/core/models/common/embeddings/yarn_rotary_pos_embedding.py, with torch.device(device)",
     remove_when="Megatron makes a device of the type and the index",

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def moe_permute(
-    inp: Tensor, routing_map: Tensor, num_out_tokens: int = -1, max_token_num: int = -1, map_type: str = "mask"
+    inp: Tensor, routing_map: Tensor, num_out_tokens: int | None = -1, max_token_num: int = -1, map_type: str = "mask"
 ) -> tuple[Tensor, Tensor]:
     """Copy each token once for each of its experts, sorted by expert and then by token.
 
     Args:
         inp: Tokens ``[T, H]``, any floating dtype.
         routing_map: ``[T, E]``, bool or integer; nonzero = the token is routed to the expert.
-        num_out_tokens: Number of rows of the result, if the caller knows it; -1 = the number of nonzero entries.
+        num_out_tokens: Number of rows of the result, if the caller knows it; -1 or None = as many as nonzero entries.
         max_token_num: Size of a workspace, which is not needed here.
         map_type: ``"mask"``, the form of ``routing_map``; ``"index"`` is refused.
 
@@ -51,7 +51,7 @@ def moe_permute(
 
 
 def moe_permute_with_probs(
-    inp: Tensor, probs: Tensor, routing_map: Tensor, num_out_tokens: int = -1
+    inp: Tensor, probs: Tensor, routing_map: Tensor, num_out_tokens: int | None = -1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Permute as :func:`moe_permute`, and select the rows' entries of ``probs`` ``[T, E]``.
 
@@ -125,7 +125,7 @@ def moe_sort_chunks_by_index_with_probs(
     )
 
 
-def _row_id_map(routing_map: Tensor, expected: int) -> Tensor:
+def _row_id_map(routing_map: Tensor, expected: int | None) -> Tensor:
     found = routing_map.T.nonzero().T
     if expected is not None and int(expected) not in (-1, found.shape[1]):
         raise _wrong(
