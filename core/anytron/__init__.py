@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from anytron.config.section import Section
     from anytron.device.hooks.specs import hookimpl
     from anytron.device.hooks.types import ConfigEdit, PatchContext, ProcessInfo, Requirement, Role
+    from anytron.device.host_collectives import host_collectives
     from anytron.device.loading import hooks_of
     from anytron.device.loading.neutral import NeutralDefaults
     from anytron.device.patches import Installed, Ledger, Patch, Phase, Supersession
@@ -100,4 +101,5 @@ __all__ = [
     "did_you_mean",
     "hookimpl",
     "hooks_of",
+    "host_collectives",
 ]

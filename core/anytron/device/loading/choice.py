@@ -1,7 +1,9 @@
 """Choose the one active platform: explicit configuration > ``ANYTRON_PLATFORM`` > probe.
 
 A fallback is never silent. The CPU (a platform with ``accelerator = False``) is chosen unasked only if every installed
-accelerator is *absent*; one that is broken is an error, and two usable ones are an error that asks for a choice.
+accelerator is *absent*; one that is broken is an error, and two usable ones are an error that asks for a choice. If the
+only usable accelerator belongs to a platform with ``chosen_by_name_only``, no installed platform covers the device:
+that is an error too.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from anytron.base.errors import PlatformError, did_you_mean
-from anytron.device.loading.hiding import own_packages_shown
+from anytron.device.loading.hiding import autoloaded_packages, own_packages_shown
 from anytron.device.loading.report import PluginReport, State
 from anytron.device.platform import Availability, Platform, Probe
 
@@ -59,13 +61,18 @@ def asked_platform(configured: str | None) -> Asked | None:
 def probe_platforms(found: Sequence[Found], only: str | None = None) -> dict[str, Probe]:
     """Probe the loaded platforms, or only the one named ``only``; return the results by platform name.
 
-    If a probe raises, the device counts as broken.
+    Platforms with ``chosen_by_name_only`` are probed last, and only if no other accelerator is there. If a probe
+    raises, the device counts as broken.
     """
-    return {
-        candidate.report.name: _probe(candidate.platform)
-        for candidate in found
-        if candidate.platform is not None and only in (None, candidate.report.name)
-    }
+    platforms = [one.platform for one in found if one.platform is not None and only in (None, one.report.name)]
+    probes = {one.name: _probe(one) for one in platforms if only or not one.chosen_by_name_only}
+    if only is None and not any(_is_there(one, probes.get(one.name)) for one in platforms):
+        probes |= {one.name: _probe(one) for one in platforms if one.chosen_by_name_only}
+    return probes
+
+
+def _is_there(platform: Platform, probe: Probe | None) -> bool:
+    return platform.accelerator and probe is not None and probe.availability is not Availability.ABSENT
 
 
 def _probe(platform: Platform) -> Probe:
@@ -124,6 +131,9 @@ def _choose_asked(platforms: Sequence[Found], probes: Mapping[str, Probe], asked
 def _refuse_unknown(platforms: Sequence[Found], asked: Asked, where: str) -> NoReturn:
     installed = [one.report.name for one in platforms]
     near = did_you_mean(asked.name, [*installed, *OFFICIAL_PLATFORMS])
+    package = next((one for one in autoloaded_packages() if asked.name in one), None)
+    if package is not None and asked.name not in OFFICIAL_PLATFORMS:
+        near = f"{package} is installed, which adds a device to torch. {_UNCOVERED.format(name=asked.name)}."
     others = "install the distribution that offers it (pip install ./anytron-NAME, if anytron new-platform wrote it)"
     fix = OFFICIAL_PLATFORMS.get(asked.name) or (f"{near} Otherwise {others}" if near else others)
     raise PlatformError(
@@ -136,6 +146,7 @@ def _refuse_unknown(platforms: Sequence[Found], asked: Asked, where: str) -> NoR
 
 def _choose_probed(platforms: Sequence[Found], probes: Mapping[str, Probe]) -> Choice:
     usable: list[Choice] = []
+    by_name_only: list[Choice] = []
     processors: list[Choice] = []
     absent: list[str] = []
     broken: list[tuple[str, str, str]] = []
@@ -145,7 +156,14 @@ def _choose_probed(platforms: Sequence[Found], probes: Mapping[str, Probe]) -> C
             if candidate.report.state is not State.BLOCKED:
                 broken.append((name, candidate.report.reason, candidate.report.remedy))
             continue
-        probe = probes[name]
+        probe = probes.get(name)
+        if candidate.platform.chosen_by_name_only:
+            if probe is not None and probe.availability is Availability.USABLE:
+                by_name_only.append(Choice(candidate.member, candidate.platform, probe, probe.reason))
+            elif probe is not None and autoloaded_packages():
+                absent.append(f"{name}: {probe.reason}")
+            continue
+        assert probe is not None
         if probe.availability is Availability.BROKEN:
             broken.append((name, probe.reason, probe.remedy))
         elif probe.availability is Availability.ABSENT:
@@ -163,7 +181,26 @@ def _choose_probed(platforms: Sequence[Found], probes: Mapping[str, Probe]) -> C
             why="; ".join(f"{name}: {reason}" for name, reason, _ in broken),
             fix="; ".join(remedies),
         )
+    if by_name_only and not usable:
+        _refuse_uncovered(by_name_only[0])
     return _single(usable, processors, absent)
+
+
+_UNCOVERED = (
+    f"To write a platform for it: anytron new-platform {{name}}. To use it without one: platform.name=accelerator, or "
+    f"{VARIABLE}=accelerator"
+)
+
+
+def _refuse_uncovered(found: Choice) -> NoReturn:
+    others = ", ".join(OFFICIAL_PLATFORMS.values())
+    raise PlatformError(
+        "This machine has an accelerator that no installed platform covers, and the processor is not used in its place.",
+        where=f"platform '{found.platform.name}', which is used only if it is named",
+        why=found.reason,
+        fix=f"install its platform ({others}). {_UNCOVERED.format(name='NAME')}. To use the processor: platform.name=cpu, "
+        f"or {VARIABLE}=cpu",
+    )
 
 
 def _single(usable: Sequence[Choice], processors: Sequence[Choice], absent: Sequence[str]) -> Choice:
@@ -209,7 +246,9 @@ def _settled(candidate: Found, probe: Probe | None, choice: Choice | None) -> Pl
     if choice is not None and candidate.platform is choice.platform:
         return replace(report, state=State.ACTIVE, reason=choice.reason)
     if probe is None:
-        return replace(report, reason="not probed: another platform was asked for")
+        only_by_name = candidate.platform.chosen_by_name_only
+        asked = "it is used only if it is named" if only_by_name else "another platform was asked for"
+        return replace(report, reason=f"not probed: {asked}")
     states = {
         Availability.USABLE: State.AVAILABLE,
         Availability.ABSENT: State.UNAVAILABLE,

@@ -35,12 +35,17 @@ def hide_foreign_devices(platforms: Iterable[Platform], active: Platform) -> tup
         The names of the hidden packages, sorted.
     """
     _show(active.device_packages)
-    foreign = {point.module.partition(".")[0] for point in entry_points(group=AUTOLOAD_GROUP)}
+    foreign = set(autoloaded_packages())
     foreign |= {name for platform in platforms for name in platform.device_packages}
     for name in foreign - set(active.device_packages):
         if name not in sys.modules and importlib.util.find_spec(name) is not None:
             _modules()[name] = None
     return tuple(sorted(name for name in foreign if _is_hidden(name)))
+
+
+def autoloaded_packages() -> tuple[str, ...]:
+    """Packages that torch would import by itself, sorted."""
+    return tuple(sorted({point.module.partition(".")[0] for point in entry_points(group=AUTOLOAD_GROUP)}))
 
 
 @contextlib.contextmanager
