@@ -30,7 +30,7 @@ def assert_close(found: Tensor | None, expected: Tensor, what: str, *, dtype: to
         raise Broken(f"{what} is missing: the results do not depend on this operand.")
     if found.shape != expected.shape:
         raise Broken(f"{what} has the wrong shape.", f"it is {tuple(found.shape)}, expected {tuple(expected.shape)}")
-    got, want = found.detach().double().cpu(), expected.detach().double().cpu()
+    got, want = found.detach().cpu().double(), expected.detach().cpu().double()
     if got.numel() == 0:
         return
     allowed = tolerance(str(dtype).removeprefix("torch."), want) * factor

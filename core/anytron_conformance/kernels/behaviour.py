@@ -285,7 +285,7 @@ def check_dropout(subject: Subject, sequence_format: str, probability: float) ->
 
 
 def _check_weights(found: Tensor, right: Tensor, probability: float) -> None:
-    got = found.detach().double().cpu()
+    got = found.detach().cpu().double()
     kept = got != 0
     off = (got - right / (1 - probability)).abs().masked_fill(~kept & (probability > 0), 0.0)
     if float(off.max()) > 1e-4:
