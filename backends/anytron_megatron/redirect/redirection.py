@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from anytron.base.errors import EngineError
-from anytron_megatron.redirect import collectives, devices, rng, streams, tensors
+from anytron_megatron.redirect import collectives, devices, modules, rng, streams, tensors
 from anytron_megatron.redirect.substitution import Substitution, substitute
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def redirect_torch_cuda(runtime: DeviceRuntime) -> Callable[[], None]:
             *streams.substitutions(runtime),
             *rng.substitutions(runtime, translate),
             *collectives.substitutions(runtime),
+            *modules.substitutions(),
             *_refusing_substitutions(),
         ]
     )
