@@ -46,6 +46,27 @@ _OLD_STACK, _STACK = "base_model.model.model.layers.", "base_model.model.model.l
 mcore-bridge exports, and in transformers 5, which PEFT expects. mcore-bridge reads both forms."""
 
 
+def _move(chunk: nn.Module, device: torch.device) -> None:
+    """Move a model to its device, and refuse a device on which its parameters lose attributes.
+
+    Raises:
+        EngineError: A parameter has lost attributes, or modules share a parameter no longer.
+    """
+    before = {name: frozenset(vars(parameter)) for name, parameter in chunk.named_parameters()}
+    chunk.to(device)
+    for name, parameter in chunk.named_parameters():
+        lost = before.get(name, frozenset({"its tie to another parameter"})) - vars(parameter).keys()
+        if lost:
+            raise EngineError(
+                "A parameter has lost attributes when the model moved to its device.",
+                where=f"{name}, device {device}",
+                why=f"the torch package of this device makes new parameters there, without {', '.join(sorted(lost))}; "
+                "Megatron sums gradients by these attributes",
+                fix="set redirects_torch_cuda = True in the platform: the redirection of torch.cuda carries attributes "
+                "over. Otherwise the package must patch torch.nn.Module._apply to do so",
+            )
+
+
 class BridgeSource:
     """One Hugging Face model directory as a Megatron model, built and converted by mcore-bridge.
 
@@ -214,7 +235,7 @@ class BridgeSource:
         if check is not None:
             check(chunks)
         for chunk in chunks:
-            chunk.to(device)
+            _move(chunk, device)
         load_weights(self._bridge, chunks, self.model_dir, self.config.num_layers)
         return chunks
 

@@ -162,7 +162,8 @@ def streams_order_work(subject: Subject, case: Case) -> None:
     """Work is queued on a second stream that waits for the first, and the first waits for it in turn.
 
     Leaving the `with` block of a stream makes the previous stream current again, also after an error. A tensor that two
-    streams use accepts `Tensor.record_stream`, which Megatron's experts call.
+    streams use accepts `Tensor.record_stream`, which Megatron's experts call: then its memory is not used again before
+    both are done with it.
     """
     del case
     stream, current = subject.runtime.new_stream(), subject.runtime.current_stream()
@@ -191,9 +192,28 @@ def streams_order_work(subject: Subject, case: Case) -> None:
             "Tensor.record_stream raises an error: Megatron's experts call it for tensors that two streams use.",
             f"{error}",
         ) from error
+    _check_memory_is_kept(subject, stream)
     stream.synchronize()
     if not stream.query():
         raise Broken("A stream reports unfinished work after it was waited for.")
+
+
+def _check_memory_is_kept(subject: Subject, stream: Any) -> None:
+    """Free a tensor that the stream still has to read, and use memory of the same size at once."""
+    length = 7 * SIZE * SIZE  # a size that no other tensor has, so that its memory is the first choice for the next one
+    used = torch.full((length,), 2.0, device=subject.device)
+    stream.wait_stream(subject.runtime.current_stream())
+    with stream:
+        result = _long_work(subject)[0, 0] * used
+    used.record_stream(stream)
+    del used
+    float(torch.full((length,), 3.0, device=subject.device).sum())  # computed now, on the first stream
+    stream.synchronize()
+    if wrong := int((result != 2).sum()):
+        raise Broken(
+            "Memory was used again while another stream still read it: Tensor.record_stream does not keep it.",
+            f"{wrong} numbers off",
+        )
 
 
 @rule("synchronize-waits", "device", "synchronize returns when all queued work is done.")

@@ -13,14 +13,16 @@
 
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
 
 namespace invented {
 
 constexpr int kDevices = 2;
 
-// The fault that the device has, by the variable INVENTED_FAULT; see tests/invented_device/faults.py.
+// Whether the device has the named fault: the variable INVENTED_FAULT, or set_fault. faults.py describes each.
 bool has_fault(const char* name);
+void set_fault(std::string name);
 
 c10::Device device_at(int index);
 int current_device();
@@ -29,10 +31,18 @@ void set_current_device(int index);
 c10::Stream current_stream(int device);
 void set_current_stream(c10::Stream stream);
 c10::Stream new_stream(int device);
+c10::Stream stream_of(int device, c10::StreamId id);
+
+// Held while anything is queued, computed, allocated or freed.
+std::recursive_mutex& mutex();
+using Lock = std::lock_guard<std::recursive_mutex>;
 
 using Work = std::function<void()>;
 void enqueue(c10::Stream stream, Work work);
-// Compute everything that is queued on the stream.
+// How much was ever queued on the stream, and whether so much is computed.
+uint64_t queued(c10::Stream stream);
+bool passed(c10::Stream stream, uint64_t position);
+// Compute everything that is queued on the stream, or on all streams of the device.
 void finish(c10::Stream stream);
 void finish_device(int device);
 
@@ -52,6 +62,9 @@ bool progress(c10::Stream stream);
 char* readable(const void* address);
 // The tensor's address of a kernel's address; nullptr for a foreign address.
 char* address_of(const void* readable_address);
+
+// The device whose memory an address is; an error for a foreign address.
+int owner(const void* address);
 
 c10::Allocator* device_allocator();
 c10::Allocator* pinned_allocator();

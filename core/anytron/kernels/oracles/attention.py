@@ -170,17 +170,18 @@ def largest_difference(
     padding = ~layout.valid[..., None, None]
     leaves = [layout.pack(operand.to(device), IN_PADDING).requires_grad_() for operand in operands]
     output = attend(*leaves)
-    if not output.requires_grad or not bool(output.isfinite().all()):
+    if not output.requires_grad or not bool(output.detach().cpu().isfinite().all()):
         return float("inf")
     output = output.masked_fill(padding, 0.0)
     found = torch.autograd.grad(output.float().square().sum(), (*leaves, *own), allow_unused=True)
     largest = 0.0
     for value, want in ((output.detach(), wanted.detach()), *zip(found, gradients, strict=True)):
-        if value is None or not bool(value.isfinite().all()):
+        # On the host, so that a fault of the device's own arithmetic, or a lack of float64, is not the kernel's.
+        if value is None or not bool((got := value.cpu().float()).isfinite().all()):
             return float("inf")
-        expected = want.to(device, torch.float32)
-        expected = expected if expected.dim() == 1 else layout.pack(expected)
-        largest = max(largest, float((value.float() - expected).abs().max() / want.abs().max()))
+        expected = want.float()
+        expected = expected if expected.dim() == 1 else layout.pack(expected.to(device)).cpu()
+        largest = max(largest, float((got - expected).abs().max() / want.abs().max()))
     return largest
 
 

@@ -237,14 +237,15 @@ def influence(attend: Attend, operands: Sequence[Tensor], layout: SequenceLayout
     """
     query, key, value = (layout.pack(operand.to(device), IN_PADDING) for operand in operands)
     limit = MOVED.get(value.dtype, MOVED_ELSEWHERE)
-    shown = layout.token_index.view(layout.shape)
+    shown, valid = layout.token_index.view(layout.shape), layout.valid.cpu()
+    tokens = shown.cpu()
     pairs: set[Pair] = set()
     with torch.no_grad():
-        before = attend(query, key, value).float()
+        before = attend(query, key, value).cpu().float()  # compared on the host: only attention is the device's
         for token in range(layout.num_tokens + 1):  # the last stands for all padding
             chosen = (shown == token)[..., None, None]
-            after = attend(query, key + chosen.to(key.dtype), value + (PUSH * chosen).to(value.dtype)).float()
-            moved = ~((after - before).abs().amax((-1, -2)) <= limit) & layout.valid
+            after = attend(query, key + chosen.to(key.dtype), value + (PUSH * chosen).to(value.dtype)).cpu().float()
+            moved = ~((after - before).abs().amax((-1, -2)) <= limit) & valid
             name = PADDING if token == layout.num_tokens else token
-            pairs |= {(seeing, name) for seeing in shown[moved].tolist()}
+            pairs |= {(seeing, name) for seeing in tokens[moved].tolist()}
     return pairs

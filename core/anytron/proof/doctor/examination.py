@@ -40,6 +40,7 @@ LIVE_TOPICS = (
     Check("devices.all", devices.examine_devices),
     Check("executors.all", devices.examine_executors),
     Check("kernels.all", devices.examine_kernels),
+    Check("operators.all", devices.examine_operators),
     Check("numbers.all", devices.examine_numbers),
     Check("memory.all", devices.examine_memory),
 )

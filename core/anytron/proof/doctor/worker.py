@@ -55,9 +55,15 @@ def _bench(start: dict[str, Any]) -> Bench:
 
 def _answer(bench: Bench, question: str) -> dict[str, Any]:
     from anytron.proof.doctor import probes
+    from anytron.proof.doctor.operators import operators
 
     probe, _, argument = question.partition(" ")
     if argument:
         return {"executor": probes.executor, "attention": probes.attention}[probe](bench, argument)
-    known: dict[str, Probe] = {"devices": probes.devices, "kernels": probes.kernels, "log-probs": probes.log_probs}
+    known: dict[str, Probe] = {
+        "devices": probes.devices,
+        "kernels": probes.kernels,
+        "log-probs": probes.log_probs,
+        "operators": operators,
+    }
     return known[probe](bench)
