@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 SOURCES = Path(__file__).parent / "csrc"
 PACKAGE = Path(__file__).parent / "torch_invented"
@@ -26,10 +27,15 @@ def installed() -> Path:
     digest = hashlib.sha256(torch.__version__.encode() + b"".join(file.read_bytes() for file in files)).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anytron"
     target = cache / f"invented-device-{digest[:12]}"
-    if target.is_dir():
-        return target
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix=".build-") as temporary:
+    with FileLock(cache / "invented-device.lock"):
+        if not target.is_dir():
+            _build(target)
+    return target
+
+
+def _build(target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as temporary:
         made = Path(temporary) / "site"
         shutil.copytree(PACKAGE, made / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
         metadata = made / "torch_invented-0.1.dist-info"
@@ -37,12 +43,7 @@ def installed() -> Path:
         for name, text in METADATA.items():
             (metadata / name).write_text(text)
         _compile(Path(temporary), made / PACKAGE.name / "libinvented.so")
-        try:
-            made.rename(target)
-        except OSError:  # another process was faster
-            if not target.is_dir():
-                raise
-    return target
+        made.rename(target)
 
 
 def _compile(work: Path, library: Path) -> None:
@@ -52,7 +53,9 @@ def _compile(work: Path, library: Path) -> None:
 
     def compile_one(source: Path) -> str:
         output = str(work / f"{source.stem}.o")
-        subprocess.run(["g++", "-std=c++20", "-O1", "-fPIC", "-w", abi, *include, "-c", str(source), "-o", output], check=True)
+        subprocess.run(
+            ["g++", "-std=c++20", "-O1", "-fPIC", "-w", abi, *include, "-c", str(source), "-o", output], check=True
+        )
         return output
 
     with ThreadPoolExecutor() as pool:

@@ -33,9 +33,9 @@ class HostProcessGroup(distributed.ProcessGroup):
     """A process group for tensors of any device; gloo does the work, on copies in host memory."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this form
         self.inner = distributed.ProcessGroup(store, rank, size)
-        gloo = distributed.ProcessGroupGloo(store, rank, size, timeout)  # type: ignore[arg-type]  # a timedelta
+        gloo = distributed.ProcessGroupGloo(store, rank, size, timeout)
         self.inner._register_backend(torch.device("cpu"), distributed.ProcessGroup.BackendType.GLOO, gloo)
         self.inner._set_default_backend(distributed.ProcessGroup.BackendType.GLOO)
 
@@ -49,7 +49,7 @@ class HostProcessGroup(distributed.ProcessGroup):
 
 
 class HostWork(distributed.Work):
-    """The handle of a collective. Its results are copied to the device, on the current stream, when the caller waits."""
+    """The handle of a collective; when the caller waits, results are copied to the device, on the current stream."""
 
     def __init__(self, inner: distributed.Work, results: list[tuple[Tensor, Tensor]]) -> None:
         """Keep gloo's handle.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import mmap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 

@@ -62,7 +62,9 @@ def find_accelerator() -> Found:
     asked = [sys.executable, "-c", _QUESTION]
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     try:
-        answer = subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        answer = subprocess.run(  # noqa: S603 - this interpreter
+            asked, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return Found(0, f"{known_by}: torch gave no answer within {LIMIT_S:.0f} seconds")
     lines = answer.stdout.strip().splitlines()
@@ -84,10 +86,7 @@ def _torch_is_built_for() -> list[str]:
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     values: dict[str, object] = {}
     for statement in ast.parse(text).body:
-        target = statement.target if isinstance(statement, ast.AnnAssign) else None
-        if isinstance(statement, ast.Assign):
-            target = statement.targets[0]
-        value = getattr(statement, "value", None)
-        if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
-            values[target.id] = value.value
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and isinstance(statement.value, ast.Constant):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            values |= {target.id: statement.value.value for target in targets if isinstance(target, ast.Name)}
     return [name for name in BUILT_FOR if values.get(name)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import ClassVar
 
 import torch
@@ -26,15 +26,7 @@ def make_runtime() -> TorchRuntime:
         PlatformError: A package cannot be loaded, or torch reports no accelerator.
     """
     for point in entry_points(group=GROUP):
-        try:
-            point.load()()
-        except Exception as error:
-            raise PlatformError(
-                f"The package {point.module.partition('.')[0]}, which adds a device to torch, cannot be loaded.",
-                where=f"entry point {point.name} of the group {GROUP}",
-                why=f"{type(error).__name__}: {error}",
-                fix="repair or uninstall the package; the driver of its device may be missing",
-            ) from error
+        _load(point)
     found = torch.accelerator.current_accelerator()
     if found is None:
         raise PlatformError(
@@ -49,9 +41,28 @@ def make_runtime() -> TorchRuntime:
         backend = host_collectives(found.type)
         reason = f"torch.distributed has no backend for {found.type}, so that tensors go through host memory and gloo"
 
+    kind = found.type
+
     class Runtime(TorchRuntime):
-        device_type: ClassVar[str] = found.type
+        device_type: ClassVar[str] = kind
         communication_backend: ClassVar[str] = backend
         backend_reason: ClassVar[str] = reason
 
     return Runtime()
+
+
+def _load(point: EntryPoint) -> None:
+    """Load a package that adds a device to torch.
+
+    Raises:
+        PlatformError: The package raises an error.
+    """
+    try:
+        point.load()()
+    except Exception as error:
+        raise PlatformError(
+            f"The package {point.module.partition('.')[0]}, which adds a device to torch, cannot be loaded.",
+            where=f"entry point {point.name} of the group {GROUP}",
+            why=f"{type(error).__name__}: {error}",
+            fix="repair or uninstall the package; the driver of its device may be missing",
+        ) from error

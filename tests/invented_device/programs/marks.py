@@ -6,9 +6,9 @@ import torch
 import torch_invented  # noqa: F401
 
 from anytron.base.errors import EngineError
+from anytron_accelerator.runtime import make_runtime
 from anytron_megatron.models.bridge import _move
 from anytron_megatron.redirect import redirect_torch_cuda
-from anytron_accelerator.runtime import make_runtime
 
 
 class Tied(torch.nn.Module):

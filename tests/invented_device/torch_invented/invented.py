@@ -3,7 +3,7 @@
 import torch
 
 
-class device:
+class device:  # noqa: N801 - the name that torch uses
     """Make a device the current one in a ``with`` block."""
 
     def __init__(self, device):

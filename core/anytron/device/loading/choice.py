@@ -195,11 +195,11 @@ _UNCOVERED = (
 def _refuse_uncovered(found: Choice) -> NoReturn:
     others = ", ".join(OFFICIAL_PLATFORMS.values())
     raise PlatformError(
-        "This machine has an accelerator that no installed platform covers, and the processor is not used in its place.",
+        "This machine has an accelerator that no installed platform covers; the processor does not take its place.",
         where=f"platform '{found.platform.name}', which is used only if it is named",
         why=found.reason,
-        fix=f"install its platform ({others}). {_UNCOVERED.format(name='NAME')}. To use the processor: platform.name=cpu, "
-        f"or {VARIABLE}=cpu",
+        fix=f"install its platform ({others}). {_UNCOVERED.format(name='NAME')}. To use the processor: "
+        f"platform.name=cpu, or {VARIABLE}=cpu",
     )
 
 

@@ -31,7 +31,7 @@ ENTRIES, WIDTH, HEADS, TOKENS = 16, 64, 4, 8
 
 class _Count(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -77,7 +77,8 @@ class _Layer(torch.nn.Module):
         attended = scores.masked_fill(hidden_keys, -torch.inf).softmax(-1) @ value
         hidden = hidden + self.out(attended.transpose(1, 2).flatten(2))
         hidden = hidden + self.down(functional.silu(self.up(self.norms[1](hidden))))
-        return hidden @ self.embedding.weight.T
+        logits: Tensor = hidden @ self.embedding.weight.T
+        return logits
 
 
 def _training_step(device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
