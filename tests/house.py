@@ -26,6 +26,7 @@ PACKAGES = {
     "anytron_vllm": ROOT / "backends" / "anytron_vllm",
     "anytron_verifiers": ROOT / "backends" / "anytron_verifiers",
     "anytron_ray": ROOT / "backends" / "anytron_ray",
+    "anytron_accelerator": ROOT / "plugins" / "accelerator" / "anytron_accelerator",
     "anytron_cpu": ROOT / "plugins" / "cpu" / "anytron_cpu",
     "anytron_cuda": ROOT / "plugins" / "cuda" / "anytron_cuda",
     "anytron_ascend": ROOT / "plugins" / "ascend" / "anytron_ascend",
@@ -85,6 +86,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("group", "machines"),
         ("executor",),
     ),
+    "anytron_accelerator": (("detection",), ("runtime",), ("platform",), ("__init__",)),
     "anytron_cpu": (("runtime",), ("platform",), ("__init__",)),
     "anytron_cuda": (
         ("nvml", "options"),

@@ -21,7 +21,7 @@ PIECE_BYTES = 55_500_000
 """Of a piece, at most: channels take 64 MiB at a time, and the source tree (11 MB) travels beside it."""
 OWN = ("anytron", "anytron-conformance", "anytron-cuda")
 """Distributions of this tree, carried as wheels for the sake of their metadata and entry points."""
-SOURCES = ("core", "backends", "plugins/cpu", "plugins/cuda")
+SOURCES = ("core", "backends", "plugins/accelerator", "plugins/cpu", "plugins/cuda")
 """Where their packages lie in the tree."""
 TORCH = re.compile(r"torch|triton|nvidia-.*|cuda-.*")
 """Distributions that are the image's, always."""

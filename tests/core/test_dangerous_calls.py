@@ -8,7 +8,7 @@ import pytest
 
 from tests.house import ROOT
 
-FOLDERS = ("core", "backends", "plugins/cpu", "plugins/cuda", "plugins/ascend/anytron_ascend")
+FOLDERS = ("core", "backends", "plugins/accelerator", "plugins/cpu", "plugins/cuda", "plugins/ascend/anytron_ascend")
 FOLDERS += ("plugins/ascend/simulator", "plugins/verl/anytron_verl", "examples", "benchmarks")
 NAMES = {"torch.load", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads", "yaml.load"}
 NAMES |= {"yaml.unsafe_load", "os.system", "os.popen", "eval", "exec"}

@@ -26,7 +26,7 @@ TEMPLATE = CORE / "cli" / "scaffold" / "template"
 KIT = ROOT / "core" / "anytron_conformance"
 BACKENDS = ROOT / "backends"
 BACKEND_NAMES = ("anytron_megatron", "anytron_rollout", "anytron_vllm", "anytron_verifiers", "anytron_ray")
-PLATFORM_NAMES = ("anytron_cpu", "anytron_cuda", "anytron_ascend")
+PLATFORM_NAMES = ("anytron_accelerator", "anytron_cpu", "anytron_cuda", "anytron_ascend")
 SOURCES = ("core", "backends", "plugins", "tests", "examples", "benchmarks", "docs")
 LONGEST = 400
 """Lines of a file."""
@@ -46,6 +46,7 @@ LIGHT = (
     "anytron.device.loading",
     "anytron.device.runtime",
     "anytron.cli.main",
+    "anytron_accelerator",
     "anytron_cpu",
 )
 

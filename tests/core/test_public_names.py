@@ -19,6 +19,7 @@ from tests.house import ROOT
 FOLDERS = (
     "core/anytron/cli/scaffold/template",
     "examples",
+    "plugins/accelerator/anytron_accelerator",
     "plugins/cpu/anytron_cpu",
     "plugins/cuda/anytron_cuda",
     "plugins/ascend/anytron_ascend",

@@ -8,7 +8,14 @@ import pytest
 
 from tests.house import ROOT
 
-FOLDERS = ("core", "backends", "plugins/cpu", "plugins/cuda/anytron_cuda", "plugins/ascend/anytron_ascend")
+FOLDERS = (
+    "core",
+    "backends",
+    "plugins/accelerator",
+    "plugins/cpu",
+    "plugins/cuda/anytron_cuda",
+    "plugins/ascend/anytron_ascend",
+)
 FOLDERS += ("plugins/verl/anytron_verl",)
 
 PARSERS = {"json.load", "json.loads", "yaml.safe_load", "yaml.load", "OmegaConf.create", "OmegaConf.load"}

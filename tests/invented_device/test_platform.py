@@ -114,6 +114,12 @@ def test_the_kit_finds_no_fault_in_its_training(anytron, level):
 
 
 @pytest.mark.slow
-def test_verify_finds_no_fault(anytron):
-    done = anytron("verify", EXAMPLE, "platform.name=accelerator", "--json")
-    assert done.returncode == 0, done.stdout
+@pytest.mark.parametrize("fault", ["", "softmax-forgets-keys"])
+def test_verify_compares_with_the_host(anytron, fault):
+    """With transformers on the device too, attention that is wrong there would be wrong on both sides."""
+    done = anytron("verify", EXAMPLE, "platform.name=accelerator", "--json", INVENTED_FAULT=fault)
+    results = {result["name"]: result for result in json.loads(done.stdout)["results"]}
+    for name in ("hf-logits", "hf-log-probs", "hf-gradients", "mask-conformance"):
+        assert results[name]["status"] == ("failed" if fault else "passed"), results[name]
+    assert "transformers on the host" in results["hf-logits"]["detail"]
+    assert bool(done.returncode) == bool(fault)

@@ -66,7 +66,7 @@ def model_logits(subject: Subject, case: Case) -> None:
     of hooks that change the micro-batch break the rule. Level ``kernels`` finds the kernel at fault.
     """
     seen = _see(subject, case)
-    result = compare_logits("", seen.dtype, seen.truth.logits, seen.forward.logits)
+    result = compare_logits("", seen.dtype, seen.truth.logits, seen.forward.logits, "transformers on the host")
     hold(result, "The logits differ from transformers'.")
 
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
 from anytron.base.components import TRAINING_ENGINES
 from anytron.base.errors import AnytronError
 from anytron.config.running import ParallelSection
@@ -24,7 +22,6 @@ from anytron.proof.verification.comparisons import (
 from anytron.proof.verification.empty_shares import check_empty_shares
 from anytron.proof.verification.engines import (
     MAX_NEW_TOKENS,
-    WHOLE_LOGITS,
     Engines,
     Forward,
     Observation,
@@ -35,6 +32,7 @@ from anytron.proof.verification.engines import (
     sample_trajectories,
 )
 from anytron.proof.verification.gradients import check_gradients, compare_recomputed, own_gradients
+from anytron.proof.verification.logits import logits_of_transformers
 from anytron.proof.verification.prediction import check_prediction, trains_modules
 from anytron.proof.verification.updates import check_adapters, check_optimizer, with_visible_update, without_dropout
 from anytron.proof.verification.weights import compare_weights, stored_weights
@@ -47,6 +45,8 @@ from anytron.workers.executor.protocol import GroupSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import torch
 
     from anytron.base.results import Result
     from anytron.config.schema import RunConfig
@@ -169,15 +169,16 @@ class _Run:
 
     @check("hf-logits")
     def hf_logits(self, name: str) -> Result:
-        """Compare logits with the rollout engine's, which a process without the training engine computes."""
-        return compare_logits(name, self._config.model.dtype, self._their_logits(), self._forward().logits)
+        """Compare logits with those of transformers, computed on the host or in the rollout's process."""
+        expected, place = self._their_logits()
+        return compare_logits(name, self._config.model.dtype, expected, self._forward().logits, place)
 
     @check("hf-log-probs")
     def hf_log_probs(self, name: str) -> Result:
-        """Compare the log-prob kernel's results with those from the rollout engine's logits, at two temperatures."""
+        """Compare the log-prob kernel's results with those from the logits of ``hf-logits``, at two temperatures."""
         first = first_sequences(self._trajectories().batch)
         outputs = self._forward().by_temperature
-        return compare_token_outputs(name, self._config.model.dtype, self._their_logits(), first, outputs)
+        return compare_token_outputs(name, self._config.model.dtype, self._their_logits()[0], first, outputs)
 
     @check("hf-gradients")
     def hf_gradients(self, name: str) -> Result:  # noqa: ARG002 - as all checks
@@ -348,9 +349,9 @@ class _Run:
             "responses", lambda: sample_trajectories(self._config, self._prepared, self._engines.rollout())
         )
 
-    def _their_logits(self) -> torch.Tensor:
-        sequences = self._trajectories().sequences[:WHOLE_LOGITS]
-        return self._once("the rollout engine's logits", lambda: torch.cat(self._engines.rollout().logits(sequences)))
+    def _their_logits(self) -> tuple[torch.Tensor, str]:
+        own, sampled = (self._config, self._session.platform, self._engines), self._trajectories()
+        return self._once("the logits of transformers", lambda: logits_of_transformers(*own, sampled))
 
     def _forward(self) -> Forward:
         batch = self._trajectories().batch

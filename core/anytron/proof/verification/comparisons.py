@@ -55,14 +55,21 @@ def tolerance(dtype: str, values: Tensor) -> float:
     return FACTORS[dtype] * max(1.0, scale)
 
 
-def compare_logits(check: str, dtype: str, expected: Tensor, found: Tensor) -> Result:
+def compare_logits(check: str, dtype: str, expected: Tensor, found: Tensor, place: str) -> Result:
     """Compare logits, float32 ``[T, V]``.
 
     Their log-softmax is compared: logits of a row may differ by a constant, which has no meaning.
+
+    Args:
+        check: Name of the check.
+        dtype: Name of the element type in which ``found`` was computed.
+        expected: Logits of another implementation.
+        found: Logits of the engine.
+        place: Where ``expected`` was computed, for the result's detail.
     """
     width = min(expected.shape[1], found.shape[1])
     expected, found = expected[:, :width].log_softmax(-1), found[:, :width].log_softmax(-1)
-    detail = f"{len(expected)} tokens, {width} logits each, log-probs down to {float(expected.min()):.3g}"
+    detail = f"{len(expected)} tokens, {width} logits each, log-probs down to {float(expected.min()):.3g}; {place}"
     return measured(check, largest(found - expected), tolerance(dtype, expected), detail)
 
 

@@ -15,6 +15,9 @@ class AcmeRuntime(CpuRuntime):
             device_type = "acme"  # as in torch.device("acme")
             communication_backend = "acmeccl"  # as in torch.distributed.init_process_group
 
+    A device without collectives has ``communication_backend = host_collectives("acme")`` (of anytron): through host
+    memory, for the first runs on several ranks.
+
     Otherwise inherit from ``anytron.DeviceRuntime`` and write its methods: devices, synchronisation,
     memory, random numbers. Their docstrings are the contract
     (``python -m pydoc anytron.DeviceRuntime``), and ``anytron conformance acme --level device`` checks
