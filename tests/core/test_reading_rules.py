@@ -34,6 +34,7 @@ PARSED_ELSEWHERE = {
     "core/anytron/task/rewards/judge.py": "answers of a server, a fault of which is the sample's, depth included",
     "core/anytron_conformance/tiny_models.py": "a model that a test has made",
     "core/anytron_conformance/training/whole_runs.py": "metrics of a run that a test has made",
+    "plugins/accelerator/anytron_accelerator/detection.py": "the answer of a process that it has started",
     "backends/anytron_verifiers/environment.py": "arguments of the driver",
     "backends/anytron_verifiers/source.py": "rows of an environment, a package that the user has installed",
     "backends/anytron_verifiers/messages.py": "what a model wrote, in which a malformed call is none, depth included",

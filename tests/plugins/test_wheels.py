@@ -83,7 +83,7 @@ def test_the_extra_brings_the_platform_and_the_command_lists_it(installed):
     done = run(installed, "anytron", "plugins", "list", "--json")
     assert done.returncode == 0, done.stderr
     found = {report["name"]: report for report in json.loads(done.stdout)}
-    assert set(found) == {"cpu", "ascend", "basalt", "megatron"}
+    assert set(found) == {"accelerator", "cpu", "ascend", "basalt", "megatron"}
     assert (found["ascend"]["distribution"], found["ascend"]["state"]) == ("anytron-ascend", "unavailable")
     assert found["cpu"]["state"] == "active"
     assert "every installed accelerator is absent" in found["cpu"]["reason"]
@@ -99,8 +99,8 @@ def test_an_installed_platform_whose_device_is_there_becomes_active(installed):
 def test_no_import_name_but_ours_is_installed(installed):
     site_packages = next(installed.glob("lib/python*/site-packages"))
     names = {path.name for path in site_packages.iterdir() if path.suffix not in (".dist-info", ".pth")}
-    parts = ("", "_conformance", "_megatron", "_ray", "_rollout", "_verifiers", "_vllm", "_cpu", "_ascend", "_basalt")
-    assert names == {*(f"anytron{part}" for part in parts), "basalt_sdk"}
+    parts = ("accelerator", "ascend", "basalt", "conformance", "cpu", "megatron", "ray", "rollout", "verifiers", "vllm")
+    assert names == {"anytron", *(f"anytron_{part}" for part in parts), "basalt_sdk"}
 
 
 def test_the_package_is_typed_and_imported_from_the_wheel(installed):

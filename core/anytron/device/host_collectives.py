@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from anytron.base.errors import PlatformError
 
-BACKEND = "gloo_on_host"
-"""Name of the backend in ``torch.distributed``."""
-
 
 def host_collectives(device_type: str) -> str:
     """Register collectives over host memory for a device, and return the name of their backend.
@@ -33,10 +30,10 @@ def host_collectives(device_type: str) -> str:
             why="torch was built without gloo",
             fix="install a torch that has gloo, or name the device's own backend in communication_backend",
         )
+    from anytron.device.host_process_group import BACKEND, make_process_group
+
     registered: list[str] = distributed.Backend.backend_capability.get(BACKEND, [])
     if not registered:
-        from anytron.device.host_process_group import make_process_group
-
         distributed.Backend.register_backend(BACKEND, make_process_group, devices=[device_type])
     elif registered != [device_type]:
         raise PlatformError(

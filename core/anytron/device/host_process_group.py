@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from anytron.device.host_collectives import BACKEND
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
+BACKEND = "gloo_on_host"
+"""Name of the backend in ``torch.distributed``."""
 WITH_RESULTS = (
     "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base", "all_gather_single",
     "all_gather_single_coalesced", "allgather_coalesced", "allgather_into_tensor_coalesced", "reduce_scatter",

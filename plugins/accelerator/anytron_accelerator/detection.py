@@ -19,13 +19,14 @@ BUILT_FOR = ("cuda", "hip", "rocm", "xpu")
 """Variables of torch/version.py that are not None in a torch that was built for such devices."""
 LIMIT_S = 180.0
 
+ANSWER = "anytron found: "
 _QUESTION = f"""
 import json, torch
 from importlib.metadata import entry_points
 for point in entry_points(group="{GROUP}"):
     point.load()()
 found = torch.accelerator.current_accelerator(check_available=True)
-print("\\n" + json.dumps(None if found is None else [found.type, torch.accelerator.device_count()]))
+print("\\n{ANSWER}" + json.dumps(None if found is None else [found.type, torch.accelerator.device_count()]))
 """
 
 
@@ -67,11 +68,11 @@ def find_accelerator() -> Found:
         )
     except subprocess.TimeoutExpired:
         return Found(0, f"{known_by}: torch gave no answer within {LIMIT_S:.0f} seconds")
-    lines = answer.stdout.strip().splitlines()
-    if answer.returncode or not lines:
+    lines = [line for line in answer.stdout.splitlines() if line.startswith(ANSWER)]
+    if not lines:
         said = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
         return Found(0, f"{known_by}: torch cannot be asked: {said[-1]}")
-    reported = json.loads(lines[-1])
+    reported = json.loads(lines[0].removeprefix(ANSWER))
     if reported is None:
         return Found(0, f"torch.accelerator reports no device of {known_by}")
     device_type, count = reported
