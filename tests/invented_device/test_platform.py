@@ -1,6 +1,7 @@
 """The platform `accelerator` on the invented device: offered, never chosen; it trains as the processor does."""
 
 import json
+import os
 
 import pytest
 
@@ -93,6 +94,42 @@ def test_operators_that_the_host_computes_are_named(anytron):
     assert results["numbers.attention-thd"]["status"] == "passed"
 
 
+FORGETFUL = """
+from anytron import AcceleratorRuntime, Availability, Platform, Probe
+
+
+class Forgetful(Platform):
+    name = "forgetful"
+    api_version = 1
+
+    def probe(self):
+        return Probe(Availability.USABLE, "two devices", devices=2)
+
+    def runtime(self):
+        import torch_invented
+
+        class Runtime(AcceleratorRuntime):
+            device_type = "invented"
+            communication_backend = "gloo"
+
+        return Runtime()
+"""
+
+
+def test_a_platform_that_forgets_its_packages_is_told_the_line(anytron, tmp_path, device):
+    (tmp_path / "forgetful.py").write_text(FORGETFUL)
+    information = tmp_path / "forgetful-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: forgetful\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[anytron.platforms]\nforgetful = forgetful:Forgetful\n")
+    path = os.pathsep.join([str(tmp_path), device["PYTHONPATH"]])
+    for command in (("doctor",), ("train", EXAMPLE)):
+        done = anytron(*command, PYTHONPATH=path, ANYTRON_PLATFORM="forgetful")
+        assert done.returncode != 0
+        said = " ".join((done.stdout + done.stderr).split())
+        assert 'its class must name the package: device_packages = ("torch_invented",)' in said, said
+
+
 @pytest.mark.slow
 def test_two_ranks_of_one_model_train_as_one(anytron, tmp_path):
     for size in (1, 2):
@@ -103,6 +140,18 @@ def test_two_ranks_of_one_model_train_as_one(anytron, tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
     for one, other in zip(steps(tmp_path / "2"), steps(tmp_path / "1"), strict=True):
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_it_trains_through_ray(anytron, tmp_path):
+    for kind in ("ray", "local"):
+        done = anytron(
+            "train", EXAMPLE, "platform.name=accelerator", "trainer.total_steps=3", f"executor.kind={kind}",
+            f"trainer.output_dir={tmp_path / kind}",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+    for one, other in zip(steps(tmp_path / "ray"), steps(tmp_path / "local"), strict=True):
+        assert one == pytest.approx(other, rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.slow

@@ -61,9 +61,11 @@ class ProgressBar(Watcher):
         self.bar.update(self._task, description=what)
 
     def made(self, result: Result) -> None:
-        """Print the result as a line, and advance the bar."""
+        """Print the result as a line, with the reason of a failure, and advance the bar."""
         self.results.append(result)
-        self._notes.print(Text.assemble(f"{result.name}: ", _colored(result.status), f", {result.seconds:.1f} s"))
+        case = f"case {result.broken}: " if result.broken else ""
+        why = f": {case}{result.detail}" if result.status == "failed" else ""
+        self._notes.print(Text.assemble(f"{result.name}: ", _colored(result.status), f", {result.seconds:.1f} s", why))
         self.bar.advance(self._task)
 
 

@@ -13,6 +13,8 @@ import sys
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, cast
 
+from anytron.base.hidden import is_hidden
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -40,7 +42,7 @@ def hide_foreign_devices(platforms: Iterable[Platform], active: Platform) -> tup
     for name in foreign - set(active.device_packages):
         if name not in sys.modules and importlib.util.find_spec(name) is not None:
             _modules()[name] = None
-    return tuple(sorted(name for name in foreign if _is_hidden(name)))
+    return tuple(sorted(name for name in foreign if is_hidden(name)))
 
 
 def autoloaded_packages() -> tuple[str, ...]:
@@ -61,14 +63,10 @@ def own_packages_shown(platform: Platform) -> Iterator[None]:
 
 def _show(names: Iterable[str]) -> list[str]:
     """Make hidden packages visible; return those that were hidden."""
-    hidden = [name for name in dict.fromkeys(names) if _is_hidden(name)]
+    hidden = [name for name in dict.fromkeys(names) if is_hidden(name)]
     for name in hidden:
         del _modules()[name]
     return hidden
-
-
-def _is_hidden(name: str) -> bool:
-    return name in sys.modules and _modules()[name] is None
 
 
 def _modules() -> dict[str, Any]:

@@ -105,7 +105,7 @@ def _opened(config: RunConfig, places: Places, session: Session, path: Path) -> 
     remarks += [str(decision) for decision in decisions_of(session.platform)]
     remarks += [f"optional: {one.reason} - {one.remedy}" for one in unmet]
     if session.hidden:
-        remarks.append(f"hidden, because it belongs to another device: {', '.join(session.hidden)}")
+        remarks.append(f"hidden, because it adds another device to torch: {', '.join(session.hidden)}")
     remarks += [f"{plugin} sets {edit.key} to {edit.value!r}: {edit.reason}" for plugin, edit in edits]
     places = replace(places, by_key={**places.by_key, **{edit.key: f"plugin '{plugin}'" for plugin, edit in edits}})
     found += setting_diagnostics(config)
