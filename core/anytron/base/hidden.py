@@ -16,7 +16,6 @@ def described(error: BaseException) -> str:
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if not package or not is_hidden(package):
         return text
-    return (
-        f"{text} ({package} is hidden in this process, because it adds another device to torch. If it is the device of the "
-        f'active platform, its class must name the package: device_packages = ("{package}",))'
-    )
+    why = f"{package} is hidden in this process, because it adds another device to torch"
+    line = f'device_packages = ("{package}",)'
+    return f"{text} ({why}. If it is the device of the active platform, its class must name the package: {line})"
