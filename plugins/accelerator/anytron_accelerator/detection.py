@@ -15,8 +15,14 @@ from pathlib import Path
 
 GROUP = "torch.backends"
 """Entry points of the packages that add devices to torch."""
-BUILT_FOR = ("cuda", "hip", "rocm", "xpu")
-"""Variables of torch/version.py that are not None in a torch that was built for such devices."""
+BUILT_FOR = {
+    "cuda": ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap"),  # Linux, WSL, Jetson
+    "hip": ("/dev/kfd", "/dev/dxg"),
+    "xpu": ("/dev/dri",),
+}
+"""Variables of torch/version.py that are not None in a torch that was built for such devices, and files of which a driver
+of such a device makes at least one. Most people have a torch that was built for CUDA, also on machines without a GPU:
+there, no process is started that imports torch."""
 LIMIT_S = 180.0
 
 ANSWER = "anytron found: "
@@ -57,9 +63,15 @@ def find_accelerator() -> Found:
     """
     packages = device_packages()
     built_for = _torch_is_built_for()
-    if not packages and not built_for:
-        return Found(0, f"torch is built for no accelerator, and no installed package adds one (entry points {GROUP})")
-    known_by = ", ".join([*packages, *(f"torch, built for {name}" for name in built_for)])
+    driven = [name for name in built_for if any(Path(file).exists() for file in BUILT_FOR[name])]
+    if not packages and not driven:
+        torch = (
+            f"torch is built for {built_for[0]}, whose driver is not here"
+            if built_for
+            else "torch knows no accelerator"
+        )
+        return Found(0, f"{torch}, and no installed package adds one (entry points {GROUP})")
+    known_by = ", ".join([*packages, *(f"torch, built for {name}" for name in driven)])
     asked = [sys.executable, "-c", _QUESTION]
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     try:

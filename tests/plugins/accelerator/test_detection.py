@@ -32,13 +32,19 @@ def vendor(tmp_path, monkeypatch):
     detection.find_accelerator.cache_clear()
 
 
-def test_without_a_package_nothing_is_started(monkeypatch):
+@pytest.mark.parametrize(
+    ("built_for", "reason"),
+    [([], "torch knows no accelerator"), (["cuda"], "torch is built for cuda, whose driver is not here")],
+)
+def test_without_a_package_or_a_driver_nothing_is_started(monkeypatch, built_for, reason):
     monkeypatch.setattr(detection, "device_packages", tuple)
+    monkeypatch.setattr(detection, "_torch_is_built_for", lambda: built_for)
+    monkeypatch.setattr(detection, "BUILT_FOR", {"cuda": ("/dev/none-such",)})
     monkeypatch.setattr(subprocess, "run", None)
     detection.find_accelerator.cache_clear()
     found = detection.find_accelerator()
     detection.find_accelerator.cache_clear()
-    assert (found.devices, "built for no accelerator" in found.reason) == (0, True)
+    assert (found.devices, reason in found.reason) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +100,9 @@ def test_types_that_torch_is_built_for(tmp_path, monkeypatch):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("")
     (tmp_path / "torch" / "version.py").write_text(
-        "cuda: str | None = '12.8'\nhip = None\nrocm: str = '6'\nxpu = None\n"
+        "cuda: str | None = '12.8'\nhip: str = '6'\nrocm: str = '6'\nxpu = None\n"
     )
     monkeypatch.setattr(
         detection, "find_spec", lambda name: type("Spec", (), {"origin": str(tmp_path / name / "__init__.py")})
     )
-    assert detection._torch_is_built_for() == ["cuda", "rocm"]
+    assert detection._torch_is_built_for() == ["cuda", "hip"]
