@@ -185,7 +185,9 @@ def place(model: Any, runtime: DeviceRuntime, device_map: Literal["balanced"] | 
         ConfigError: ``device_map`` is set, but there is only one device.
     """
     if device_map is None:
-        return model.to(runtime.current_device())
+        placed = model.to(runtime.current_device())
+        placed.tie_weights()  # some devices' torch makes new parameters, which are not shared any more
+        return placed
     devices = runtime.device_count()
     if devices < 2:
         raise ConfigError(

@@ -1,4 +1,7 @@
-"""Faults of the invented accelerator, each with the rule of the conformance kit that must notice it."""
+"""Faults of the invented accelerator, each with the rule of the conformance kit that must notice it.
+
+One more, "operators-on-the-host", concerns no rule: ``anytron doctor`` names the operators.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_it_trains_as_the_processor_does(anytron, tmp_path):
             f"trainer.output_dir={tmp_path / platform}",
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
-    assert "started on 1 x cpu" in done.stdout
+        assert f"started on 1 x {'cpu' if platform == 'cpu' else 'invented'}" in done.stdout
     found, wanted = steps(tmp_path / "accelerator"), steps(tmp_path / "cpu")
     assert len(found) == STEPS
     for one, other in zip(found, wanted, strict=True):
@@ -72,7 +72,8 @@ def test_the_kit_finds_each_fault(run, tmp_path):
 def test_parameters_keep_what_marks_them(run):
     done = run(str(PROGRAMS / "marks.py"))
     assert done.returncode == 0, done.stderr
-    before, refusal, *kept, after = map(json.loads, done.stdout.splitlines())
+    before, refusal, *kept, after, tied_in_the_rollout = map(json.loads, done.stdout.splitlines())
+    assert tied_in_the_rollout
     assert before == after == {"device": "invented", "mark": None, "tied": False, "hook": False}
     assert kept == 3 * [{"device": "invented", "mark": True, "tied": True, "hook": True}]
     assert "inner.weight" in refusal
@@ -138,6 +139,7 @@ def test_two_ranks_of_one_model_train_as_one(anytron, tmp_path):
             f"parallel.tensor_model_parallel_size={size}", f"trainer.output_dir={tmp_path / str(size)}",
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
+        assert f"started on {size} x invented" in done.stdout
     for one, other in zip(steps(tmp_path / "2"), steps(tmp_path / "1"), strict=True):
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
 
@@ -150,6 +152,7 @@ def test_it_trains_through_ray(anytron, tmp_path):
             f"trainer.output_dir={tmp_path / kind}",
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
+        assert "started on 1 x invented" in done.stdout
     for one, other in zip(steps(tmp_path / "ray"), steps(tmp_path / "local"), strict=True):
         assert one == pytest.approx(other, rel=1e-6, abs=1e-9)
 

@@ -62,8 +62,9 @@ def _move(chunk: nn.Module, device: torch.device) -> None:
                 where=f"{name}, device {device}",
                 why=f"the torch package of this device makes new parameters there, without {', '.join(sorted(lost))}; "
                 "Megatron sums gradients by these attributes",
-                fix="set redirects_torch_cuda = True in the platform: the redirection of torch.cuda carries attributes "
-                "over. Otherwise the package must patch torch.nn.Module._apply to do so",
+                fix="report this to the authors of the platform: with redirects_torch_cuda = True, Anytron carries "
+                "attributes over; otherwise the package that adds the device to torch must do so in "
+                "torch.nn.Module._apply",
             )
 
 

@@ -4,6 +4,9 @@
 (PrivateUse1), it makes a new ``Parameter``, without the attributes, hooks and sharing of the old one. Megatron marks
 parameters with attributes (``sequence_parallel``, ``tensor_model_parallel``, ``allreduce``, ``shared``) and sums their
 gradients accordingly.
+
+Sharing is kept among the modules that one call moves. A parameter that two modules share loses its tie if each is moved
+by a call of its own. A parameter of a subclass of ``Parameter`` becomes a plain one.
 """
 
 from __future__ import annotations

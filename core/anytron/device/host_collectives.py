@@ -9,7 +9,9 @@ def host_collectives(device_type: str) -> str:
     """Register collectives over host memory for a device, and return the name of their backend.
 
     They serve to run on several devices before the device has collectives of its own: every tensor goes to host memory
-    and back. A runtime names them with ``communication_backend = host_collectives("acme")``.
+    and back. A runtime names them with ``communication_backend = host_collectives("acme")``. Collectives and
+    point-to-point messages of ``torch.distributed`` work; device meshes and functional collectives, which need a group
+    with a name and a backend for each device type (Megatron-FSDP), do not.
 
     Args:
         device_type: Type of the device, as in ``torch.device``.

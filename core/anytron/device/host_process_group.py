@@ -21,7 +21,7 @@ WITH_RESULTS = (
     "recv_anysource",
 )  # fmt: skip
 """Methods of a process group whose first argument receives the result; a release of torch may lack some of them."""
-WITHOUT_RESULTS = ("send", "barrier", "monitored_barrier")
+WITHOUT_RESULTS = ("send", "barrier")
 
 
 def make_process_group(store: Any, rank: int, size: int, timeout: timedelta) -> HostProcessGroup:
@@ -71,8 +71,12 @@ class HostWork(distributed.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether gloo is done; :meth:`wait` is still necessary."""
-        return self._inner.is_completed()
+        """Whether gloo is done and the results are on the device."""
+        return self._inner.is_completed() and self.wait()
+
+    def _source_rank(self) -> int:
+        """The rank from which a receive from any rank has received."""
+        return self._inner._source_rank()
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Wait, and return a future that is done; its value is the list of result tensors."""

@@ -126,6 +126,9 @@ class Platform(abc.ABC):
             whose kernels the hooks supply.
         chosen_by_name_only: True: the platform is used only if the user names it. Its probe is asked only then, and
             where no other accelerator is there: a usable device that the user has not named is an error, never the CPU.
+        named: For platforms with ``chosen_by_name_only``: whether the user has named it. Set before :meth:`probe`.
+        covered_packages: For the same platforms: the ``device_packages`` of other installed platforms, set before
+            :meth:`probe`. Those platforms report on their devices.
         device_packages: Import packages that add this device to torch. They are hidden from processes
             of other platforms, as are all packages that torch would load by itself
             (:mod:`anytron.device.loading.hiding`): a platform that needs one must name it. Its probe sees them.
@@ -153,6 +156,8 @@ class Platform(abc.ABC):
     socket_interface_variables: ClassVar[tuple[str, ...]] = ()
     environment_prefixes: ClassVar[tuple[str, ...]] = ()
     ray_resource: ClassVar[str | None] = None
+    named: bool = False
+    covered_packages: frozenset[str] = frozenset()
     engine: str | None = None
 
     @abc.abstractmethod

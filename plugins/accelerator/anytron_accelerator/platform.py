@@ -6,10 +6,12 @@ import functools
 from typing import TYPE_CHECKING
 
 from anytron import Availability, Decision, Platform, Probe
-from anytron_accelerator.detection import device_packages, find_accelerator
+from anytron_accelerator.detection import Found, device_packages, find_accelerator
 
 if TYPE_CHECKING:
-    from anytron_accelerator.runtime import TorchRuntime
+    from anytron import DeviceRuntime
+
+REMEDY = "install the package that adds your device to torch, or repair it or its driver"
 
 
 class AcceleratorPlatform(Platform):
@@ -25,29 +27,41 @@ class AcceleratorPlatform(Platform):
     def __init__(self) -> None:
         self.device_packages = device_packages()
 
+    @property
+    def redirects_torch_cuda(self) -> bool:  # type: ignore[override]
+        """Whether ``torch.cuda`` is not the device itself."""
+        return self._found().device_type != "cuda"
+
     def probe(self) -> Probe:
         """Ask torch for an accelerator, in a process of its own, which loads the packages that add devices to torch."""
-        found = find_accelerator()
+        found = self._found()
+        if found.broken:
+            return Probe(Availability.BROKEN, found.reason, REMEDY)
         if not found.devices:
-            remedy = "install the package that adds your device to torch, or repair it or its driver"
-            return Probe(Availability.ABSENT, found.reason, remedy)
+            # Where nothing is made for a device, a processor needs no explanation, unless the user named this platform.
+            return Probe(Availability.ABSENT, found.reason, REMEDY if self.named or found.expected else "")
         return Probe(Availability.USABLE, found.reason, devices=found.devices)
 
-    def runtime(self) -> TorchRuntime:
+    def runtime(self) -> DeviceRuntime:
         """The runtime of the accelerator that torch reports."""
-        return _runtime()
+        found = self._found()
+        return _runtime(found.device_type, found.backend)
 
     def decisions(self) -> tuple[Decision, ...]:
         """Return the device and the backend of its collectives, with their reasons."""
-        runtime = self.runtime()
-        return (
-            Decision("device", runtime.device_type, "torch.accelerator.current_accelerator()"),
-            Decision("collectives", runtime.communication_backend, runtime.backend_reason),
-        )
+        found = self._found()
+        backend = Decision("collectives", found.backend, f"the default of torch.distributed for {found.device_type}")
+        if not found.backend:
+            reason = f"torch.distributed has no backend for {found.device_type} that is available"
+            backend = Decision("collectives", "gloo, through host memory", reason)
+        return (Decision("device", found.device_type, "torch.accelerator.current_accelerator()"), backend)
+
+    def _found(self) -> Found:
+        return find_accelerator(named=self.named, covered=self.covered_packages)
 
 
 @functools.cache
-def _runtime() -> TorchRuntime:
+def _runtime(device_type: str, backend: str) -> DeviceRuntime:
     from anytron_accelerator.runtime import make_runtime
 
-    return make_runtime()
+    return make_runtime(device_type, backend)

@@ -2,67 +2,52 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import ClassVar
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import distributed
 
 from anytron import AcceleratorRuntime, PlatformError, host_collectives
 from anytron_accelerator.detection import GROUP
 
-
-class TorchRuntime(AcceleratorRuntime):
-    """A device that ``torch.accelerator`` reports; :func:`make_runtime` sets the type and the backend."""
-
-    backend_reason: ClassVar[str]
-    """Why collectives use :attr:`communication_backend`. No full stop."""
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
-def make_runtime() -> TorchRuntime:
-    """Load the packages that add devices to torch, and make the runtime of the device that torch then reports.
+def make_runtime(device: str, backend: str) -> AcceleratorRuntime:
+    """Load the packages that add devices to torch, and make the runtime of the device.
+
+    Args:
+        device: Type of the device that torch reported to the probe.
+        backend: Its backend of ``torch.distributed``; empty = collectives go through host memory.
 
     Raises:
-        PlatformError: A package cannot be loaded, or torch reports no accelerator.
+        PlatformError: torch does not report this device in this process.
     """
+    failed: list[str] = []
     for point in entry_points(group=GROUP):
-        _load(point)
-    found = torch.accelerator.current_accelerator()
-    if found is None:
+        failed += _load(point.module.partition(".")[0], point.load)
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if found is None or found.type != device:
         raise PlatformError(
-            "torch reports no accelerator in this process.",
-            why="torch.accelerator.current_accelerator() returned None",
-            fix="install the package that adds your device to torch, or set platform.name=cpu",
+            f"torch does not report the accelerator {device} in this process.",
+            where="platform.name=accelerator",
+            why="; ".join(failed) or f"torch.accelerator reports {found or 'none'}",
+            fix="repair the package that adds the device to torch, or its driver, or set platform.name=cpu",
         )
-    try:
-        backend = distributed.get_default_backend_for_device(found.type)
-        reason = f"the default of torch.distributed for {found.type}"
-    except ValueError:
-        backend = host_collectives(found.type)
-        reason = f"torch.distributed has no backend for {found.type}, so that tensors go through host memory and gloo"
+    collectives = backend or host_collectives(device)
 
-    kind = found.type
-
-    class Runtime(TorchRuntime):
-        device_type: ClassVar[str] = kind
-        communication_backend: ClassVar[str] = backend
-        backend_reason: ClassVar[str] = reason
+    class Runtime(AcceleratorRuntime):
+        device_type: ClassVar[str] = device
+        communication_backend: ClassVar[str] = collectives
 
     return Runtime()
 
 
-def _load(point: EntryPoint) -> None:
-    """Load a package that adds a device to torch.
-
-    Raises:
-        PlatformError: The package raises an error.
-    """
+def _load(package: str, load: Callable[[], Callable[[], object]]) -> list[str]:
+    """Load a package that adds a device to torch; return why it cannot be loaded, in a list that may be empty."""
     try:
-        point.load()()
-    except Exception as error:
-        raise PlatformError(
-            f"The package {point.module.partition('.')[0]}, which adds a device to torch, cannot be loaded.",
-            where=f"entry point {point.name} of the group {GROUP}",
-            why=f"{type(error).__name__}: {error}",
-            fix="repair or uninstall the package; the driver of its device may be missing",
-        ) from error
+        load()()
+    except Exception as error:  # noqa: BLE001 - it may add another device than the one that is used
+        return [f"{package} cannot be loaded: {type(error).__name__}: {error}"]
+    return []

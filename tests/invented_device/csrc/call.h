@@ -119,7 +119,6 @@ class Call {
   }
 
   bool may_be_queued() const {
-    if (has_fault("in-order")) return false;
     for (size_t place = 0; place < schema_.returns().size(); ++place) {
       if (written(place) == nullptr) return false;
     }

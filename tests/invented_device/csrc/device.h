@@ -20,7 +20,7 @@ namespace invented {
 
 constexpr int kDevices = 2;
 
-// Whether the device has the named fault: the variable INVENTED_FAULT, or set_fault. faults.py describes each.
+// Whether the device has the named fault: the variable INVENTED_FAULT, or set_fault; faults.py lists them.
 bool has_fault(const char* name);
 void set_fault(std::string name);
 

@@ -4,11 +4,13 @@ import json
 
 import torch
 import torch_invented  # noqa: F401
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from anytron.base.errors import EngineError
 from anytron_accelerator.runtime import make_runtime
 from anytron_megatron.models.bridge import _move
 from anytron_megatron.redirect import redirect_torch_cuda
+from anytron_rollout.transformers_engine import place
 
 
 class Tied(torch.nn.Module):
@@ -33,7 +35,7 @@ def state(model):
     }
 
 
-runtime = make_runtime()
+runtime = make_runtime("invented", "")
 print(json.dumps(state(Tied().to("invented"))))
 try:
     _move(Tied(), torch.device("invented"))
@@ -47,3 +49,15 @@ _move(model, torch.device("invented"))
 print(json.dumps(state(model)))
 undo()
 print(json.dumps(state(Tied().to("invented"))))
+
+# The rollout engine's process has no redirection.
+config = LlamaConfig(
+    vocab_size=8,
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    tie_word_embeddings=True,
+)
+model = place(LlamaForCausalLM(config), runtime, None)
+print(json.dumps(model.lm_head.weight is model.model.embed_tokens.weight))

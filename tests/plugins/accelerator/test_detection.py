@@ -1,7 +1,6 @@
 """What the platform `accelerator` finds out where no device is, and with packages that fail."""
 
 import importlib
-import json
 import subprocess
 import sys
 
@@ -10,6 +9,17 @@ import pytest
 from anytron import Availability, PlatformError
 from anytron_accelerator import AcceleratorPlatform, detection
 from anytron_accelerator.runtime import make_runtime
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """A machine without drivers and without packages that add devices to torch."""
+    monkeypatch.setattr(detection, "device_packages", tuple)
+    monkeypatch.setattr(detection, "_torch_is_built_for", list)
+    monkeypatch.delenv(detection.VARIABLE, raising=False)
+    detection.find_accelerator.cache_clear()
+    yield
+    detection.find_accelerator.cache_clear()
 
 
 @pytest.fixture
@@ -24,12 +34,17 @@ def vendor(tmp_path, monkeypatch):
         (information / "entry_points.txt").write_text("[torch.backends]\nvendor = torch_vendor:load\n")
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr(detection, "device_packages", lambda: ("torch_vendor",))
         importlib.invalidate_caches()
-        detection.find_accelerator.cache_clear()
 
     yield installed
     sys.modules.pop("torch_vendor", None)
-    detection.find_accelerator.cache_clear()
+
+
+def probe(*, named=False, covered=()):
+    platform = AcceleratorPlatform()
+    platform.named, platform.covered_packages = named, frozenset(covered)
+    return platform.probe()
 
 
 @pytest.mark.parametrize(
@@ -37,72 +52,92 @@ def vendor(tmp_path, monkeypatch):
     [([], "torch knows no accelerator"), (["cuda"], "torch is built for cuda, whose driver is not here")],
 )
 def test_without_a_package_or_a_driver_nothing_is_started(monkeypatch, built_for, reason):
-    monkeypatch.setattr(detection, "device_packages", tuple)
     monkeypatch.setattr(detection, "_torch_is_built_for", lambda: built_for)
     monkeypatch.setattr(detection, "BUILT_FOR", {"cuda": ("/dev/none-such",)})
     monkeypatch.setattr(subprocess, "run", None)
-    detection.find_accelerator.cache_clear()
-    found = detection.find_accelerator()
-    detection.find_accelerator.cache_clear()
-    assert (found.devices, reason in found.reason) == (0, True)
+    found = probe()
+    assert (found.availability, found.remedy) == (Availability.ABSENT, "")  # nothing to explain to a processor's user
+    assert reason in found.reason
+
+
+def test_whoever_names_the_platform_gets_an_answer_of_torch(monkeypatch):
+    monkeypatch.setattr(detection, "_torch_is_built_for", lambda: ["cuda"])
+    monkeypatch.setattr(detection, "BUILT_FOR", {"cuda": ("/dev/none-such",)})
+    found = probe(named=True)
+    assert (found.availability, bool(found.remedy)) == (Availability.ABSENT, True)
+    assert "torch.accelerator reports no device of torch, built for cuda" in found.reason
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "availability", "reason"),
     [
         (
             "def load(): raise OSError('libvendor.so: cannot open')",
-            "torch cannot be asked: OSError: libvendor.so: cannot open",
+            "broken",
+            "loaded: OSError: libvendor.so: cannot open",
         ),
-        ("def load(): print('welcome')", "reports no device of torch_vendor"),
-        ("def load(): import os; os._exit(3)", "torch cannot be asked: exit status 3"),
-        ("def load(): import time; time.sleep(60)", "gave no answer within 3 seconds"),
+        ("def load(): print('welcome')", "absent", "reports no device of torch_vendor"),
+        ("def load(): import os; os._exit(3)", "broken", "torch cannot be asked: exit status 3"),
+        ("def load(): import time; time.sleep(60)", "broken", "gave no answer within 3 seconds"),
     ],
     ids=["raises", "no device", "ends", "hangs"],
 )
-def test_a_package_that_adds_no_device_is_named(vendor, monkeypatch, text, reason):
+def test_a_package_that_adds_no_device_is_named(vendor, monkeypatch, text, availability, reason):
     monkeypatch.setattr(detection, "LIMIT_S", 3.0 if "sleep" in text else 60.0)
     vendor(text)
-    platform = AcceleratorPlatform()
-    probe = platform.probe()
-    assert "torch_vendor" in platform.device_packages
-    assert probe.availability is Availability.ABSENT
-    assert reason in probe.reason
-    assert probe.remedy
+    found = probe()
+    assert found.availability.value == availability
+    assert reason in found.reason
+    assert found.remedy
 
 
-def test_a_processor_is_chosen_with_the_reason(vendor, tmp_path):
-    vendor("def load(): raise OSError('libvendor.so: cannot open')")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "anytron", "plugins", "list", "--json"],
-        capture_output=True, text=True, check=True, cwd=tmp_path,
-    )  # fmt: skip
-    found = {report["name"]: report for report in json.loads(done.stdout)}
-    assert found["cpu"]["state"] == "active"
-    assert "accelerator: torch_vendor: torch cannot be asked: OSError: libvendor.so" in found["cpu"]["reason"]
+def test_a_package_of_another_platform_is_left_to_it(vendor, monkeypatch):
+    vendor("def load(): raise OSError")
+    monkeypatch.setattr(subprocess, "run", None)
+    assert probe(covered=["torch_vendor"]).availability is Availability.ABSENT
+
+
+def test_files_of_the_current_directory_do_not_answer(vendor, tmp_path, monkeypatch):
+    (tmp_path / "random.py").write_text("raise OSError('not this one')")
+    vendor("def load(): pass")
+    monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.chdir(tmp_path)
+    assert "reports no device" in probe().reason
+
+
+def test_processes_do_not_ask_again(vendor, monkeypatch):
+    monkeypatch.setenv(detection.VARIABLE, '{"devices": 2, "reason": "the driver asked", "device_type": "acme"}')
+    monkeypatch.setattr(subprocess, "run", None)
+    assert (probe(named=True).devices, probe(named=True).reason) == (2, "the driver asked")
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("def load(): raise OSError('libvendor.so')", "torch_vendor, which adds a device to torch, cannot be loaded"),
-        ("def load(): pass", "torch reports no accelerator in this process"),
-    ],
+    ("text", "why"),
+    [("def load(): raise OSError('libvendor.so')", "OSError: libvendor.so"), ("def load(): pass", "none")],
 )
-def test_a_runtime_without_a_device_is_refused(vendor, text, what):
+def test_a_runtime_without_a_device_is_refused(vendor, text, why):
     vendor(text)
-    with pytest.raises(PlatformError, match=what) as refused:
-        make_runtime()
-    assert all((refused.value.where or refused.value.why, refused.value.fix))
+    with pytest.raises(PlatformError, match="torch does not report the accelerator acme") as refused:
+        make_runtime("acme", "")
+    assert why in refused.value.why
+    assert refused.value.fix
+
+
+def test_torch_cuda_is_not_redirected_to_itself(monkeypatch):
+    for kind, redirected in (("cuda", False), ("acme", True)):
+        monkeypatch.setattr(
+            "anytron_accelerator.platform.find_accelerator", lambda kind=kind, **_: detection.Found(1, "", kind)
+        )
+        assert AcceleratorPlatform().redirects_torch_cuda is redirected
 
 
 def test_types_that_torch_is_built_for(tmp_path, monkeypatch):
+    monkeypatch.undo()
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("")
     (tmp_path / "torch" / "version.py").write_text(
         "cuda: str | None = '12.8'\nhip: str = '6'\nrocm: str = '6'\nxpu = None\n"
     )
-    monkeypatch.setattr(
-        detection, "find_spec", lambda name: type("Spec", (), {"origin": str(tmp_path / name / "__init__.py")})
-    )
+    origin = str(tmp_path / "torch" / "__init__.py")
+    monkeypatch.setattr(detection, "find_spec", lambda name: type("Spec", (), {"origin": origin}))
     assert detection._torch_is_built_for() == ["cuda", "hip"]

@@ -58,16 +58,26 @@ def asked_platform(configured: str | None) -> Asked | None:
     return Asked(variable, VARIABLE) if variable else None
 
 
-def probe_platforms(found: Sequence[Found], only: str | None = None) -> dict[str, Probe]:
+def probe_platforms(found: Sequence[Found], only: str | None = None, named: str | None = None) -> dict[str, Probe]:
     """Probe the loaded platforms, or only the one named ``only``; return the results by platform name.
 
-    Platforms with ``chosen_by_name_only`` are probed last, and only if no other accelerator is there. If a probe
-    raises, the device counts as broken.
+    Platforms with ``chosen_by_name_only`` are probed last, and only if they are named or no other accelerator is there.
+    If a probe raises, the device counts as broken.
+
+    Args:
+        found: All installed plugins.
+        only: Name of the one platform to probe; None = all of them.
+        named: Name of the platform that the user asked for, if others are probed too.
     """
-    platforms = [one.platform for one in found if one.platform is not None and only in (None, one.report.name)]
-    probes = {one.name: _probe(one) for one in platforms if only or not one.chosen_by_name_only}
+    platforms = [one.platform for one in found if one.platform is not None]
+    covered = frozenset(name for one in platforms if not one.chosen_by_name_only for name in one.device_packages)
+    for one in platforms:
+        if one.chosen_by_name_only:
+            one.named, one.covered_packages = one.name in (only, named), covered
+    platforms = [one for one in platforms if only in (None, one.name)]
+    probes = {one.name: _probe(one) for one in platforms if one.named or not one.chosen_by_name_only}
     if only is None and not any(_is_there(one, probes.get(one.name)) for one in platforms):
-        probes |= {one.name: _probe(one) for one in platforms if one.chosen_by_name_only}
+        probes |= {one.name: _probe(one) for one in platforms if one.name not in probes}
     return probes
 
 
@@ -131,11 +141,12 @@ def _choose_asked(platforms: Sequence[Found], probes: Mapping[str, Probe], asked
 def _refuse_unknown(platforms: Sequence[Found], asked: Asked, where: str) -> NoReturn:
     installed = [one.report.name for one in platforms]
     near = did_you_mean(asked.name, [*installed, *OFFICIAL_PLATFORMS])
-    package = next((one for one in autoloaded_packages() if asked.name in one), None)
-    if package is not None and asked.name not in OFFICIAL_PLATFORMS:
-        near = f"{package} is installed, which adds a device to torch. {_UNCOVERED.format(name=asked.name)}."
     others = "install the distribution that offers it (pip install ./anytron-NAME, if anytron new-platform wrote it)"
     fix = OFFICIAL_PLATFORMS.get(asked.name) or (f"{near} Otherwise {others}" if near else others)
+    package = next((one for one in autoloaded_packages() if asked.name in one.split("_")), None)
+    if package is not None and asked.name not in OFFICIAL_PLATFORMS:
+        ways = _ways_on(next((one for one in platforms if _is_by_name_only(one)), None), asked.name)
+        fix = f"{package} is installed, which adds a device to torch. {ways}. {near}".rstrip()
     raise PlatformError(
         f"Platform '{asked.name}' is not installed.",
         where=where,
@@ -146,7 +157,7 @@ def _refuse_unknown(platforms: Sequence[Found], asked: Asked, where: str) -> NoR
 
 def _choose_probed(platforms: Sequence[Found], probes: Mapping[str, Probe]) -> Choice:
     usable: list[Choice] = []
-    by_name_only: list[Choice] = []
+    by_name_only: list[Found] = []
     processors: list[Choice] = []
     absent: list[str] = []
     broken: list[tuple[str, str, str]] = []
@@ -157,17 +168,15 @@ def _choose_probed(platforms: Sequence[Found], probes: Mapping[str, Probe]) -> C
                 broken.append((name, candidate.report.reason, candidate.report.remedy))
             continue
         probe = probes.get(name)
-        if candidate.platform.chosen_by_name_only:
-            if probe is not None and probe.availability is Availability.USABLE:
-                by_name_only.append(Choice(candidate.member, candidate.platform, probe, probe.reason))
-            elif probe is not None and autoloaded_packages():
-                absent.append(f"{name}: {probe.reason}")
+        if probe is None:  # another accelerator is there
             continue
-        assert probe is not None
         if probe.availability is Availability.BROKEN:
             broken.append((name, probe.reason, probe.remedy))
         elif probe.availability is Availability.ABSENT:
-            absent.append(f"{name}: {probe.reason}")
+            if probe.remedy or not candidate.platform.chosen_by_name_only:  # without a remedy there is nothing to say
+                absent.append(f"{name}: {probe.reason}")
+        elif candidate.platform.chosen_by_name_only:
+            by_name_only.append(candidate)
         else:
             group = usable if candidate.platform.accelerator else processors
             group.append(Choice(candidate.member, candidate.platform, probe, probe.reason))
@@ -182,24 +191,34 @@ def _choose_probed(platforms: Sequence[Found], probes: Mapping[str, Probe]) -> C
             fix="; ".join(remedies),
         )
     if by_name_only and not usable:
-        _refuse_uncovered(by_name_only[0])
+        _refuse_uncovered(by_name_only[0], probes, platforms)
     return _single(usable, processors, absent)
 
 
-_UNCOVERED = (
-    f"To write a platform for it: anytron new-platform {{name}}. To use it without one: platform.name=accelerator, or "
-    f"{VARIABLE}=accelerator"
-)
+def _is_by_name_only(candidate: Found) -> bool:
+    return candidate.platform is not None and candidate.platform.chosen_by_name_only
 
 
-def _refuse_uncovered(found: Choice) -> NoReturn:
-    others = ", ".join(OFFICIAL_PLATFORMS.values())
+def _ways_on(by_name_only: Found | None, name: str) -> str:
+    """Say how a device can be used that no installed platform covers; no full stop."""
+    ways = [
+        f"Install its platform, if it has one ({', '.join(OFFICIAL_PLATFORMS.values())})",
+        f"write one: anytron new-platform {name}",
+    ]
+    if by_name_only is not None:
+        one = by_name_only.report.name
+        ways.append(f"use the device without a platform of its own: platform.name={one}, or {VARIABLE}={one}")
+    return "; or ".join(ways)
+
+
+def _refuse_uncovered(found: Found, probes: Mapping[str, Probe], platforms: Sequence[Found]) -> NoReturn:
+    blocked = [one.report for one in platforms if one.report.state is State.BLOCKED]
+    excluded = "".join(f" Platform '{one.name}' is {one.reason}: {one.remedy}." for one in blocked)
     raise PlatformError(
         "This machine has an accelerator that no installed platform covers; the processor does not take its place.",
-        where=f"platform '{found.platform.name}', which is used only if it is named",
-        why=found.reason,
-        fix=f"install its platform ({others}). {_UNCOVERED.format(name='NAME')}. To use the processor: "
-        f"platform.name=cpu, or {VARIABLE}=cpu",
+        where=f"platform '{found.report.name}', which is used only if it is named",
+        why=probes[found.report.name].reason,
+        fix=f"{_ways_on(found, 'NAME')}.{excluded} To use the processor: platform.name=cpu, or {VARIABLE}=cpu",
     )
 
 

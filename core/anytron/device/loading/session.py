@@ -140,7 +140,9 @@ def open_process(process: ProcessInfo, config: RunConfig, *, platform: str | Non
 
 
 def survey_plugins(configured: str | None = None) -> Survey:
-    """Report on all installed plugins, whatever state they are in. Every platform is probed.
+    """Report on all installed plugins, whatever state they are in.
+
+    Every platform is probed; one with ``chosen_by_name_only`` only if it is named or no other accelerator is there.
 
     Args:
         configured: ``platform.name`` of a run; None = ``ANYTRON_PLATFORM``, else the probes.
@@ -150,11 +152,12 @@ def survey_plugins(configured: str | None = None) -> Survey:
     """
     disable_device_autoload()
     found = find_plugins()
-    probes = probe_platforms(found)
+    asked = asked_platform(configured)
+    probes = probe_platforms(found, named=asked.name if asked else None)
     choice: Choice | None = None
     error: PlatformError | None = None
     try:
-        choice = choose_platform(found, probes, asked_platform(configured))
+        choice = choose_platform(found, probes, asked)
     except PlatformError as refused:
         error = refused
     reports = settled_reports(found, probes, choice)

@@ -100,23 +100,22 @@ def examine_kernels(subject: Subject, live: Live) -> Iterator[Result]:
 
 
 def examine_operators(subject: Subject, live: Live) -> Iterator[Result]:
-    """Name the operators of a training step that have no kernel of the device: torch computes them on the host."""
+    """Name the operators of a training step for which no kernel is registered for the device."""
     del subject
     answer = live.ask("operators")
     calls, host = answer["calls"], answer["host"]
     if not host:
-        yield Result(
-            "operators.kernels", "passed", f"all {calls} calls of a small training step have kernels of the device"
-        )
+        detail = f"all {calls} calls of a small training step have kernels of the device"
+        yield Result("operators.kernels", "passed", detail)
         return
     named = ", ".join(f"{name.removeprefix('aten::')} ({times})" for name, times in sorted(host.items()))
     detail = (
-        f"{sum(host.values())} of {calls} calls of a small training step have no kernel of the device, and torch "
-        f"computes them on the host: {named}"
+        f"{sum(host.values())} of {calls} calls of a small training step have no kernel of the device; its fallback, "
+        f"usually the host, computes them: {named}"
     )
     fix = (
-        "the results are right, and the copies to the host and back are slow: use a release of the package that adds "
-        "the device to torch in which these operators have kernels"
+        "copies to the host and back are slow: use a release of the package that adds the device to torch in which "
+        "these operators have kernels"
     )
     yield Result("operators.kernels", "warning", detail, fix)
 

@@ -1,7 +1,7 @@
 """The probe of the topic ``operators``: which operators of a training step the device computes itself.
 
-An operator without a kernel of the device may be computed on the host without a word: torch copies the operands there
-and the result back. The dispatcher knows which operators have a kernel.
+An operator without a kernel of the device goes to the device's fallback, if it has one. That is usually the host: the
+operands are copied there and the result back, without a word. The dispatcher knows which operators have a kernel.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from anytron.proof.doctor.probes import Bench
 
-KEYS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "xpu": "XPU"}
-"""torch's dispatch key for each device type that torch itself has; other devices use PrivateUse1."""
 COMPOSED = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 """Dispatch keys of operators that torch composes of others, on every device."""
 STRUCTURED = "CompositeExplicitAutogradNonFunctional"
@@ -44,10 +42,10 @@ def operators(bench: Bench) -> dict[str, Any]:
     """Count the operators of a small training step, and those that the device computes itself.
 
     Returns:
-        ``calls`` (number of calls of operators) and ``host`` (calls by operator, of those that have no kernel of the
-        device).
+        ``calls`` (number of calls of operators) and ``host`` (calls by operator, of those for which no kernel is
+        registered for the device).
     """
-    key = KEYS.get(bench.runtime.device_type, "PrivateUse1")
+    key = torch._C._dispatch_key_for_device(bench.runtime.current_device().type)
     counted = _Count()
     step = _training_step(bench.runtime.current_device(), bench.dtype)
     with counted:

@@ -123,7 +123,7 @@ def expected_logits(directory: Path, dtype: torch.dtype, batch: RaggedBatch) -> 
     Args:
         directory: Directory of the model.
         dtype: Element type to which the weights are rounded before anything is computed with them, in float32.
-        batch: T tokens; if it has ``routing``, the routers choose these experts.
+        batch: T tokens. Routers choose freely, also if it has ``routing``.
 
     Raises:
         ResourceError: The host has not enough memory.

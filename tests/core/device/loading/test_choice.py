@@ -56,6 +56,66 @@ def test_a_broken_accelerator_is_an_error_beside_a_usable_one(site):
     assert open_session("zpu").platform.name == "zpu"
 
 
+BY_NAME_ONLY = "    chosen_by_name_only = True"
+
+
+def test_a_device_that_is_used_only_by_name_is_never_passed_over(site):
+    site.platform("anyx", "usable", reason="torch reports 2 devices", body=BY_NAME_ONLY)
+    with pytest.raises(PlatformError, match="no installed platform covers") as caught:
+        open_session()
+    assert "torch reports 2 devices" in caught.value.why
+    for way in ("platform.name=anyx", "anytron new-platform NAME", "ANYTRON_PLATFORM=cpu", "anytron[cuda]"):
+        assert way in caught.value.fix
+    assert open_session("anyx").platform.name == "anyx"
+    assert open_session("cpu").platform.name == "cpu"
+
+
+def test_a_platform_that_is_excluded_is_named_beside_it(site, monkeypatch):
+    site.platform("anyx", "usable", body=BY_NAME_ONLY)
+    site.platform("npx", "usable")
+    monkeypatch.setenv("ANYTRON_DISABLE_PLUGINS", "npx")
+    with pytest.raises(PlatformError, match="no installed platform covers") as caught:
+        open_session()
+    assert "Platform 'npx' is excluded by ANYTRON_DISABLE_PLUGINS=npx" in caught.value.fix
+
+
+@pytest.mark.parametrize("other", ["usable", "broken"])
+def test_beside_another_accelerator_it_is_asked_only_if_it_is_named(site, monkeypatch, other):
+    site.platform("anyx", "usable", body=BY_NAME_ONLY)
+    site.platform("npx", other, remedy="repair it")
+    reports = {report.name: report for report in survey_plugins().reports}
+    assert reports["anyx"].reason == "not probed: it is used only if it is named"
+    monkeypatch.setenv("ANYTRON_PLATFORM", "anyx")
+    assert {report.name: report.state for report in survey_plugins().reports}["anyx"] is State.ACTIVE
+
+
+@pytest.mark.parametrize(("remedy", "shown"), [("repair the driver", True), ("", False)])
+def test_its_absence_is_a_reason_where_something_is_to_be_done(site, remedy, shown):
+    site.platform("anyx", "absent", reason="no driver", remedy=remedy, body=BY_NAME_ONLY)
+    assert ("anyx: no driver" in open_session().choice_reason) is shown
+
+
+def test_it_is_an_error_if_it_is_broken(site):
+    site.platform("anyx", "broken", reason="driver 3 is too old", remedy="install driver 4", body=BY_NAME_ONLY)
+    with pytest.raises(PlatformError, match="broken") as caught:
+        open_session()
+    assert "ANYTRON_PLATFORM=cpu" in caught.value.fix
+
+
+def test_it_learns_which_packages_other_platforms_cover(site):
+    site.platform(
+        "anyx",
+        "absent",
+        remedy="do",
+        body=BY_NAME_ONLY
+        + """
+    def probe(self):
+        return Probe(Availability("absent"), f"{self.named} {sorted(self.covered_packages)}", "do")""",
+    )
+    site.platform("npx", "absent", body='    device_packages = ("torch_npx",)')
+    assert "anyx: False ['torch_npx']" in open_session().choice_reason
+
+
 @pytest.mark.parametrize("kind", ["import", "duplicate", "version"])
 def test_an_accelerator_that_cannot_even_be_probed_is_an_error(site, kind):
     if kind == "import":
