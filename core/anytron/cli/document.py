@@ -39,6 +39,7 @@ HEADING = """# Command line
 | `ANYTRON_PLATFORM_OPTIONS` | `platform.options` as a JSON object; a configuration with different options is refused |
 | `ANYTRON_PLUGINS` | the only plugins that may be loaded, separated by commas |
 | `ANYTRON_DISABLE_PLUGINS` | plugins that are not loaded, separated by commas |
+| `ANYTRON_ACCELERATOR` | set by the platform `accelerator` for the processes of a run: the device that torch reported |
 | `ANYTRON_TRACE_HOOKS` | `1`: every hook call is printed, with its answers |
 | `ANYTRON_VERL_REPORT` | a directory, in which each process with a verl engine reports what Anytron changed in it |
 | `ANYTRON_SWIFT_REPORT` | a directory, in which each rank of anytron-swift reports what Anytron changed in it |

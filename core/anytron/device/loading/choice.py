@@ -207,7 +207,7 @@ def _ways_on(by_name_only: Found | None, name: str) -> str:
     ]
     if by_name_only is not None:
         one = by_name_only.report.name
-        ways.append(f"use the device without a platform of its own: platform.name={one}, or {VARIABLE}={one}")
+        ways.append(f"use the device without its platform: platform.name={one}, or {VARIABLE}={one}")
     return "; or ".join(ways)
 
 
