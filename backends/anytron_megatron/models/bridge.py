@@ -58,10 +58,10 @@ def _move(chunk: nn.Module, device: torch.device) -> None:
         lost = before.get(name, frozenset({"its tie to another parameter"})) - vars(parameter).keys()
         if lost:
             raise EngineError(
-                "A parameter has lost attributes when the model moved to its device.",
+                "A parameter lost attributes when the model was moved to its device.",
                 where=f"{name}, device {device}",
-                why=f"the torch package of this device makes new parameters there, without {', '.join(sorted(lost))}; "
-                "Megatron sums gradients by these attributes",
+                why=f"on this device torch makes new parameters, and does not keep: {', '.join(sorted(lost))}; "
+                "Megatron needs them to sum gradients",
                 fix="report this to the authors of the platform: with redirects_torch_cuda = True, Anytron carries "
                 "attributes over; otherwise the package that adds the device to torch must do so in "
                 "torch.nn.Module._apply",

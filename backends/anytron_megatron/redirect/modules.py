@@ -12,6 +12,7 @@ by a call of its own. A parameter of a subclass of ``Parameter`` becomes a plain
 from __future__ import annotations
 
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,31 +32,42 @@ def substitutions() -> Iterator[Substitution]:
     yield Substitution(torch.nn.Module, "_apply", _keeping_marks(torch.nn.Module._apply))
 
 
+class _Moving(threading.local):
+    """The call of ``_apply`` that a thread is in.
+
+    Attributes:
+        depth: Number of nested calls.
+        renewed: Old and new parameters of the outermost call, by the old parameter's id.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.renewed: dict[int, tuple[Parameter, Parameter]] = {}
+
+
 def _keeping_marks(original: Callable[..., Module]) -> Callable[..., Module]:
-    renewed: dict[int, tuple[Parameter, Parameter]] = {}  # old and new parameters of the outermost call
-    depth = 0
+    moving = _Moving()
 
     @functools.wraps(original)
     def apply(self: Module, *args: Any, **kwargs: Any) -> Module:
-        nonlocal depth
         before = dict(self._parameters)
-        depth += 1
+        moving.depth += 1
         try:
             result = original(self, *args, **kwargs)
             for name, old in before.items():
                 new = self._parameters[name]
                 if old is None or new is None or new is old:
                     continue
-                if id(old) in renewed:  # another module has the same parameter
-                    self._parameters[name] = renewed[id(old)][1]
+                if id(old) in moving.renewed:  # another module has the same parameter
+                    self._parameters[name] = moving.renewed[id(old)][1]
                 else:
-                    renewed[id(old)] = (old, new)
+                    moving.renewed[id(old)] = (old, new)
                     _carry_over(old, new)
             return result
         finally:
-            depth -= 1
-            if not depth:
-                renewed.clear()
+            moving.depth -= 1
+            if not moving.depth:
+                moving.renewed.clear()
 
     return apply
 

@@ -16,6 +16,6 @@ def described(error: BaseException) -> str:
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if not package or not is_hidden(package):
         return text
-    why = f"{package} is hidden in this process, because it adds another device to torch"
+    why = f"{package} is hidden in this process, because the active platform does not list it"
     line = f'device_packages = ("{package}",)'
-    return f"{text} ({why}. If it is the device of the active platform, its class must name the package: {line})"
+    return f"{text} ({why}. If the platform needs this package, add to the platform's class: {line})"

@@ -1,4 +1,4 @@
-"""Collectives of a device that has none: copies to host memory, gloo, and copies back."""
+"""Collectives for a device without its own: copies to host memory, gloo, and copies back."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from anytron.base.errors import PlatformError
 def host_collectives(device_type: str) -> str:
     """Register collectives over host memory for a device, and return the name of their backend.
 
-    They serve to run on several devices before the device has collectives of its own: every tensor goes to host memory
-    and back. A runtime names them with ``communication_backend = host_collectives("acme")``. Collectives and
-    point-to-point messages of ``torch.distributed`` work; device meshes and functional collectives, which need a group
-    with a name and a backend for each device type (Megatron-FSDP), do not.
+    Tensors are copied to host memory, gloo runs the collective, and the results are copied back. Use this until the
+    device has its own collectives: ``communication_backend = host_collectives("acme")`` in the runtime. Collectives and
+    point-to-point messages of ``torch.distributed`` work. Device meshes and functional collectives (Megatron-FSDP) do
+    not work: they need a group with a name and a backend for each device type.
 
     Args:
         device_type: Type of the device, as in ``torch.device``.
@@ -26,10 +26,11 @@ def host_collectives(device_type: str) -> str:
     from torch import distributed
 
     if not distributed.is_available() or not distributed.is_gloo_available():
+        missing = "gloo" if distributed.is_available() else "support for distributed training"
         raise PlatformError(
             "Collectives over host memory cannot be used.",
             where=f"host_collectives('{device_type}')",
-            why="torch was built without gloo",
+            why=f"torch was built without {missing}",
             fix="install a torch that has gloo, or name the device's own backend in communication_backend",
         )
     from anytron.device.host_process_group import BACKEND, make_process_group

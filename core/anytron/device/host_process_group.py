@@ -1,7 +1,8 @@
-"""The process group of :func:`anytron.device.host_collectives.host_collectives`. Importing it imports torch."""
+"""The process group of :func:`anytron.device.host_collectives.host_collectives`. This module imports torch."""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ WITH_RESULTS = (
     "recv_anysource",
 )  # fmt: skip
 """Methods of a process group whose first argument receives the result; a release of torch may lack some of them."""
-WITHOUT_RESULTS = ("send", "barrier")
+WITHOUT_RESULTS = ("send",)
 
 
 def make_process_group(store: Any, rank: int, size: int, timeout: timedelta) -> HostProcessGroup:
@@ -43,6 +44,12 @@ class HostProcessGroup(distributed.ProcessGroup):
         """Name of the backend."""
         return BACKEND
 
+    def barrier(self, options: Any = None) -> HostWork:
+        """Wait for all ranks; the device of the options is gloo's."""
+        options = distributed.BarrierOptions() if options is None else options
+        options.device = torch.device("cpu")
+        return HostWork(self.inner.barrier(options), [])
+
     def shutdown(self) -> None:
         """End gloo's connections."""
         self.inner.shutdown()
@@ -59,15 +66,17 @@ class HostWork(distributed.Work):
             results: Pairs of the caller's tensor and its copy on the host, which receives the result.
         """
         super().__init__()
-        self._inner, self._results = inner, results
+        self._inner, self._results, self._lock = inner, results, threading.Lock()
         self._tensors = [tensor for tensor, _ in results]
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for gloo, then copy the results to the device."""
         _ = self._inner.wait() if timeout is None else self._inner.wait(timeout)
-        while self._results:
-            tensor, host = self._results.pop()
-            tensor.detach().copy_(host)
+        with self._lock:
+            while self._results:
+                tensor, host = self._results[-1]
+                tensor.detach().copy_(host)
+                self._results.pop()
         return True
 
     def is_completed(self) -> bool:
@@ -75,7 +84,7 @@ class HostWork(distributed.Work):
         return self._inner.is_completed() and self.wait()
 
     def _source_rank(self) -> int:
-        """The rank from which a receive from any rank has received."""
+        """Rank of the sender, for a receive from any rank."""
         return self._inner._source_rank()
 
     def get_future(self) -> torch.futures.Future[Any]:

@@ -124,11 +124,12 @@ class Platform(abc.ABC):
         redirects_torch_cuda: True: engine code that hard-codes ``torch.cuda`` is redirected to :meth:`runtime`.
         portable_modules: True: instead of a vendor's modules, models are built from the engine's portable modules,
             whose kernels the hooks supply.
-        chosen_by_name_only: True: the platform is used only if the user names it. Its probe is asked only then, and
-            where no other accelerator is there: a usable device that the user has not named is an error, never the CPU.
+        chosen_by_name_only: True: the platform is used only if the user names it. Its probe is called if the user names
+            it, or if the user names no platform and no other accelerator is found. In the second case a usable device
+            is an error; the CPU is not chosen in its place.
         named: For platforms with ``chosen_by_name_only``: whether the user has named it. Set before :meth:`probe`.
-        covered_packages: For the same platforms: the ``device_packages`` of other installed platforms, set before
-            :meth:`probe`. Those platforms report on their devices.
+        covered_packages: For the same platforms: ``device_packages`` of other installed platforms, whose probes report
+            on them. Set before :meth:`probe`.
         device_packages: Import packages that add this device to torch. They are hidden from processes
             of other platforms, as are all packages that torch would load by itself
             (:mod:`anytron.device.loading.hiding`): a platform that needs one must name it. Its probe sees them.

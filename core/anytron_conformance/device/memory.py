@@ -161,9 +161,9 @@ def _long_work(subject: Subject) -> torch.Tensor:
 def streams_order_work(subject: Subject, case: Case) -> None:
     """Work is queued on a second stream that waits for the first, and the first waits for it in turn.
 
-    Leaving the `with` block of a stream makes the previous stream current again, also after an error. A tensor that two
-    streams use accepts `Tensor.record_stream`, which Megatron's experts call: then its memory is not used again before
-    both are done with it.
+    Leaving the `with` block of a stream makes the previous stream current again, also after an error. Megatron's
+    experts call `Tensor.record_stream` on a tensor that two streams use. The memory of this tensor must not be reused
+    before both streams have finished with it.
     """
     del case
     stream, current = subject.runtime.new_stream(), subject.runtime.current_stream()

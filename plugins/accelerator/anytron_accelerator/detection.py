@@ -6,6 +6,7 @@ import ast
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,9 +21,12 @@ BUILT_FOR = {
     "hip": ("/dev/kfd", "/dev/dxg"),
     "xpu": ("/dev/dri",),
 }
-"""Variables of torch/version.py that are not None in a torch that was built for such devices, and files of which a
-driver of such a device makes at least one. Most people have a torch that was built for CUDA, also on machines without a
-GPU. There, no process is started that imports torch, unless the user names this platform."""
+"""For each type of device: the variable of torch/version.py that is set if torch was built for it, and files of which
+its driver makes at least one. Most people have a torch that was built for CUDA, also on machines without a GPU. There,
+no process is started that imports torch, unless the user names this platform."""
+OWN_BUILD = re.compile(r"(cpu|cu\d+|rocm[\d.]+|xpu)?")
+"""Local part of the version of a torch that PyTorch has built. Vendors whose devices answer as CUDA have another one,
+and their drivers make other files."""
 LIMIT_S = 180.0
 VARIABLE = "ANYTRON_ACCELERATOR"
 """Environment variable with the answer, for the processes that this one starts."""
@@ -78,41 +82,54 @@ def device_packages() -> tuple[str, ...]:
 
 @functools.cache
 def find_accelerator(*, named: bool, covered: frozenset[str] = frozenset()) -> Found:
-    """Ask torch, in a process of its own; at once if neither torch nor an installed package knows any device.
+    """Ask torch, in a separate process, which accelerator it has.
 
     The packages stay out of this process: they change torch as they are imported, and this process may belong to
-    another platform.
+    another platform. Unless the platform is named, no process is started if neither torch nor a package is made for any
+    device.
 
     Args:
-        named: Whether the user has named the platform, so that it is worth the time to ask.
-        covered: Packages on whose devices other installed platforms report; left out unless ``named``.
+        named: Whether the user has named the platform.
+        covered: Packages of other installed platforms, which report on their devices; loaded only if ``named``.
     """
-    if named and (known := os.environ.get(VARIABLE)):
-        return Found(**json.loads(known))
+    if named and (known := _known()):
+        return known
     packages = [name for name in device_packages() if named or name not in covered]
-    built_for = _torch_is_built_for()
-    driven = [name for name in built_for if named or any(Path(file).exists() for file in BUILT_FOR[name])]
-    if not packages and not driven:
-        torch = (
-            f"torch is built for {built_for[0]}, whose driver is not here"
-            if built_for
-            else "torch knows no accelerator"
-        )
-        return Found(0, f"{torch}, and no installed package adds one (entry points {GROUP})", expected=False)
-    found = _asked(packages, ", ".join([*packages, *(f"torch, built for {name}" for name in driven)]))
+    built_for, own_build = _torch_build()
+    driven = [name for name in built_for if named or not own_build or _has_driver(name)]
+    if not packages and not driven and not named:
+        torch = "torch knows no accelerator"
+        if built_for:
+            torch = f"torch was built for {built_for[0]}, but this machine has no driver for it"
+        why = f"{torch}, and no installed package adds a device to torch (entry points {GROUP})"
+        return Found(0, why, expected=False)
+    found = _asked(packages, [*packages, *(f"torch (built for {name})" for name in driven)])
     if named and found.devices:
         os.environ[VARIABLE] = json.dumps(vars(found))
     return found
 
 
-def _asked(packages: list[str], known_by: str) -> Found:
+def _known() -> Found | None:
+    """Return the answer that the process has received which started this one; None if there is none."""
+    try:
+        return Found(**json.loads(os.environ.get(VARIABLE) or "none"))
+    except (ValueError, TypeError):
+        return None
+
+
+def _has_driver(name: str) -> bool:
+    return any(Path(file).exists() for file in BUILT_FOR[name])
+
+
+def _asked(packages: list[str], loaded: list[str]) -> Found:
     """Start the process.
 
     Args:
         packages: Packages that it loads.
-        known_by: Description of what may know a device.
+        loaded: Descriptions of everything that may know a device.
     """
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    importing = f"the process that imports {', '.join(['torch', *packages])}"
     try:
         answer = subprocess.run(  # noqa: S603 - this interpreter
             [sys.executable, "-c", _QUESTION, *packages],
@@ -120,32 +137,39 @@ def _asked(packages: list[str], known_by: str) -> Found:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=LIMIT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Found(0, f"{known_by}: torch gave no answer within {LIMIT_S:.0f} seconds", broken=True)
+        return Found(0, f"{importing} gave no answer within {LIMIT_S:.0f} seconds", broken=True)
     lines = [line for line in answer.stdout.splitlines() if line.startswith(_ANSWER)]
     if not lines:
         said = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
-        return Found(0, f"{known_by}: torch cannot be asked: {said[-1]}", broken=True)
+        return Found(0, f"{importing} failed: {said[-1]}", broken=True)
     device_type, count, backend, failed = json.loads(lines[0].removeprefix(_ANSWER))
     failures = "".join(f"; {name} cannot be loaded: {error}" for name, error in failed.items())
     if not count:
-        return Found(0, f"torch.accelerator reports no device of {known_by}{failures}", broken=bool(failed))
+        asked = f" (loaded: {', '.join(loaded)})" if loaded else ""
+        return Found(0, f"torch.accelerator reports no device{asked}{failures}", broken=bool(failed))
     devices = f"{count} device{'s'[: count != 1]} of the type {device_type}"
     return Found(count, f"torch.accelerator reports {devices}{failures}", device_type, backend)
 
 
-def _torch_is_built_for() -> list[str]:
-    """Device types of the installed torch, from its file ``version.py``; empty for a build for processors."""
+def _torch_build() -> tuple[list[str], bool]:
+    """Read the file ``version.py`` of the installed torch.
+
+    Returns:
+        The device types that it was built for, empty for a build for processors; and whether PyTorch has built it.
+    """
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
-        return []
+        return [], True
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     values: dict[str, object] = {}
     for statement in ast.parse(text).body:
         if isinstance(statement, (ast.Assign, ast.AnnAssign)) and isinstance(statement.value, ast.Constant):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             values |= {target.id: statement.value.value for target in targets if isinstance(target, ast.Name)}
-    return [name for name in BUILT_FOR if values.get(name)]
+    local = str(values.get("__version__", "")).partition("+")[2]
+    return [name for name in BUILT_FOR if values.get(name)], OWN_BUILD.fullmatch(local) is not None

@@ -11,7 +11,8 @@ from anytron_accelerator.detection import Found, device_packages, find_accelerat
 if TYPE_CHECKING:
     from anytron import DeviceRuntime
 
-REMEDY = "install the package that adds your device to torch, or repair it or its driver"
+INSTALL = "install the package that adds your device to torch"
+REPAIR = "repair the package that adds the device to torch, or its driver; or uninstall the package"
 
 
 class AcceleratorPlatform(Platform):
@@ -27,19 +28,15 @@ class AcceleratorPlatform(Platform):
     def __init__(self) -> None:
         self.device_packages = device_packages()
 
-    @property
-    def redirects_torch_cuda(self) -> bool:  # type: ignore[override]
-        """Whether ``torch.cuda`` is not the device itself."""
-        return self._found().device_type != "cuda"
-
     def probe(self) -> Probe:
         """Ask torch for an accelerator, in a process of its own, which loads the packages that add devices to torch."""
         found = self._found()
+        self.redirects_torch_cuda = found.device_type != "cuda"  # torch.cuda is not redirected to itself
         if found.broken:
-            return Probe(Availability.BROKEN, found.reason, REMEDY)
+            return Probe(Availability.BROKEN, found.reason, REPAIR)
         if not found.devices:
             # Where nothing is made for a device, a processor needs no explanation, unless the user named this platform.
-            return Probe(Availability.ABSENT, found.reason, REMEDY if self.named or found.expected else "")
+            return Probe(Availability.ABSENT, found.reason, INSTALL if self.named or found.expected else "")
         return Probe(Availability.USABLE, found.reason, devices=found.devices)
 
     def runtime(self) -> DeviceRuntime:

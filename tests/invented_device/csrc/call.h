@@ -46,6 +46,7 @@ class Call {
       for (size_t place = 0; place < schema_.returns().size(); ++place) stack_->push_back(*written(place));
       return;
     }
+    const Lock lock(mutex());  // nothing else is queued or freed until the results are stored
     finish(current_stream(device_));
     const Stack arguments = host;
     compute(op_, &host);
@@ -196,6 +197,7 @@ class Call {
       if (!is_ours(mine) || mine.numel() > 0) continue;
       const at::Tensor& host = arguments[place].toTensor();
       if (host.sizes() != mine.sizes()) at::Tensor(mine).resize_(host.sizes());
+      finish(current_stream(device_));  // resize_ has queued a copy of the old bytes
       if (host.numel() > 0) kernel_view(mine).copy_(host);
     }
   }

@@ -1,4 +1,4 @@
-// An invented accelerator: two devices whose memory the host cannot read, and which work only when somebody waits.
+// An invented accelerator: two devices whose memory the host cannot read, and which work only when something waits.
 //
 // Each device has one arena, mapped twice: without any access at the addresses that tensors hold (a host that follows
 // such a pointer gets a segmentation fault), and readable at the addresses that kernels use.
@@ -39,7 +39,7 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 
 using Work = std::function<void()>;
 void enqueue(c10::Stream stream, Work work);
-// How much was ever queued on the stream, and whether so much is computed.
+// The number of operations queued so far, and whether the first `position` of them are done.
 uint64_t queued(c10::Stream stream);
 bool passed(c10::Stream stream, uint64_t position);
 // Compute everything that is queued on the stream, or on all streams of the device.
@@ -54,7 +54,7 @@ struct Event {
 Event* record(Event* event, c10::Stream stream);
 void wait(c10::Stream stream, const Event& event);
 void finish(const Event& event);
-// Let the device compute one operation of the event's stream; whether the event has passed.
+// Compute one operation of the event's stream; return whether the event has passed.
 bool progress(const Event& event);
 bool progress(c10::Stream stream);
 

@@ -19,6 +19,7 @@ namespace invented {
 namespace {
 
 constexpr size_t kAlignment = 512;
+constexpr c10::StreamId kAnyStream = -1;  // of spaces that all streams have left
 
 struct Block {
   size_t size;
@@ -143,7 +144,7 @@ void collect(int index) {
   one.top = one.live.empty() ? 0 : one.live.rbegin()->first + one.live.rbegin()->second.size;
   size_t begin = 0;
   for (const auto& [offset, block] : one.live) {
-    if (offset > begin) one.free[0].emplace(offset - begin, begin);
+    if (offset > begin) one.free[kAnyStream].emplace(offset - begin, begin);
     begin = offset + block.size;
   }
 }
@@ -151,12 +152,14 @@ void collect(int index) {
 // An offset of at least `size` bytes, or the arena's size if there is none. Reuse is in the order of one stream.
 size_t take(Arena& one, size_t size, c10::StreamId stream, size_t* taken) {
   unpark(one);
-  auto& mine = one.free[stream];
-  const auto found = mine.lower_bound(size);
-  if (found != mine.end() && found->first <= 2 * size + (1 << 20)) {
-    const size_t offset = found->second;
-    *taken = found->first;
+  for (const c10::StreamId pool : {stream, kAnyStream}) {
+    auto& mine = one.free[pool];
+    const auto found = mine.lower_bound(size);
+    if (found == mine.end() || (pool == stream && found->first > 2 * size)) continue;
+    const auto [space, offset] = *found;
     mine.erase(found);
+    if (pool == kAnyStream && space > size) mine.emplace(space - size, offset + size);
+    *taken = pool == stream ? space : size;
     return offset;
   }
   if (one.top + size > arena_size()) return arena_size();

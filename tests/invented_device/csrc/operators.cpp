@@ -167,10 +167,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
 void any_operator(const c10::OperatorHandle& op, Stack* stack) { Call(op, stack).run(); }
 
 // The device has a kernel for each operator for which the processor has one, except those that torch itself composes of
-// others. With the fault "operators-on-the-host" it lacks two, which go to the fallback below.
+// others. With the fault "operators-on-the-host" it lacks three, which go to the fallback below.
 bool has_kernel(const c10::OperatorHandle& op) {
   const std::string& name = op.schema().name();
-  if (has_fault("operators-on-the-host") && (name == "aten::_softmax" || name == "aten::mm")) return false;
+  if (has_fault("operators-on-the-host") && (name == "aten::_softmax" || name == "aten::mm" ||
+      (name == "aten::add" && op.schema().overload_name() == "out"))) return false;
   return op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
 }

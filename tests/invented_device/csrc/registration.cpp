@@ -106,6 +106,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
       char *to = readable(made.get()), *from = readable(storage.data());
       enqueue(current_stream(current_device()), [to, from, kept] { std::memcpy(to, from, kept); });
     }
+    use_on(storage.data_ptr(), current_stream(current_device()));  // the copy may still be queued
     storage.set_data_ptr_noswap(std::move(made));
     storage.set_nbytes(size);
     set_current_device(before);

@@ -2,6 +2,7 @@
 
 #include "device.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 
 #include <array>
@@ -39,6 +40,7 @@ void run_one(Queue& queue) {
   Work work = std::move(queue.work.front());
   queue.work.pop_front();
   ++queue.done;
+  const at::AutoDispatchBelowADInplaceOrView guard;  // whatever mode the waiting thread is in
   work();
 }
 
@@ -107,8 +109,9 @@ void finish_device(int index) {
 Event* record(Event* event, c10::Stream stream) {
   using namespace std::chrono;
   const double now = duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
+  Event* made = new Event{stream, has_fault("events-pass-early") ? 0 : queued(stream), now};
   delete event;
-  return new Event{stream, has_fault("events-pass-early") ? 0 : queued(stream), now};
+  return made;
 }
 
 void finish(const Event& event) { finish_until(event.stream, event.position); }

@@ -15,8 +15,9 @@ from anytron_accelerator.runtime import make_runtime
 def machine(monkeypatch):
     """A machine without drivers and without packages that add devices to torch."""
     monkeypatch.setattr(detection, "device_packages", tuple)
-    monkeypatch.setattr(detection, "_torch_is_built_for", list)
-    monkeypatch.delenv(detection.VARIABLE, raising=False)
+    monkeypatch.setattr(detection, "_torch_build", lambda: ([], True))
+    for name in (detection.VARIABLE, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
     detection.find_accelerator.cache_clear()
     yield
     detection.find_accelerator.cache_clear()
@@ -49,10 +50,10 @@ def probe(*, named=False, covered=()):
 
 @pytest.mark.parametrize(
     ("built_for", "reason"),
-    [([], "torch knows no accelerator"), (["cuda"], "torch is built for cuda, whose driver is not here")],
+    [([], "torch knows no accelerator"), (["cuda"], "torch was built for cuda, but this machine has no driver for it")],
 )
 def test_without_a_package_or_a_driver_nothing_is_started(monkeypatch, built_for, reason):
-    monkeypatch.setattr(detection, "_torch_is_built_for", lambda: built_for)
+    monkeypatch.setattr(detection, "_torch_build", lambda: (built_for, True))
     monkeypatch.setattr(detection, "BUILT_FOR", {"cuda": ("/dev/none-such",)})
     monkeypatch.setattr(subprocess, "run", None)
     found = probe()
@@ -60,12 +61,17 @@ def test_without_a_package_or_a_driver_nothing_is_started(monkeypatch, built_for
     assert reason in found.reason
 
 
-def test_whoever_names_the_platform_gets_an_answer_of_torch(monkeypatch):
-    monkeypatch.setattr(detection, "_torch_is_built_for", lambda: ["cuda"])
+@pytest.mark.parametrize(("named", "own_build"), [(True, True), (False, False)], ids=["named", "a vendor's torch"])
+def test_torch_is_asked_without_a_driver(monkeypatch, named, own_build):
+    monkeypatch.setattr(detection, "_torch_build", lambda: (["cuda"], own_build))
     monkeypatch.setattr(detection, "BUILT_FOR", {"cuda": ("/dev/none-such",)})
-    found = probe(named=True)
+    found = probe(named=named)
     assert (found.availability, bool(found.remedy)) == (Availability.ABSENT, True)
-    assert "torch.accelerator reports no device of torch, built for cuda" in found.reason
+    assert "torch.accelerator reports no device (loaded: torch (built for cuda))" in found.reason
+
+
+def test_torch_is_asked_if_the_platform_is_named():
+    assert probe(named=True).reason == "torch.accelerator reports no device"
 
 
 @pytest.mark.parametrize(
@@ -76,8 +82,12 @@ def test_whoever_names_the_platform_gets_an_answer_of_torch(monkeypatch):
             "broken",
             "loaded: OSError: libvendor.so: cannot open",
         ),
-        ("def load(): print('welcome')", "absent", "reports no device of torch_vendor"),
-        ("def load(): import os; os._exit(3)", "broken", "torch cannot be asked: exit status 3"),
+        ("def load(): print('welcome')", "absent", "reports no device (loaded: torch_vendor)"),
+        (
+            "def load(): import os; os._exit(3)",
+            "broken",
+            "the process that imports torch, torch_vendor failed: exit status 3",
+        ),
         ("def load(): import time; time.sleep(60)", "broken", "gave no answer within 3 seconds"),
     ],
     ids=["raises", "no device", "ends", "hangs"],
@@ -123,21 +133,31 @@ def test_a_runtime_without_a_device_is_refused(vendor, text, why):
     assert refused.value.fix
 
 
+@pytest.mark.parametrize("text", ["acme", '{"devices": 1}', "[]"])
+def test_an_answer_that_cannot_be_read_is_not_trusted(monkeypatch, text):
+    monkeypatch.setenv(detection.VARIABLE, text)
+    assert probe(named=True).reason == "torch.accelerator reports no device"
+
+
 def test_torch_cuda_is_not_redirected_to_itself(monkeypatch):
     for kind, redirected in (("cuda", False), ("acme", True)):
-        monkeypatch.setattr(
-            "anytron_accelerator.platform.find_accelerator", lambda kind=kind, **_: detection.Found(1, "", kind)
-        )
-        assert AcceleratorPlatform().redirects_torch_cuda is redirected
+        found = detection.Found(1, "", kind)
+        monkeypatch.setattr("anytron_accelerator.platform.find_accelerator", lambda found=found, **_: found)
+        platform = AcceleratorPlatform()
+        platform.probe()
+        assert platform.redirects_torch_cuda is redirected
 
 
-def test_types_that_torch_is_built_for(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("version", "own"), [("2.13.0", True), ("2.13.0+cu128", True), ("2.13.0+cpu", True), ("2.7.1+corex.4.3", False)]
+)
+def test_the_build_of_torch(tmp_path, monkeypatch, version, own):
     monkeypatch.undo()
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("")
     (tmp_path / "torch" / "version.py").write_text(
-        "cuda: str | None = '12.8'\nhip: str = '6'\nrocm: str = '6'\nxpu = None\n"
+        f"__version__ = '{version}'\ncuda: str | None = '12.8'\nhip: str = '6'\nrocm: str = '6'\nxpu = None\n"
     )
     origin = str(tmp_path / "torch" / "__init__.py")
     monkeypatch.setattr(detection, "find_spec", lambda name: type("Spec", (), {"origin": origin}))
-    assert detection._torch_is_built_for() == ["cuda", "hip"]
+    assert detection._torch_build() == (["cuda", "hip"], own)

@@ -61,8 +61,8 @@ def asked_platform(configured: str | None) -> Asked | None:
 def probe_platforms(found: Sequence[Found], only: str | None = None, named: str | None = None) -> dict[str, Probe]:
     """Probe the loaded platforms, or only the one named ``only``; return the results by platform name.
 
-    Platforms with ``chosen_by_name_only`` are probed last, and only if they are named or no other accelerator is there.
-    If a probe raises, the device counts as broken.
+    Platforms with ``chosen_by_name_only`` are probed if they are named, or if the user named no platform and no other
+    accelerator is there. If a probe raises, the device counts as broken.
 
     Args:
         found: All installed plugins.
@@ -76,7 +76,7 @@ def probe_platforms(found: Sequence[Found], only: str | None = None, named: str 
             one.named, one.covered_packages = one.name in (only, named), covered
     platforms = [one for one in platforms if only in (None, one.name)]
     probes = {one.name: _probe(one) for one in platforms if one.named or not one.chosen_by_name_only}
-    if only is None and not any(_is_there(one, probes.get(one.name)) for one in platforms):
+    if only is None and named is None and not any(_is_there(one, probes.get(one.name)) for one in platforms):
         probes |= {one.name: _probe(one) for one in platforms if one.name not in probes}
     return probes
 
@@ -146,7 +146,7 @@ def _refuse_unknown(platforms: Sequence[Found], asked: Asked, where: str) -> NoR
     package = next((one for one in autoloaded_packages() if asked.name in one.split("_")), None)
     if package is not None and asked.name not in OFFICIAL_PLATFORMS:
         ways = _ways_on(next((one for one in platforms if _is_by_name_only(one)), None), asked.name)
-        fix = f"{package} is installed, which adds a device to torch. {ways}. {near}".rstrip()
+        fix = f"The installed package {package} adds a device to torch. {ways}. {near}".rstrip()
     raise PlatformError(
         f"Platform '{asked.name}' is not installed.",
         where=where,
@@ -202,8 +202,8 @@ def _is_by_name_only(candidate: Found) -> bool:
 def _ways_on(by_name_only: Found | None, name: str) -> str:
     """Say how a device can be used that no installed platform covers; no full stop."""
     ways = [
-        f"Install its platform, if it has one ({', '.join(OFFICIAL_PLATFORMS.values())})",
-        f"write one: anytron new-platform {name}",
+        f"Install the device's platform, if there is one ({', '.join(OFFICIAL_PLATFORMS.values())})",
+        f"write a platform: anytron new-platform {name}",
     ]
     if by_name_only is not None:
         one = by_name_only.report.name
@@ -215,10 +215,11 @@ def _refuse_uncovered(found: Found, probes: Mapping[str, Probe], platforms: Sequ
     blocked = [one.report for one in platforms if one.report.state is State.BLOCKED]
     excluded = "".join(f" Platform '{one.name}' is {one.reason}: {one.remedy}." for one in blocked)
     raise PlatformError(
-        "This machine has an accelerator that no installed platform covers; the processor does not take its place.",
+        "This machine has an accelerator, but no platform for it is installed.",
         where=f"platform '{found.report.name}', which is used only if it is named",
         why=probes[found.report.name].reason,
-        fix=f"{_ways_on(found, 'NAME')}.{excluded} To use the processor: platform.name=cpu, or {VARIABLE}=cpu",
+        fix=f"{_ways_on(found, 'NAME')}.{excluded} Anytron uses the processor only if you ask for it: "
+        f"platform.name=cpu, or {VARIABLE}=cpu",
     )
 
 

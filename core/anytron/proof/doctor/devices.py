@@ -105,17 +105,17 @@ def examine_operators(subject: Subject, live: Live) -> Iterator[Result]:
     answer = live.ask("operators")
     calls, host = answer["calls"], answer["host"]
     if not host:
-        detail = f"all {calls} calls of a small training step have kernels of the device"
+        detail = f"the device has kernels for all {calls} operator calls of a small training step"
         yield Result("operators.kernels", "passed", detail)
         return
     named = ", ".join(f"{name.removeprefix('aten::')} ({times})" for name, times in sorted(host.items()))
     detail = (
-        f"{sum(host.values())} of {calls} calls of a small training step have no kernel of the device; its fallback, "
-        f"usually the host, computes them: {named}"
+        f"the device has no kernel for {sum(host.values())} of the {calls} operator calls of a small training step, "
+        f"which are computed elsewhere, usually on the host: {named}"
     )
     fix = (
-        "copies to the host and back are slow: use a release of the package that adds the device to torch in which "
-        "these operators have kernels"
+        "install a release of the device's torch package that has kernels for these operators: copies to the host and "
+        "back are slow"
     )
     yield Result("operators.kernels", "warning", detail, fix)
 

@@ -1,7 +1,7 @@
 """The probe of the topic ``operators``: which operators of a training step the device computes itself.
 
 An operator without a kernel of the device goes to the device's fallback, if it has one. That is usually the host: the
-operands are copied there and the result back, without a word. The dispatcher knows which operators have a kernel.
+operands are copied there and the result back, without a warning. The dispatcher knows which operators have a kernel.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ class _Count(TorchDispatchMode):
 
 
 def operators(bench: Bench) -> dict[str, Any]:
-    """Count the operators of a small training step, and those that the device computes itself.
+    """Count the operator calls of a small training step, and those for which the device has no kernel.
 
     Returns:
-        ``calls`` (number of calls of operators) and ``host`` (calls by operator, of those for which no kernel is
-        registered for the device).
+        ``calls`` (number of calls) and ``host`` (number of calls of each operator without a kernel for the device).
     """
     key = torch._C._dispatch_key_for_device(bench.runtime.current_device().type)
     counted = _Count()
@@ -106,7 +105,20 @@ def _has_kernel(name: str, key: str) -> bool:
         return True
     if not registered(name, STRUCTURED):
         return False
-    operator = getattr(torch.ops.aten, name.removeprefix("aten::").partition(".")[0].removesuffix("_"))
-    overloads = [getattr(operator, one) for one in operator.overloads()]
-    writing = [one for one in overloads if any(argument.is_out for argument in one._schema.arguments)]
-    return any(registered(one.name(), place) for one in writing for place in (key, *COMPOSED))
+    writing = _out_overload(name)
+    return writing is not None and any(registered(writing, one) for one in (key, *COMPOSED))
+
+
+def _out_overload(name: str) -> str | None:
+    """Find the overload that a structured operator calls: the same arguments, and tensors that receive the results."""
+    base, _, overload = name.removeprefix("aten::").partition(".")
+    operator = getattr(torch.ops.aten, base.removesuffix("_"), None)
+    called = getattr(getattr(torch.ops.aten, base), overload or "default")
+    arguments = [(one.name, str(one.type)) for one in called._schema.arguments]
+    for candidate in [] if operator is None else [getattr(operator, one) for one in operator.overloads()]:
+        given = candidate._schema.arguments
+        others = [(one.name, str(one.type)) for one in given if not one.is_out]
+        if len(others) < len(given) and others == arguments:
+            found: str = candidate.name()
+            return found
+    return None

@@ -1,4 +1,4 @@
-"""The logits that a training engine's are compared with, and where they were computed."""
+"""Compute the expected logits of the check ``hf-logits``, and describe where they were computed."""
 
 from __future__ import annotations
 
@@ -28,28 +28,38 @@ def logits_of_transformers(
     """Compute the logits of the first sequences without Megatron and the platform's patches.
 
     An accelerator that computes attention wrongly would compute it wrongly in both engines. So its logits are compared
-    with those that transformers computes on the host in float32, if the host has the memory for the model. Models with
-    experts are an exception in other dtypes than float32: their routers would choose other experts on the host.
+    with those that transformers computes on the host in float32. This is not possible if the host lacks the memory for
+    the model, if a run starts from an adapter, which is not in the model's directory, or if a model with experts runs
+    in another dtype than float32: its routers would choose other experts on the host.
 
     Args:
         config: Configuration of the run.
         platform: The active platform.
-        engines: The rollout engine among them computes the logits in all other cases.
+        engines: Its rollout engine computes the logits if the host does not.
         trajectories: Sequences to compute.
 
     Returns:
         Logits, float32 ``[T, V]``, and a description of the place, for the result's detail. No full stop.
     """
+    obstacle = _obstacle(config)
+    if platform.accelerator and not obstacle:
+        directory, batch = model_directory(config), first_sequences(trajectories.batch)
+        try:
+            with computed_by_transformers(directory):
+                return expected_logits(directory, getattr(torch, config.model.dtype), batch), ON_THE_HOST
+        except (EngineError, ResourceError) as error:
+            obstacle = error.what
     place = f"{config.rollout.engine} in the rollout's process"
     if platform.accelerator:
-        place += " on the device, so that its faults may be in both"
-        if config.model.dtype != "float32" and Feature.MIXTURE_OF_EXPERTS in asked_by_model(config):
-            place += f": on the host in float32, routers choose other experts than in {config.model.dtype}"
-        else:
-            directory, batch = model_directory(config), first_sequences(trajectories.batch)
-            try:
-                with computed_by_transformers(directory):
-                    return expected_logits(directory, getattr(torch, config.model.dtype), batch), ON_THE_HOST
-            except (EngineError, ResourceError) as error:
-                place += f": {error.what}"
+        place += f" on the device, so that faults of the device may not show here; reason: {obstacle}"
     return torch.cat(engines.rollout().logits(trajectories.sequences[:WHOLE_LOGITS])), place
+
+
+def _obstacle(config: RunConfig) -> str:
+    """Say why the host cannot compute logits to compare with; empty if it can."""
+    dtype = config.model.dtype
+    if config.model.lora is not None and config.model.lora.path is not None:
+        return "the run starts from an adapter (model.lora.path)"
+    if dtype != "float32" and Feature.MIXTURE_OF_EXPERTS in asked_by_model(config):
+        return f"in float32 on the host, routers would choose other experts than in {dtype}"
+    return ""

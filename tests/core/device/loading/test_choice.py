@@ -61,7 +61,7 @@ BY_NAME_ONLY = "    chosen_by_name_only = True"
 
 def test_a_device_that_is_used_only_by_name_is_never_passed_over(site):
     site.platform("anyx", "usable", reason="torch reports 2 devices", body=BY_NAME_ONLY)
-    with pytest.raises(PlatformError, match="no installed platform covers") as caught:
+    with pytest.raises(PlatformError, match="no platform for it is installed") as caught:
         open_session()
     assert "torch reports 2 devices" in caught.value.why
     for way in ("platform.name=anyx", "anytron new-platform NAME", "ANYTRON_PLATFORM=cpu", "anytron[cuda]"):
@@ -74,7 +74,7 @@ def test_a_platform_that_is_excluded_is_named_beside_it(site, monkeypatch):
     site.platform("anyx", "usable", body=BY_NAME_ONLY)
     site.platform("npx", "usable")
     monkeypatch.setenv("ANYTRON_DISABLE_PLUGINS", "npx")
-    with pytest.raises(PlatformError, match="no installed platform covers") as caught:
+    with pytest.raises(PlatformError, match="no platform for it is installed") as caught:
         open_session()
     assert "Platform 'npx' is excluded by ANYTRON_DISABLE_PLUGINS=npx" in caught.value.fix
 
@@ -87,6 +87,13 @@ def test_beside_another_accelerator_it_is_asked_only_if_it_is_named(site, monkey
     assert reports["anyx"].reason == "not probed: it is used only if it is named"
     monkeypatch.setenv("ANYTRON_PLATFORM", "anyx")
     assert {report.name: report.state for report in survey_plugins().reports}["anyx"] is State.ACTIVE
+
+
+def test_a_broken_one_does_not_trouble_whoever_names_the_processor(site, monkeypatch):
+    site.platform("anyx", "broken", remedy="repair it", body=BY_NAME_ONLY)
+    monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
+    reports = {report.name: report for report in survey_plugins().reports}
+    assert (reports["cpu"].state, reports["anyx"].state) == (State.ACTIVE, State.AVAILABLE)
 
 
 @pytest.mark.parametrize(("remedy", "shown"), [("repair the driver", True), ("", False)])
