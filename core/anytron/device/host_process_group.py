@@ -44,9 +44,9 @@ class HostProcessGroup(distributed.ProcessGroup):
         """Name of the backend."""
         return BACKEND
 
-    def barrier(self, options: Any = None) -> HostWork:
+    def barrier(self, opts: Any = None) -> HostWork:
         """Wait for all ranks; the device of the options is gloo's."""
-        options = distributed.BarrierOptions() if options is None else options
+        options = distributed.BarrierOptions() if opts is None else opts
         options.device = torch.device("cpu")
         return HostWork(self.inner.barrier(options), [])
 
