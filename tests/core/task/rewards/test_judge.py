@@ -42,15 +42,22 @@ class Handler(BaseHTTPRequestHandler):
             server.seen.append((self.path, self.headers.get("Authorization"), body))
             server.tries[response] = server.tries.get(response, 0) + 1
             server.busy += 1
+            self.busy = True
             server.busiest = max(server.busiest, server.busy)
             tries = server.tries[response]
         try:
             server.behave(self, question, response, tries)
         finally:
-            with server.lock:
-                server.busy -= 1
+            self.done()
+
+    def done(self):
+        """Before the answer leaves: whoever receives it may ask the next question at once."""
+        with self.server.lock:
+            self.server.busy -= self.busy
+            self.busy = False
 
     def give(self, text, status=200, headers=()):
+        self.done()
         raw = text if isinstance(text, bytes) else text.encode()
         self.send_response(status)
         for name, value in headers:
