@@ -18,7 +18,7 @@ def device():
     """Environment variables of a machine that has the invented accelerator."""
     if shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler, g++")
-    path = os.pathsep.join(filter(None, [str(installed()), os.environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [str(installed()), str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
 
 
