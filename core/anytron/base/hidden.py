@@ -10,7 +10,7 @@ def is_hidden(name: str) -> bool:
     return name in sys.modules and sys.modules[name] is None
 
 
-def described(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the type and the text of an error; for an import of a hidden package, also why it is hidden."""
     text = f"{type(error).__name__}: {error}"
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""

@@ -18,7 +18,7 @@ REPAIR = "repair the package that adds the device to torch, or its driver; or un
 class AcceleratorPlatform(Platform):
     """The platform ``accelerator``: the device that ``torch.accelerator`` reports, with the neutral kernels.
 
-    It names no device. It serves to run on a device before the device has a platform of its own.
+    It has code for no device in particular: users name it to run on a device that has no platform yet.
     """
 
     name = "accelerator"

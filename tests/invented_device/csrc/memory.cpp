@@ -76,33 +76,32 @@ Arena& arena(int index) {
   return (*devices)[index];
 }
 
-}  // namespace
-
-char* readable(const void* address) {
+// The device in one of whose two mappings an address is; nullptr for a foreign address.
+const Arena* arena_of(const void* address, char* Arena::* mapping) {
   const char* found = static_cast<const char*>(address);
   for (int index = 0; index < kDevices; ++index) {
     const Arena& one = arena(index);
-    if (found >= one.addresses && found < one.addresses + arena_size()) return one.bytes + (found - one.addresses);
+    if (found >= one.*mapping && found < one.*mapping + arena_size()) return &one;
   }
   return nullptr;
 }
 
-char* address_of(const void* readable_address) {
-  const char* found = static_cast<const char*>(readable_address);
-  for (int index = 0; index < kDevices; ++index) {
-    const Arena& one = arena(index);
-    if (found >= one.bytes && found < one.bytes + arena_size()) return one.addresses + (found - one.bytes);
-  }
-  return nullptr;
+// An address of one mapping, in the other.
+char* translated(const void* address, char* Arena::* from, char* Arena::* to) {
+  const Arena* one = arena_of(address, from);
+  return one == nullptr ? nullptr : one->*to + (static_cast<const char*>(address) - one->*from);
 }
+
+}  // namespace
+
+char* readable(const void* address) { return translated(address, &Arena::addresses, &Arena::bytes); }
+
+char* address_of(const void* readable_address) { return translated(readable_address, &Arena::bytes, &Arena::addresses); }
 
 int owner(const void* address) {
-  for (int index = 0; index < kDevices; ++index) {
-    const Arena& one = arena(index);
-    const char* found = static_cast<const char*>(address);
-    if (found >= one.addresses && found < one.addresses + arena_size()) return index;
-  }
-  TORCH_CHECK(false, "invented: not an address of this accelerator");
+  const Arena* one = arena_of(address, &Arena::addresses);
+  TORCH_CHECK(one != nullptr, "invented: not an address of this accelerator");
+  return one->index;
 }
 
 namespace {

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.errors import PatchError
-from anytron.base.hidden import described
+from anytron.base.hidden import error_text
 from anytron.device.patches.change import ABSENT, make_change
 from anytron.device.patches.patch import Outcome, Patch, PatchRecord, Phase
 from anytron.device.patches.plan import Verdict, check_targets, judge, supersessions
@@ -246,7 +246,7 @@ class Ledger:
         try:
             change = make_change(patch, self.context)
         except Exception as error:  # foreign code may fail in any way; recorded or raised
-            failed = PatchRecord(patch, Outcome.FAILED, described(error), version)
+            failed = PatchRecord(patch, Outcome.FAILED, error_text(error), version)
             self._records[patch.id] = failed
             if not patch.required:
                 return failed

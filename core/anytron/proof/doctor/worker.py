@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.hidden import described
+from anytron.base.hidden import error_text
 from anytron.task.isolation.worker import calls, enter
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def main(channel: int, lifeline: int) -> None:
         except Exception as error:  # noqa: BLE001 - a device, a driver or a kernel: the driver makes an entry of it
             suppliers = {} if bench is None else bench.session.hooks.suppliers()
             answer = {
-                "error": getattr(error, "what", described(error)),
+                "error": getattr(error, "what", error_text(error)),
                 "why": getattr(error, "why", ""),
                 "fix": getattr(error, "fix", ""),
                 "suppliers": suppliers,
