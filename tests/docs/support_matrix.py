@@ -174,7 +174,7 @@ def kit_cells() -> dict[tuple[str, str], list[tuple[str, str]]]:
     """The kit's cases by family and column: each a rule's name and a case's."""
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for rule in rules_of("model"):
-        for case in rule.cases:
+        for case in (case for case in rule.cases if case.values is not None):  # others are of no family
             family, layout, *_ = case.values
             key = CONFIGS[family.name]["model_type"], _column(layout.name)
             found.setdefault(key, []).append((rule.name, case.name))

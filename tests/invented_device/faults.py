@@ -1,7 +1,4 @@
-"""Faults of the invented accelerator, each with the rule of the conformance kit that must notice it.
-
-One more, "operators-on-the-host", concerns no rule: ``anytron doctor`` names the operators.
-"""
+"""Faults of the invented accelerator, each with the rule of the conformance kit that must notice it."""
 
 from __future__ import annotations
 
@@ -36,6 +33,8 @@ FAULTS = (
     Fault("freed-memory-counts", "memory-figures", "allocated does not shrink when a tensor is freed"),
     Fault("peak-stays", "peak-memory", "reset_peak_memory_stats does not reset the peak"),
     Fault("set-device-ignored", "ranks-own-devices", "A rank's tensors are on another rank's device"),
+    Fault("marks-lost", "parameters-keep-marks", "lost: sequence_parallel"),
+    Fault("operators-on-the-host", "own-operators", "_softmax (1)"),
     Fault("results-on-the-host", "tensors-stay", "index_add_"),
     Fault("cumsum-starts-late", "tensors-stay", "case: cumsum"),
     Fault("products-of-few-bits", "dtypes-compute", "The product is wrong"),

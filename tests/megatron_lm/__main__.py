@@ -3,10 +3,13 @@
 ``ANYTRON_MEGATRON_LM`` names a checkout of Megatron-LM of the version of megatron-core that is installed. Its tests and
 ``megatron.training`` come from there, ``megatron.core`` from the installed package. Each group of tests runs in
 processes forked from one that has imported the device stack and most of Megatron. A group that ends before its last
-test (a crash, a test that nothing interrupts) is started again behind that test.
+test (a crash, a test that nothing interrupts) is started again behind that test. With several ranks, each file is a
+group, and new processes are forked after ``AT_ONCE`` tests: the tests leave their process groups open, and with them
+gloo's threads.
 
-Without groups, all folders are run, and ``docs/reference/results/megatron-suite-PLATFORM-RANKS.json`` and the page are
-written. The exit status is 1 if a group has no tests.
+Without groups, all folders are run (with several ranks: ``PARALLEL``), and
+``docs/reference/results/megatron-suite-PLATFORM-RANKS.json`` and the page are written. The exit status is 1 if a group
+has no tests.
 """
 
 from __future__ import annotations
@@ -38,9 +41,13 @@ FOLDERS = (
     "dist_checkpointing", "inference", "data,tokenizers,utils", "rl,resharding,post_training,extension", "a2a_overlap",
     "export",
 )  # fmt: skip
+PARALLEL = ("tensor_parallel", "pipeline_parallel", "distributed", "transformer")
+"""Folders whose tests are made for several ranks."""
 ALONE = ("transformer/test_te_layers_batch_invariant.py",)
 """Files that leave operators of torch replaced behind them."""
 RESTARTS = 12
+AT_ONCE = 25
+"""Tests that one process runs, where there are several ranks."""
 
 
 def groups(unit_tests: Path) -> list[str]:
@@ -55,6 +62,13 @@ def groups(unit_tests: Path) -> list[str]:
     return [*filter(None, folders), *alone, ",".join(others), ",".join(sorted(root))]
 
 
+def files_of(names: Sequence[str], unit_tests: Path) -> list[str]:
+    """Return the test files of folders and files, in folders below them too."""
+    paths = [unit_tests / name for group in names for name in group.split(",")]
+    found = [file for path in paths for file in (sorted(path.rglob("test_*.py")) if path.is_dir() else [path])]
+    return [str(file.relative_to(unit_tests)) for file in found]
+
+
 def checkout_without_core(source: Path, target: Path) -> Path:
     """Copy a checkout without ``megatron/core``, which the installed package replaces."""
     core = source / "megatron" / "core"
@@ -67,12 +81,16 @@ def run_group(name: str, root: Path, out: Path, arguments: argparse.Namespace) -
     stem = name.partition(",")[0].replace("/", "__").removesuffix(".py")
     files = [out / f"{stem}.{rank}" for rank in range(arguments.ranks)]
     end = monotonic() + arguments.group_seconds
-    for _ in range(RESTARTS):
+    at_once = AT_ONCE if arguments.ranks > 1 else None
+    ends_early = 0
+    while ends_early < RESTARTS and monotonic() < end - 5:
         begun = _started(files)
-        limits = Limits(arguments.test_seconds, end - monotonic(), arguments.gib)
+        limits = Limits(arguments.test_seconds, end - monotonic(), arguments.gib, at_once)
         run_ranks(root, name.split(","), files, begun, limits)
-        finished = all("finished" in record for file in files for record in read(file)[-1:])
-        if finished or monotonic() > end - 5 or _started(files) == begun:
+        last = [record for file in files for record in read(file)[-1:]]
+        finished = all("finished" in record for record in last)
+        ends_early += not finished
+        if (finished and not any(record["left"] for record in last)) or _started(files) == begun:
             break
     return files
 
@@ -107,13 +125,15 @@ def main() -> None:
     begin = monotonic()
     open_layer(arguments.platform)
     files, empty = [], []
-    names = arguments.groups or groups(root / "tests" / "unit_tests")
+    unit_tests = root / "tests" / "unit_tests"
+    names = arguments.groups or (groups(unit_tests) if arguments.ranks == 1 else list(PARALLEL))
+    names = names if arguments.ranks == 1 else files_of(names, unit_tests)
     for number, name in enumerate(names, 1):
         files += (own := run_group(name, root, out, arguments))
         tests_of_group = outcomes(own)
         empty += [] if tests_of_group else [name]
         classes = summary(tests_of_group)["classes"]
-        sys.stdout.write(f"{number}/{len(names)} {name[:40]}: {classes} {monotonic() - begin:.0f} s\n")
+        sys.stdout.write(f"{number}/{len(names)} {name[:60]}: {classes} {monotonic() - begin:.0f} s\n")
         sys.stdout.flush()
     found = {
         "megatron-core": version("megatron-core"),

@@ -30,11 +30,13 @@ class Limits:
         test: Seconds of one test.
         group: Seconds of the group.
         gib: Memory of one rank, in GiB.
+        tests: Tests that a rank runs; None: all.
     """
 
     test: float
     group: float
     gib: float
+    tests: int | None = None
 
 
 def run_ranks(root: Path, paths: Sequence[str], files: Sequence[Path], done: Collection[str], limits: Limits) -> None:
@@ -87,7 +89,7 @@ def _fork(root: Path, paths: Sequence[str], rank: int, file: Path, done: Collect
         options = "-q -p no:cacheprovider -p no:randomly -o addopts= --tb=short --no-header -W ignore"
         names = [f"tests/unit_tests/{path}" for path in paths]
         arguments = [*options.split(), f"--rootdir={root}", "--continue-on-collection-errors", *names]
-        pytest.main(arguments, plugins=[Recorder(file, done, limits.test, os.dup(log))])
+        pytest.main(arguments, plugins=[Recorder(file, done, limits.test, limits.tests, os.dup(log))])
     except BaseException:  # noqa: BLE001 - written to the log; the process ends here in any case
         traceback.print_exc()
     finally:

@@ -30,13 +30,16 @@ class Recorder:
         done: Names of tests that have run and are left out.
         seconds: How long a test may take. If Python cannot interrupt it (a collective that waits in C++), the process
             ends ten seconds later.
+        tests: How many tests are run; None: all.
         log: Descriptor of a file for the stacks of such a test.
     """
 
-    def __init__(self, results: Path, done: Collection[str], seconds: float, log: int) -> None:
+    def __init__(self, results: Path, done: Collection[str], seconds: float, tests: int | None, log: int) -> None:
         self._results = results
         self._done = done
         self._seconds = seconds
+        self._tests = tests
+        self._left = 0
         self._log = log
 
     def _write(self, **entry: Any) -> None:
@@ -45,7 +48,9 @@ class Recorder:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         self._write(collected=[item.nodeid for item in items])
-        items[:] = [item for item in items if item.nodeid not in self._done]
+        missing = [item for item in items if item.nodeid not in self._done]
+        items[:] = missing[: self._tests]
+        self._left = len(missing) - len(items)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write(start=nodeid)
@@ -83,7 +88,7 @@ class Recorder:
             self._write(id=report.nodeid, when="collect", outcome=report.outcome, type="collect", message=message)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        self._write(finished=int(exitstatus))
+        self._write(finished=int(exitstatus), left=self._left)
 
 
 @contextlib.contextmanager

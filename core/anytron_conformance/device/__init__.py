@@ -20,6 +20,7 @@ from anytron_conformance.device.memory import (
     streams_order_work,
     synchronize_waits,
 )
+from anytron_conformance.device.operators import own_operators
 from anytron_conformance.device.placement import (
     dtypes_compute,
     own_device,
@@ -41,6 +42,7 @@ RULES: tuple[Rule, ...] = (
     environment_agrees,
     own_device,
     tensors_stay,
+    own_operators,
     dtypes_compute,
     rng_round_trip,
     seeds_decide,

@@ -42,7 +42,8 @@ def operators(bench: Bench) -> dict[str, Any]:
     """Count the operator calls of a small training step, and those for which the device has no kernel.
 
     Returns:
-        ``calls`` (number of calls) and ``host`` (number of calls of each operator without a kernel for the device).
+        ``calls`` (number of calls), ``host`` (number of calls of each operator without a kernel for the device) and
+        ``named`` (their share and the operators, in words).
     """
     key = torch._C._dispatch_key_for_device(bench.runtime.current_device().type)
     counted = _Count()
@@ -51,7 +52,9 @@ def operators(bench: Bench) -> dict[str, Any]:
         step()
     bench.runtime.synchronize()
     host = {name: calls for name, calls in counted.calls.items() if not _has_kernel(name, key)}
-    return {"calls": sum(counted.calls.values()), "host": host}
+    calls = sum(counted.calls.values())
+    each = ", ".join(f"{name.removeprefix('aten::')} ({times})" for name, times in sorted(host.items()))
+    return {"calls": calls, "host": host, "named": f"{sum(host.values())} of the {calls} operator calls: {each}"}
 
 
 class _Layer(torch.nn.Module):
