@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from anytron.device.hooks.types import OWN_TRAINER
 from anytron_megatron.options import ENGINE
-from anytron_megatron.patches.catalog import attention, imports, models, parallel
+from anytron_megatron.patches.catalog import attention, imports, models, parallel, scripts
 
 if TYPE_CHECKING:
     from anytron.device.hooks.types import PatchContext
@@ -42,6 +42,8 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         attention.CACHED_ROTARY: bridge,
         attention.ROTARY_KERNEL: portable and of_megatron,
         attention.ROTARY_KERNEL_IN_LAYERS: portable and bridge,
+        # Only a script of Megatron-LM's own has this switch.
+        scripts.BATCH_INVARIANT_MODE: portable and context.engine == OWN_TRAINER,
         models.DEEPSTACK: bridge,
         models.SCORE_HEAD: bridge,
         imports.HOST_GENERATOR_WARNING: redirected,

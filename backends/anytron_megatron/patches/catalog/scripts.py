@@ -5,6 +5,20 @@ from __future__ import annotations
 from anytron.device.patches import Patch, Phase
 from anytron_megatron.patches.catalog import FIXES, MEGATRON
 
+BATCH_INVARIANT_MODE = Patch(
+    id="megatron.batch-invariant-mode",
+    target="megatron.core.transformer.custom_layers.batch_invariant_kernels:enable_batch_invariant_mode",
+    phase=Phase.BEFORE_PARALLEL_INIT,
+    package=MEGATRON,
+    reason=(
+        "where the modules are portable, batch-invariant mode replaces torch's operators, and then ends in a "
+        "ModuleNotFoundError"
+    ),
+    upstream="megatron/core/transformer/custom_layers/batch_invariant_kernels.py, _te_patch_for_batch_invariant",
+    remove_when="batch-invariant mode works without Transformer Engine's cpp_extensions",
+    required=False,
+    replacement=f"{FIXES}.scripts:refuse_batch_invariance",
+)
 SCRIPTS = (
     Patch(
         id="megatron-lm.no-cuda",

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
-from anytron_megatron.portable_te.refusals import refuse
+from anytron_megatron.portable_te.refusals import refuse, refuse_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,14 +32,25 @@ def checkpoint(
     distribute_saved_activations: bool = False,
     get_rng_state_tracker: Callable[[], Any] | None = None,
     tp_group: ProcessGroup | None = None,
+    use_reentrant: bool = True,
+    context_fn: Any = None,
+    determinism_check: str = "default",
+    debug: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Recompute ``function`` in the backward pass, by Megatron's own checkpointing.
+    """Recompute ``function`` in the backward pass, by Megatron's own checkpointing, which is reentrant.
 
-    The last two arguments are ignored, because Megatron's function itself forks its random states and
-    knows the tensor-parallel group.
+    ``get_rng_state_tracker`` and ``tp_group`` are ignored, because Megatron's function itself forks its random states
+    and knows the tensor-parallel group. The arguments after them are for recomputation that is not reentrant.
+
+    Raises:
+        EngineError: Recomputation that is not reentrant is asked for.
     """
     del get_rng_state_tracker, tp_group
+    if not use_reentrant:
+        refuse("checkpoint", "recomputation with use_reentrant=False", "leave this setting at its default, True")
+    check = None if determinism_check == "default" else determinism_check
+    refuse_settings("checkpoint", {"context_fn": context_fn, "determinism_check": check, "debug": debug})
     # Megatron imports this module, so it cannot be imported above.
     from megatron.core import tensor_parallel
 

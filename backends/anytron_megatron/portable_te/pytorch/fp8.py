@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from anytron_megatron.portable_te.refusals import refuse
+from anytron_megatron.portable_te.refusals import refuse, refuse_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,16 +48,27 @@ class FP8GlobalStateManager:
 
 
 @contextlib.contextmanager
-def fp8_autocast(enabled: bool = True, **_settings: object) -> Iterator[None]:
-    """Compute as usual in the block; ``enabled`` must be False, and the other settings have no effect."""
+def fp8_autocast(
+    enabled: bool = True,
+    calibrating: bool = False,
+    fp8_recipe: object = None,
+    fp8_group: object = None,
+    _graph: bool = False,
+) -> Iterator[None]:
+    """Compute as usual in the block; ``enabled`` and ``calibrating`` must be False, the others have no effect."""
+    del fp8_recipe, fp8_group, _graph
     if enabled:
         refuse("fp8_autocast", "FP8", "set fp8 to null")
+    refuse_settings("fp8_autocast", {"calibrating": calibrating})
     yield
 
 
 @contextlib.contextmanager
-def fp8_model_init(enabled: bool = True, **_settings: object) -> Iterator[None]:
-    """Create parameters as usual in the block; ``enabled`` must be False, and the other settings have no effect."""
+def fp8_model_init(
+    enabled: bool = True, recipe: object = None, preserve_high_precision_init_val: bool = False
+) -> Iterator[None]:
+    """Create parameters as usual in the block; ``enabled`` must be False, the others have no effect."""
+    del recipe, preserve_high_precision_init_val
     if enabled:
         refuse("fp8_model_init", "FP8 parameters", "set fp8_param to false")
     yield
@@ -66,7 +77,7 @@ def fp8_model_init(enabled: bool = True, **_settings: object) -> Iterator[None]:
 class Fp8Padding:
     """Pads each expert's tokens to blocks of FP8 kernels; creating an instance is refused."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **_settings: object) -> None:
         refuse(type(self).__name__, "FP8 for experts", "set fp8 to null")
 
 

@@ -22,9 +22,9 @@ class SwiGLU(FusibleOperation):
         refuse_settings("ops.SwiGLU", settings)
         self._swiglu = kernels().fused(KernelName.SWIGLU, None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute the activation ``[..., N]`` of ``x``, ``[..., 2 N]``."""
-        output: Tensor = self._swiglu(x)
+    def forward(self, input: Tensor) -> Tensor:
+        """Compute the activation ``[..., N]`` of ``input``, ``[..., 2 N]``."""
+        output: Tensor = self._swiglu(input)
         return output
 
     def sharded_state_dict(self, *_place: object, **_named: object) -> dict[str, object]:

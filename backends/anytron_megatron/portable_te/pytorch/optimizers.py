@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD as FusedSGD  # noqa: N811 - Transformer Engine's name; same arguments and state
 
 from anytron.kernels.contract import KernelName
 from anytron_megatron.portable_te.binding import kernels
@@ -31,7 +30,7 @@ class FusedAdam(torch.optim.Optimizer):
     Args:
         bias_correction: Whether to divide the moments by ``1 - beta ** step``.
         adam_w_mode: True = decoupled weight decay; False = L2 regularisation.
-        set_grad_none: Whether ``zero_grad`` frees the gradients by default; False = it fills them with zeros.
+        set_grad_none: Whether ``zero_grad`` frees the gradients by default; None = True, False = it writes zeros.
         unsupported: Transformer Engine's other settings (amsgrad, master weights, FP8 moments, ...).
 
     Raises:
@@ -42,13 +41,13 @@ class FusedAdam(torch.optim.Optimizer):
         self,
         params: Iterable[Any],
         lr: float = 1e-3,
-        bias_correction: bool = True,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        adam_w_mode: bool = True,
         weight_decay: float = 0.0,
         *,
-        set_grad_none: bool = True,
+        bias_correction: bool = True,
+        adam_w_mode: bool = True,
+        set_grad_none: bool | None = None,
         **unsupported: Any,
     ) -> None:
         refuse_settings("FusedAdam", unsupported)
@@ -66,7 +65,8 @@ class FusedAdam(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Free the gradients, or fill them with zeros."""
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+        chosen = self.set_grad_none if set_to_none is None else set_to_none
+        super().zero_grad(set_to_none=chosen is not False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore moments, as copies in float32: torch would give them the parameters' type."""
@@ -78,8 +78,13 @@ class FusedAdam(torch.optim.Optimizer):
                 self.state[param][name] = moment.to(device=param.device, dtype=torch.float32, copy=True)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient; return what ``closure`` returns."""
+    def step(self, closure: Callable[[], Any] | None = None, **unsupported: Any) -> Any:
+        """Update all parameters that have a gradient; return what ``closure`` returns.
+
+        Raises:
+            EngineError: A setting is not supported.
+        """
+        refuse_settings("FusedAdam.step", unsupported)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -111,11 +116,36 @@ class FusedAdam(torch.optim.Optimizer):
         return loss
 
 
+class FusedSGD(torch.optim.SGD):
+    """``torch.optim.SGD``, whose state has the same names, with Transformer Engine's arguments.
+
+    Raises:
+        EngineError: A setting is not supported.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        materialize_master_grads: bool = True,
+        **unsupported: Any,
+    ) -> None:
+        # It chooses the number format of the master gradients; there are none without master weights.
+        del materialize_master_grads
+        refuse_settings("FusedSGD", unsupported)
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov)
+
+
 def multi_tensor_applier(
-    operation: Callable[..., Any], noop_flag: Tensor, tensor_lists: list[list[Tensor]], *args: Any
+    op: Callable[..., Any], noop_flag_buffer: Tensor, tensor_lists: list[list[Tensor]], *args: Any
 ) -> Any:
-    """Call ``operation`` on lists of tensors."""
-    return operation(_CHUNK, noop_flag, tensor_lists, *args)
+    """Call ``op`` on lists of tensors."""
+    return op(_CHUNK, noop_flag_buffer, tensor_lists, *args)
 
 
 def multi_tensor_l2norm(

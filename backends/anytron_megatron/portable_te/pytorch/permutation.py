@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytron.base.errors import EngineError
-from anytron_megatron.portable_te.refusals import refuse
+from anytron_megatron.portable_te.refusals import refuse, refuse_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +70,7 @@ def moe_unpermute(
     restore_shape: torch.Size | None = None,
     map_type: str = "mask",
     probs: Tensor | None = None,
+    pad_offsets: Tensor | None = None,
 ) -> Tensor:
     """Add the rows of each token; the inverse of :func:`moe_permute`.
 
@@ -82,14 +83,17 @@ def moe_unpermute(
         restore_shape: ``[T, H]``; None = the shape of ``inp``, which is right for one expert per token.
         map_type: As in :func:`moe_permute`.
         probs: Old name of ``merging_probs``.
+        pad_offsets: Refused.
 
     Returns:
         ``[T, H]``, with the dtype of ``inp``; zeros for a token without experts.
 
     Raises:
-        EngineError: ``map_type`` is not ``"mask"``, or both ``merging_probs`` and ``probs`` are given.
+        EngineError: ``map_type`` is not ``"mask"``, ``pad_offsets`` are given, or both ``merging_probs`` and ``probs``
+            are given.
     """
     _refuse_indices("moe_unpermute", map_type)
+    refuse_settings("permutation.moe_unpermute", {"pad_offsets": pad_offsets})
     if merging_probs is not None and probs is not None:
         raise _wrong(
             "Both merging_probs and probs are given.", why="probs is its old name", fix="pass merging_probs alone"

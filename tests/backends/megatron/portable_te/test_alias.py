@@ -159,6 +159,33 @@ def test_the_cpu_platform_takes_the_name_of_an_installed_one_and_says_so(tmp_pat
     assert "is not used" in output
 
 
+def test_batch_invariant_mode_is_refused_before_it_replaces_an_operator():
+    run(
+        """
+        import torch
+        from anytron.base.errors import EngineError
+        from anytron.device.hooks.types import OWN_TRAINER, PatchContext
+        from anytron.device.loading import open_session
+        from anytron.device.patches import Ledger, Phase
+        session = open_session(platform="cpu")
+        context = PatchContext(session.platform, "trainer", session.hooks, OWN_TRAINER)
+        ledger = Ledger(context=context)
+        for phase in (Phase.BEFORE_IMPORT, Phase.BEFORE_PARALLEL_INIT):
+            ledger.apply(phase, session.hooks.patch_model(phase, context))
+        from megatron.core.transformer.custom_layers import batch_invariant_kernels as kernels
+        for enable in (kernels.enable_batch_invariant_mode, kernels.set_batch_invariant_mode(True).__enter__):
+            try:
+                enable()
+            except EngineError as error:
+                assert "remove --batch-invariant-mode" in str(error), error
+            else:
+                raise AssertionError("enabled")
+        assert not kernels.is_batch_invariant_mode_enabled()
+        torch.ones(2, 2) @ torch.ones(2, 2)
+        """
+    )
+
+
 def test_one_that_was_imported_already_is_an_error(tmp_path):
     make_real_one(tmp_path)
     output = run(

@@ -98,6 +98,16 @@ def test_fused_sgd_takes_momentum_steps():
     torch.testing.assert_close(param.detach(), start - 0.1 - 0.15)
 
 
+@pytest.mark.parametrize(("chosen", "freed"), [(None, True), (True, True), (False, False)])
+def test_gradients_are_freed_unless_the_constructor_was_told_otherwise(bound, chosen, freed):
+    params = parameters()
+    optimizer = FusedAdam(params, set_grad_none=chosen)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.zero_grad()
+    assert all((param.grad is None) is freed for param in params)
+
+
 def test_the_norm_of_a_list_is_the_norm_of_all_its_numbers():
     tensors = [param.detach() for param in parameters()]
     flag = torch.zeros(1, dtype=torch.int)

@@ -87,6 +87,8 @@ def test_what_cannot_be_is_refused(case):
         permutation.moe_permute(tokens, routing, map_type="index")
     with pytest.raises(EngineError, match="map_type='index'"):
         permutation.moe_unpermute(tokens, torch.zeros(2, TOKENS, dtype=torch.long), map_type="index")
+    with pytest.raises(EngineError, match="support for pad_offsets="):
+        permutation.moe_unpermute(tokens, torch.zeros(2, TOKENS, dtype=torch.long), pad_offsets=routing[0])
 
 
 def test_a_layer_of_experts_is_the_same_fused(run_program):

@@ -82,6 +82,7 @@ class DotProductAttention(torch.nn.Module):
         qkv_format: str = "sbhd",
         attn_mask_type: str = "causal",
         window_size: tuple[int, int] | None = None,
+        *,
         sequence_parallel: bool = False,
         tp_size: int = 1,
         get_rng_state_tracker: Callable[[], Any] | None = None,
@@ -153,8 +154,14 @@ class DotProductAttention(torch.nn.Module):
         cp_global_ranks: list[int] | None,
         cp_stream: Any,
         cp_comm_type: str = "p2p",
+        **unsupported: Any,
     ) -> None:
-        """Set the context-parallel group; None turns context parallelism off."""
+        """Set the context-parallel group; None turns context parallelism off.
+
+        Raises:
+            EngineError: The group is hierarchical, or a setting is not supported.
+        """
+        refuse_settings("DotProductAttention.set_context_parallel_group", unsupported)
         del cp_global_ranks, cp_stream
         if isinstance(cp_group, list):
             refuse("DotProductAttention", "hierarchical context parallelism", "set cp_comm_type to p2p")
@@ -172,11 +179,13 @@ class DotProductAttention(torch.nn.Module):
         cu_seqlens_kv: Tensor | None = None,
         cu_seqlens_q_padded: Tensor | None = None,
         cu_seqlens_kv_padded: Tensor | None = None,
-        attn_mask_type: str | None = None,
-        window_size: tuple[int, int] | None = None,
         max_seqlen_q: int | None = None,
         max_seqlen_kv: int | None = None,
+        attn_mask_type: str | None = None,
+        window_size: tuple[int, int] | None = None,
+        *,
         core_attention_bias_type: str = "no_bias",
+        fast_zero_fill: bool = True,
         **unsupported: Any,
     ) -> Tensor:
         """Compute the attention of this rank's heads.
@@ -186,6 +195,7 @@ class DotProductAttention(torch.nn.Module):
         only if the mask type is ``arbitrary`` (broadcastable to ``[B, H, Sq, Sk]``) or a padding type, where it is
         ``[B, 1, 1, Sk]``, True = not a real token. The lengths (``cu_seqlens_...``, ``max_seqlen_...``) are for thd
         only and have the meaning that they have in :class:`~anytron.kernels.contract.AttentionCall`.
+        ``fast_zero_fill``, a choice between two ways to write zeros, has no effect.
 
         Returns:
             ``[S, B, H * Dv]``, ``[B, S, H * Dv]`` or ``[T, H * Dv]``.
@@ -193,6 +203,7 @@ class DotProductAttention(torch.nn.Module):
         Raises:
             EngineError: A setting is not supported.
         """
+        del fast_zero_fill
         if core_attention_bias_type != "no_bias":
             unsupported["core_attention_bias_type"] = core_attention_bias_type
         layout = qkv_format or self.qkv_format

@@ -11,7 +11,7 @@ from anytron_megatron.portable_te.pytorch import collectives
 from anytron_megatron.portable_te.pytorch.module.base import TransformerEngineBaseModule
 from anytron_megatron.portable_te.pytorch.module.linear import Linear
 from anytron_megatron.portable_te.pytorch.module.norm import norm_kernel
-from anytron_megatron.portable_te.refusals import refuse
+from anytron_megatron.portable_te.refusals import refuse, refuse_settings
 
 
 class LayerNormLinear(Linear):
@@ -63,15 +63,19 @@ class LayerNormLinear(Linear):
         if self.layer_norm_bias is not None:
             torch.nn.init.zeros_(self.layer_norm_bias)
 
-    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
+    def forward(self, inp: Tensor, is_first_microbatch: bool | None = None, **unsupported: Any) -> Any:
         """Apply the norm and the linear layer to this rank's input, ``[S, ..., in_features]``.
 
         Returns:
             The output; followed, as a tuple, by the bias if ``return_bias`` and the norm's output if
             ``return_layernorm_output``.
+
+        Raises:
+            EngineError: A setting is not supported.
         """
+        refuse_settings("LayerNormLinear.forward", unsupported)
         del is_first_microbatch
-        normalized = self._norm(x, self.layer_norm_weight, self.layer_norm_bias)
+        normalized = self._norm(inp, self.layer_norm_weight, self.layer_norm_bias)
         output = self._multiply(normalized)
         results = (output, self.bias) if self.return_bias else (output,)
         if self.return_layernorm_output:

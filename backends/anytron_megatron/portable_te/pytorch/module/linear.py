@@ -17,7 +17,7 @@ from anytron_megatron.portable_te.pytorch.module.base import (
     default_init,
     tensor_parallel_size,
 )
-from anytron_megatron.portable_te.refusals import refuse
+from anytron_megatron.portable_te.refusals import refuse, refuse_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ class Linear(TransformerEngineBaseModule):
         else:
             self.bias = torch.Tensor()  # as Transformer Engine; Megatron reads its length
 
-    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
+    def forward(self, inp: Tensor, is_first_microbatch: bool | None = None, **unsupported: Any) -> Any:
         """Apply the layer to this rank's input, ``[S, ..., in_features]``.
 
         ``is_first_microbatch``, at which Transformer Engine converts weights to FP8, has no effect.
@@ -76,9 +76,13 @@ class Linear(TransformerEngineBaseModule):
             ``[S', ..., out_features]`` of this rank; with ``return_bias`` also the bias, which is then not added. S' is
             S; with sequence parallelism, a column-parallel layer multiplies S by the tensor-parallel size, and a
             row-parallel layer divides S by it.
+
+        Raises:
+            EngineError: A setting is not supported.
         """
+        refuse_settings("Linear.forward", unsupported)
         del is_first_microbatch
-        output = self._multiply(x)
+        output = self._multiply(inp)
         return (output, self.bias) if self.return_bias else output
 
     def _multiply(self, x: Tensor) -> Tensor:
@@ -145,20 +149,26 @@ class GroupedLinear(TransformerEngineBaseModule):
                 setattr(self, f"bias{index}", torch.Tensor())
         self._grouped_mm = kernels().fused(KernelName.GROUPED_MM, params_dtype)
 
-    def forward(self, x: Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None) -> Any:
+    def forward(
+        self, inp: Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None, **unsupported: Any
+    ) -> Any:
         """Apply each of the layers to its group of rows.
 
-        ``x`` is ``[T, in_features]``. Its first ``m_splits[0]`` rows go through the first layer, the next
+        ``inp`` is ``[T, in_features]``. Its first ``m_splits[0]`` rows go through the first layer, the next
         ``m_splits[1]`` rows through the second, and so on.
 
         Returns:
             ``[T, out_features]``; with ``return_bias`` also the list of biases.
+
+        Raises:
+            EngineError: A setting is not supported.
         """
+        refuse_settings("GroupedLinear.forward", unsupported)
         del is_first_microbatch
         splits = [int(rows) for rows in m_splits]
-        output = self._grouped_mm(x, self._parts("weight"), splits)
+        output = self._grouped_mm(inp, self._parts("weight"), splits)
         if self.apply_bias:
-            rows = torch.tensor(splits, device=x.device)
+            rows = torch.tensor(splits, device=inp.device)
             output = output + torch.stack(self._parts("bias")).repeat_interleave(rows, dim=0)
         return (output, self._parts("bias")) if self.return_bias else output
 

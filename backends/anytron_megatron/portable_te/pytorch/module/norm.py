@@ -41,7 +41,8 @@ class _Norm(torch.nn.Module):
     """A norm over the last dimension.
 
     Args:
-        sequence_parallel: Whether each rank sees a part of the sequence, so that Megatron must sum their gradients.
+        sequence_parallel: Whether each rank sees a part of the sequence, so that Megatron must sum their gradients;
+            None = no.
         zero_centered_gamma: Whether the factor is ``1 + weight``; False = it is ``weight``.
         hidden_size: The older name of ``normalized_shape``, which Megatron uses before 0.17.
 
@@ -55,11 +56,12 @@ class _Norm(torch.nn.Module):
         self,
         normalized_shape: int | None = None,
         eps: float = 1e-5,
-        sequence_parallel: bool = False,
-        zero_centered_gamma: bool = False,
+        sequence_parallel: bool | None = None,
         params_dtype: torch.dtype | None = None,
-        device: Any = None,
+        zero_centered_gamma: bool = False,
         hidden_size: int | None = None,
+        *,
+        device: Any = None,
         **unsupported: Any,
     ) -> None:
         super().__init__()
@@ -70,11 +72,11 @@ class _Norm(torch.nn.Module):
         self.eps = eps
         dtype = params_dtype or torch.get_default_dtype()
         self.weight = torch.nn.Parameter(torch.empty(size, dtype=dtype, device=device))
-        vars(self.weight)["sequence_parallel"] = sequence_parallel
+        vars(self.weight)["sequence_parallel"] = bool(sequence_parallel)
         self.bias: torch.nn.Parameter | None = None
         if self.normalization == "LayerNorm":
             self.bias = torch.nn.Parameter(torch.empty(size, dtype=dtype, device=device))
-            vars(self.bias)["sequence_parallel"] = sequence_parallel
+            vars(self.bias)["sequence_parallel"] = bool(sequence_parallel)
         self.zero_centered_gamma = zero_centered_gamma
         self.reset_parameters()
 
@@ -88,15 +90,20 @@ class _Norm(torch.nn.Module):
         self._zero_centered_gamma = value
         self._norm = norm_kernel(self.normalization, self.weight.dtype, self.eps, value)
 
-    def reset_parameters(self) -> None:
-        """Make the factor one and the bias zero."""
+    def reset_parameters(self, **unsupported: Any) -> None:
+        """Make the factor one and the bias zero.
+
+        Raises:
+            EngineError: A setting is not supported.
+        """
+        refuse_settings(f"{type(self).__name__}.reset_parameters", unsupported)
         torch.nn.init.constant_(self.weight, 0.0 if self.zero_centered_gamma else 1.0)
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Normalise ``[..., hidden_size]``."""
-        return self._norm(x, self.weight, self.bias)
+        return self._norm(input, self.weight, self.bias)
 
 
 class LayerNorm(_Norm):
