@@ -21,6 +21,7 @@ from anytron_megatron.portable_te.pytorch.module import (
     LayerNormMLP,
     Linear,
     RMSNorm,
+    TransformerLayer,
 )
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "LayerNormMLP",
     "Linear",
     "RMSNorm",
+    "TransformerLayer",
     "attention",
     "checkpoint",
     "distributed",

@@ -261,6 +261,7 @@ def test_parameters_on_the_meta_device_are_not_filled(bound):
         (lambda: te.LayerNormLinear(4, 4, normalization="Odd"), "normalization 'Odd'"),
         (lambda: te.Linear(4, 4, parallel_mode="diagonal"), "parallel_mode 'diagonal'"),
         (lambda: te.LayerNormMLP(4, 4), "LayerNormMLP"),
+        (lambda: te.TransformerLayer(4, 4, 2), "TransformerLayer"),
         (te.ops.Sequential, "fuser"),
         (lambda: te.ops.SwiGLU(cache_quantized_input=True), "cache_quantized_input=True"),
         (te.CudaRNGStatesTracker, "random states"),

@@ -24,7 +24,7 @@ OFFERED = {key: (offer, method) for name, (offer, _) in offered().items() for ke
 
 REFUSED = {
     "CudaRNGStatesTracker", "Fp8Padding", "Fp8Unpadding", "GEGLU", "GELU", "LayerNormMLP", "ReGLU", "ReLU",
-    "Sequential", "SiLU", "fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss",
+    "Sequential", "SiLU", "TransformerLayer", "fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss",
     "fused_topk_with_score_function",
 }  # fmt: skip
 """Names for ``isinstance`` and imports: every call raises an error."""

@@ -90,3 +90,10 @@ class LayerNormMLP(TransformerEngineBaseModule):
 
     def __init__(self, *_args: object, **_settings: object) -> None:
         refuse("LayerNormMLP", "LayerNormMLP", "build the MLP from LayerNormLinear and Linear, as Megatron does")
+
+
+class TransformerLayer(TransformerEngineBaseModule):
+    """A class for ``isinstance`` checks; it cannot be instantiated."""
+
+    def __init__(self, *_args: object, **_settings: object) -> None:
+        refuse("TransformerLayer", "TransformerLayer", "build the layer from Megatron's TransformerLayer")
