@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -41,8 +42,29 @@ def open_layer(platform: str) -> None:
     _stand_in()
     for name in OFTEN_IMPORTED:
         importlib.import_module(name)
+    _end_groups()
     # The installed package has its extension compiled, and no Makefile.
     sys.modules["megatron.core.datasets.utils"].compile_helpers = lambda: None  # type: ignore[attr-defined]
+
+
+def _end_groups() -> None:
+    """Let Megatron end the process groups that it forgets: each has a thread of gloo, which wakes all the time.
+
+    Groups of one rank are shared by the device stack, and stay.
+    """
+    import torch
+    from megatron.core import parallel_state
+
+    forget = parallel_state.destroy_model_parallel
+
+    def destroy_model_parallel() -> None:
+        made = parallel_state._global_process_group_list or ()
+        forget()
+        for group in {one for one in made if one is not None and one.size() > 1}:
+            with contextlib.suppress(ValueError):  # Megatron has ended it
+                torch.distributed.destroy_process_group(group)
+
+    parallel_state.destroy_model_parallel = destroy_model_parallel
 
 
 def _say_available_to_tests() -> None:
