@@ -112,17 +112,18 @@ class DeferredCall(Call):
         if len(self._devices) > 1:
             queues.finish_all()
             return Call(self._operator).run(args, kwargs)
-        stream = queues.current_stream(self.device)
         result = None if self._waits else self._shapes(given, named)
         if result is None:
-            queues.finish(stream)
+            if self._views:
+                queues.finish(queues.current_stream(self.device))
             return Call(self._operator).run(args, kwargs)
         self._resize_outputs()
         outputs = [(stand_in, Place.of(tensor)) for tensor, stand_in in self._outputs]
         seed = draw(named.pop("generator", None)) if is_random(self._operator) else None
         found = self._to_device(result[0])
         work = _Work(self._operator, given, named, seed, self._places, outputs, self._targets)
-        queues.enqueue(stream, work.run)
+        # Now the device has its streams: torch_npu makes them together with the first tensor.
+        queues.enqueue(queues.current_stream(self.device), work.run)
         return found
 
     def _shapes(self, given: list[Any], named: dict[str, Any]) -> tuple[Any] | None:
