@@ -30,7 +30,7 @@ def host_seed(seed: int, offset: int) -> int:
 
 
 def draw(generator: torch.Generator | None) -> int:
-    """Advance a device's generator; return the seed for a host generator. None = the generator of the current device."""
+    """Advance a device's generator; return a host generator's seed. None = the current device's."""
     if generator is None:
         npu: Any = torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
         generator = npu.default_generators[npu.current_device()]

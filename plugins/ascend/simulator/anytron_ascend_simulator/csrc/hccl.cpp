@@ -108,13 +108,11 @@ HcclResult HcclCommInitRootInfoConfig(uint32_t size, const HcclRootInfo* info, u
   return HcclCommInitRootInfo(size, info, rank, made);
 }
 
+// A rank may still read the others' last files: whoever lets go of the directory last removes it.
 HcclResult HcclCommDestroy(HcclComm handle) {
   Communicator* communicator = &open_communicator(handle);
-  if (communicator->sequence > 0) {
-    unlink(collective_file(*communicator, communicator->sequence - 1, communicator->rank).c_str());
-  }
-  rmdir(communicator->directory.c_str());  // the last rank's succeeds
   close(communicator->lock);
+  directories::remove_leftovers(kRoot, communicator->directory.substr(sizeof kRoot));
   delete communicator;
   return HCCL_SUCCESS;
 }
