@@ -103,8 +103,8 @@ class DeferredCall(Call):
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Queue the call on the current stream of the tensors' device.
 
-        An operator waits for its stream and runs at once if its result's size depends on data, if an operand is on
-        the host, or if it has no meta kernel.
+        An operator waits for its stream and runs at once if its result's size depends on data, if an operand with
+        dimensions is on the host, or if it has no meta kernel.
         """
         if self._operator._schema.name == COPY and CPU in (args[0].device, args[1].device):
             return self._copy_between(*args, **kwargs)
@@ -127,11 +127,14 @@ class DeferredCall(Call):
         return found
 
     def _shapes(self, given: list[Any], named: dict[str, Any]) -> tuple[Any] | None:
-        """The result without numbers, in a tuple; None if nobody knows its shape before the numbers."""
+        """The result without numbers, in a tuple; None if its shape cannot be told from the operands' shapes.
+
+        Shapes that do not fit have none either: the operator itself refuses them then.
+        """
         kept = {name: value for name, value in named.items() if name != "generator"}
         try:
             return (compute(self._operator, given, kept),)
-        except NotImplementedError:
+        except Exception:  # noqa: BLE001 - meta kernels have no error of their own for this
             return None
 
     def _stand_in(self, tensor: Tensor) -> Tensor:

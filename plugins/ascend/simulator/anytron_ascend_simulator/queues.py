@@ -53,7 +53,7 @@ def enqueue(stream: int | None, work: Callable[[], object]) -> None:
     """Queue ``work``; None = the default stream. Its exception is an error of whoever waits for the stream."""
     number = next(_numbers)
     _queued[number] = work
-    _runtime[0].anytron_simulator_enqueue(stream, _run, number)
+    _runtime[0].anytron_simulator_enqueue(stream, _callback, number)
 
 
 def finish(stream: int) -> None:
@@ -71,7 +71,6 @@ def finish_all() -> None:
     _runtime[0].anytron_simulator_finish_all()
 
 
-@_RUN
 def _run(number: int) -> int:
     work = _queued.pop(number)
     try:
@@ -82,3 +81,6 @@ def _run(number: int) -> int:
         _runtime[0].anytron_simulator_set_message(f"{type(error).__name__}: {error}".encode())
         return FAILED
     return 0
+
+
+_callback = _RUN(_run)
