@@ -17,7 +17,7 @@ from anytron_ascend_simulator.memory import CPU, from_pointer
 from anytron_ascend_simulator.random_numbers import draw, is_random, seeded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -51,6 +51,60 @@ class Place(NamedTuple):
             )
         if found.numel():
             from_pointer(*self).copy_(found)
+
+
+NORMS = frozenset({"aten.native_layer_norm.default", "aten.native_group_norm.default"})
+"""Operators whose statistics have the weight's dtype on the host, or else the input's; by meta kernels float32."""
+
+MOST_SHAPES = 10_000
+_SHAPES: dict[Any, tuple[Any, list[torch.Size]]] = {}
+"""Results and the sizes of ``out=`` arguments, by operator and operands: meta kernels in Python are slow."""
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """One tensor of a result: an argument, or a new one."""
+
+    argument: int | None
+    size: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor, arguments: list[Tensor]) -> _Shape:
+        place = next((place for place, argument in enumerate(arguments) if argument is tensor), None)
+        return cls(place, tensor.size(), tensor.stride(), tensor.dtype)
+
+    def made(self, arguments: list[Tensor]) -> Tensor:
+        if self.argument is not None:
+            return arguments[self.argument]
+        return torch.empty_strided(self.size, self.strides, dtype=self.dtype, device=META)
+
+
+def _with_statistics_of_the_host(result: tuple[Tensor, ...], given: list[Any]) -> tuple[Tensor, ...]:
+    tensors = [value for value in given if isinstance(value, torch.Tensor)]
+    dtype = tensors[min(1, len(tensors) - 1)].dtype
+    return (result[0], *(statistic.to(dtype) for statistic in result[1:]))
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """A result with its tensors, or its shapes, replaced."""
+    if isinstance(value, (torch.Tensor, _Shape)):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(entry, function) for entry in value)
+    return value
+
+
+def _key(value: Any) -> Any:
+    """What of an argument can decide shapes."""
+    if isinstance(value, torch.Tensor):
+        return value.device, value.dtype, value.size(), value.stride()
+    if isinstance(value, dict):
+        return tuple((name, _key(entry)) for name, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        return (type(value), *map(_key, value))
+    return type(value), value  # 1, 1.0 and True are equal, and give different dtypes
 
 
 @dataclass(frozen=True)
@@ -132,10 +186,24 @@ class DeferredCall(Call):
         Shapes that do not fit have none either: the operator itself refuses them then.
         """
         kept = {name: value for name, value in named.items() if name != "generator"}
+        stand_ins = [stand_in for _, stand_in in (*self._views, *self._outputs)]
+        key = (self._operator, _key(given), _key(kept))
+        if key in _SHAPES:
+            known, sizes = _SHAPES[key]
+            for (_, stand_in), size in zip(self._outputs, sizes, strict=True):
+                stand_in.resize_(size)
+            return (_mapped(known, lambda shape: shape.made(stand_ins)),)
         try:
-            return (compute(self._operator, given, kept),)
+            result = compute(self._operator, given, kept)
+            if str(self._operator) in NORMS:
+                result = _with_statistics_of_the_host(result, given)
         except Exception:  # noqa: BLE001 - meta kernels have no error of their own for this
             return None
+        if len(_SHAPES) >= MOST_SHAPES:
+            _SHAPES.clear()
+        sizes = [stand_in.size() for _, stand_in in self._outputs]
+        _SHAPES[key] = _mapped(result, lambda tensor: _Shape.of(tensor, stand_ins)), sizes
+        return (result,)
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         stand_in = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
