@@ -111,6 +111,8 @@ aclError allocate(void** pointer, size_t size, bool host) {
                                   " were asked for");
   }
   if (posix_memalign(pointer, kAlignment, size + kSlack) != 0) return fail(kOutOfMemory, "the host is out of memory");
+  // Who reads before anything is written must not find the numbers of an earlier owner, which may be right.
+  if (!host && anytron_simulator_asynchronous()) std::memset(*pointer, 0xff, size + kSlack);
   blocks[reinterpret_cast<uintptr_t>(*pointer)] = {size, owner, host};
   if (!host) used[owner] += size;
   return kSuccess;
