@@ -44,6 +44,7 @@ HEADING = """# Command line
 | `ANYTRON_VERL_REPORT` | a directory, in which each process with a verl engine reports what Anytron changed in it |
 | `ANYTRON_SWIFT_REPORT` | a directory, in which each rank of anytron-swift reports what Anytron changed in it |
 | `ANYTRON_ASCEND_SIMULATOR_DIR` | where the simulator's built libraries lie; by default in the user's cache |
+| `ANYTRON_ASCEND_SIMULATOR_ASYNCHRONOUS` | `1`: the simulator does work when something waits for it, not at once |
 | `ANYTRON_ASCEND_SIMULATOR` | `1`: ascend takes its [simulator](../how-to/train-on-ascend.md) for devices |
 """
 

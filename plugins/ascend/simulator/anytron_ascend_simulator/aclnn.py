@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from anytron_ascend_simulator import queues
 from anytron_ascend_simulator.memory import CPU, from_pointer
 from anytron_ascend_simulator.signatures import SIGNATURES
 
@@ -105,6 +108,9 @@ _TYPES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "s": (ctypes.c_char_p, lambda text: text.decode()),
 }
 
+_planned: dict[int, Callable[[], None]] = {}
+"""Calls whose execution follows, by the number that stands for the executor."""
+_numbers = itertools.count(1)
 _callbacks: list[Any] = []  # ctypes frees a callback together with its object
 
 
@@ -120,21 +126,34 @@ def _bind(opapi: ctypes.CDLL, runtime: ctypes.CDLL, name: str, signature: str, k
     types = [_TYPES[letter][0] for letter in signature]
     readers = [_TYPES[letter][1] for letter in signature]
 
-    def plan(*arguments: Any) -> int:
-        """GetWorkspaceSize: everything happens here; the execution that follows has nothing left to do."""
-        *values, workspace_size, executor = arguments
-        CALLS[name] += 1
+    def compute(values: list[Any]) -> None:
         try:
             with torch.no_grad():
-                kernel(*(read(value) for read, value in zip(readers, values, strict=True)))
+                kernel(*values)
+        except Exception as error:
+            raise RuntimeError(f"{name}: {error}") from error
+
+    def plan(*arguments: Any) -> int:
+        """GetWorkspaceSize: everything happens here, unless work is queued: that is done by the execution."""
+        *values, workspace_size, executor = arguments
+        CALLS[name] += 1
+        number = next(_numbers)
+        try:
+            given = [read(value) for read, value in zip(readers, values, strict=True)]
+            if queues.asynchronous():
+                _planned[number] = functools.partial(compute, given)
+            else:
+                compute(given)
         except Exception as error:  # noqa: BLE001 - an exception cannot cross C; torch_npu raises the text again
-            runtime.anytron_simulator_set_message(f"{name}: {error}".encode())
+            runtime.anytron_simulator_set_message(str(error).encode())
             return REFUSED
         ctypes.c_uint64.from_address(workspace_size).value = 0
-        ctypes.c_uint64.from_address(executor).value = 1
+        ctypes.c_uint64.from_address(executor).value = number
         return 0
 
-    def execute(*_: Any) -> int:
+    def execute(_workspace: int | None, _size: int, executor: int, stream: int | None) -> int:
+        if queues.asynchronous():
+            queues.enqueue(stream, _planned.pop(executor))
         return 0
 
     pointer = ctypes.c_void_p

@@ -37,6 +37,7 @@ class _PyAcl(ModuleType):
 
 
 VARIABLE = "ANYTRON_ASCEND_SIMULATOR"
+ASYNCHRONOUS = "ANYTRON_ASCEND_SIMULATOR_ASYNCHRONOUS"
 _ENVIRONMENT = {
     # Importing torch would load torch_npu before the simulated libraries are there.
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
@@ -63,6 +64,8 @@ def preload() -> None:
         raise SimulatorError(f"The simulator is used only where the environment asks for it: set {VARIABLE}=1.")
     if "torch_npu" in sys.modules:
         raise SimulatorError("torch_npu was imported before the simulator: preload the simulator first.")
+    if os.environ.get(ASYNCHRONOUS) not in (None, "", "0", "1"):
+        raise SimulatorError(f"{ASYNCHRONOUS} is {os.environ[ASYNCHRONOUS]!r}: set it to 1 or 0.")
     paths = library_paths()
     if not all(path.is_file() for path in paths):
         raise SimulatorError(
@@ -82,8 +85,9 @@ def activate() -> None:
     if _activated:
         return
     preload()
-    from anytron_ascend_simulator import aclnn
+    from anytron_ascend_simulator import aclnn, queues
 
+    queues.install(_loaded[0])
     install_pyacl(_loaded[0])
     aclnn.install(next(library for library in _loaded if library._name.endswith("libopapi.so")), _loaded[0])
     said = io.StringIO()
@@ -92,6 +96,7 @@ def activate() -> None:
     # There is no CANN that could have a home.
     print(said.getvalue().replace(_NO_HOME, ""), end="")
 
+    queues.stop_at_exit()
     from anytron_ascend_simulator import aten
 
     aten.install()

@@ -126,20 +126,20 @@ class _Build:
         self._torch = torch
 
     def run(self) -> None:
-        runtime = self._compile(SOURCES / "runtime.cpp")
+        runtime = [self._compile(SOURCES / name) for name in ("runtime.cpp", "streams.cpp")]
         refusals = self._source("refusals.cpp", self._runtime_refusals(runtime))
-        self._link("ascendcl", runtime, refusals)
+        self._link("ascendcl", *runtime, refusals)
         self._link("hccl", self._compile(SOURCES / "hccl.cpp"))
         for name in ("acl_op_compiler", "graph", "acl_tdt_channel", "fmk_parser", "ascend_protobuf"):
             self._link(name, self._source(f"{name}.S", _NO_EXECUTABLE_STACK))
         self._link("opapi", self._compile(SOURCES / "opapi.cpp"), self._source("thunks.S", _thunks()))
         self._link("ge_runner", self._source("graph_refusals.S", self._graph_refusals()))
 
-    def _runtime_refusals(self, runtime: Path) -> str:
+    def _runtime_refusals(self, runtime: list[Path]) -> str:
         """Write C functions that return an error, for those that torch_npu links against and the simulator lacks."""
         libraries = [*self._torch_npu.glob("_C*.so"), *(self._torch_npu / "lib").glob("*.so")]
         wanted = {name for name in _symbols("--undefined-only", libraries) if name.startswith(_RUNTIME_PREFIXES)}
-        missing = sorted(wanted - _symbols("--defined-only", [runtime], dynamic=False))
+        missing = sorted(wanted - _symbols("--defined-only", runtime, dynamic=False))
         # 207000: ACL_ERROR_RT_FEATURE_NOT_SUPPORT.
         functions = "".join(f"int {name}() {{ return 207000; }}\n" for name in missing)
         return f'extern "C" {{\n{functions}}}\n'

@@ -29,18 +29,26 @@ def host_seed(seed: int, offset: int) -> int:
     return hash((seed, offset)) % 2**63
 
 
-@contextlib.contextmanager
-def drawing_from(generator: torch.Generator | None) -> Iterator[None]:
-    """Let the host's default generator stand in for a device's; None = the generator of the current device."""
+def draw(generator: torch.Generator | None) -> int:
+    """Advance a device's generator; return a host generator's seed. None = the current device's."""
     if generator is None:
         npu: Any = torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
         generator = npu.default_generators[npu.current_device()]
     offset = generator.get_offset()
+    generator.set_offset(offset + STEP)
+    return host_seed(generator.initial_seed(), offset)
+
+
+@contextlib.contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Let the host's default generator draw from a seed, and restore it; None = change nothing."""
+    if seed is None:
+        yield
+        return
     host = torch.default_generator
     before = host.get_state()
-    host.manual_seed(host_seed(generator.initial_seed(), offset))
+    host.manual_seed(seed)
     try:
         yield
     finally:
         host.set_state(before)
-        generator.set_offset(offset + STEP)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from anytron_ascend_simulator import aten
-from anytron_ascend_simulator.aten import DeviceMismatchError
+from anytron_ascend_simulator.calls import DeviceMismatchError
 
 
 def written_view(x, y):

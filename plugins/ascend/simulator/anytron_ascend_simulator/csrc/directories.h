@@ -60,7 +60,7 @@ inline void remove_unheld(int root, const char* name) {
   close(directory);
 }
 
-// Remove what crashed processes left.
+// Remove directories that nobody holds, such as those that crashed processes left.
 inline void remove_leftovers(const std::string& root, const std::string& prefix) {
   DIR* all = opendir(root.c_str());
   if (all == nullptr) return;

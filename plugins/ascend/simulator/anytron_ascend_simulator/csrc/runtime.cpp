@@ -1,8 +1,7 @@
 // libascendcl.so of the simulator: the CANN runtime on host memory.
 //
-// Device memory is host memory that remembers which device it belongs to. Everything is done when a call
-// returns: streams have an identity, events a time stamp, and synchronising is a no-op. Every pointer that
-// reaches a copy is checked, and each device has a memory limit.
+// Device memory is host memory that remembers which device it belongs to. Every pointer that reaches a copy is checked,
+// and each device has a memory limit. Streams and events are in streams.cpp.
 //
 // Settings, read once: ANYTRON_ASCEND_SIMULATOR_DEVICES (default 8), ANYTRON_ASCEND_SIMULATOR_MEMORY_MIB (each
 // device, default 65536), ANYTRON_ASCEND_SIMULATOR_SOC (default Ascend910B2), ANYTRON_ASCEND_SIMULATOR_CANN.
@@ -13,7 +12,6 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,6 +20,17 @@
 #include <sstream>
 #include <string>
 #include <vector>
+
+#include "runtime.h"
+#include "streams.h"
+
+namespace {
+
+thread_local int current = -1;
+
+}  // namespace
+
+int runtime::device() { return current < 0 ? 0 : current; }
 
 namespace {
 
@@ -79,30 +88,14 @@ struct Context {
   int device;
 };
 
-struct Stream {
-  int device;
-  int id;
-};
-
-struct Event {
-  uint64_t recorded_us = 0;
-};
-
 std::mutex blocks_mutex;
 std::map<uintptr_t, Block> blocks;  // by address
 std::array<size_t, kMaxDevices> used{};
 std::array<std::atomic<bool>, kMaxDevices> active{};
 std::array<Context, kMaxDevices> contexts{};
-std::atomic<int> next_stream{1};
-thread_local int current = -1;
 thread_local std::string message;
 
-int device() { return current < 0 ? 0 : current; }
-
-uint64_t now_us() {
-  using namespace std::chrono;
-  return duration_cast<microseconds>(steady_clock::now().time_since_epoch()).count();
-}
+using runtime::device;
 
 aclError fail(aclError code, const std::string& text) {
   message = "simulated CANN: " + text;
@@ -118,12 +111,15 @@ aclError allocate(void** pointer, size_t size, bool host) {
                                   " were asked for");
   }
   if (posix_memalign(pointer, kAlignment, size + kSlack) != 0) return fail(kOutOfMemory, "the host is out of memory");
+  // Who reads before anything is written must not find the numbers of an earlier owner, which may be right.
+  if (!host && anytron_simulator_asynchronous()) std::memset(*pointer, 0xff, size + kSlack);
   blocks[reinterpret_cast<uintptr_t>(*pointer)] = {size, owner, host};
   if (!host) used[owner] += size;
   return kSuccess;
 }
 
 aclError release(void* pointer, bool host) {
+  anytron_simulator_finish_all();  // what is queued may use the memory
   std::lock_guard<std::mutex> lock(blocks_mutex);
   const auto found = blocks.find(reinterpret_cast<uintptr_t>(pointer));
   if (found == blocks.end()) return fail(kInvalidParam, "free of a pointer that was not allocated here, or freed twice");
@@ -143,27 +139,61 @@ const Block* block_of(const void* pointer, size_t size) {
   return address + size <= after->first + after->second.size + kSlack ? &after->second : nullptr;
 }
 
+bool is_registered(const void* pointer) {
+  std::lock_guard<std::mutex> lock(blocks_mutex);
+  return block_of(pointer, 0) != nullptr;
+}
+
 bool in_device_memory(const void* pointer, size_t size) {
   std::lock_guard<std::mutex> lock(blocks_mutex);
   const Block* block = block_of(pointer, size);
   return block != nullptr && !block->host;
 }
 
-aclError copy(void* target, size_t room, const void* source, size_t size, aclrtMemcpyKind kind) {
+// Whether a copy's operands are what its kind says.
+aclError check_copy(const void* target, size_t room, const void* source, size_t size, aclrtMemcpyKind kind) {
   if (size > room) return fail(kInvalidParam, "copy of " + std::to_string(size) + " bytes into " + std::to_string(room));
-  if (size == 0) return kSuccess;
   const bool to_device = kind == ACL_MEMCPY_HOST_TO_DEVICE || kind == ACL_MEMCPY_DEVICE_TO_DEVICE;
   const bool from_device = kind == ACL_MEMCPY_DEVICE_TO_HOST || kind == ACL_MEMCPY_DEVICE_TO_DEVICE;
-  if (to_device && !in_device_memory(target, size)) return fail(kInvalidParam, "the target of a copy is not device memory");
-  if (from_device && !in_device_memory(source, size)) return fail(kInvalidParam, "the source of a copy is not device memory");
-  std::memmove(target, source, size);
+  if (size > 0 && to_device && !in_device_memory(target, size)) {
+    return fail(kInvalidParam, "the target of a copy is not device memory");
+  }
+  if (size > 0 && from_device && !in_device_memory(source, size)) {
+    return fail(kInvalidParam, "the source of a copy is not device memory");
+  }
   return kSuccess;
 }
 
-aclError fill(void* target, size_t room, int32_t value, size_t size) {
+aclError copy(void* target, size_t room, const void* source, size_t size, aclrtMemcpyKind kind) {
+  const aclError status = check_copy(target, room, source, size, kind);
+  if (status == kSuccess && size > 0) std::memmove(target, source, size);
+  return status;
+}
+
+// Memory of aclrtMallocHost is read and written when the stream gets there. Other memory of the host is read at once, and
+// a copy into it waits for the stream.
+aclError queue_copy(void* target, size_t room, const void* source, size_t size, aclrtMemcpyKind kind, aclrtStream stream) {
+  const aclError status = check_copy(target, room, source, size, kind);
+  if (status != kSuccess || size == 0) return status;
+  const bool reads_pageable = kind == ACL_MEMCPY_HOST_TO_DEVICE && !is_registered(source);
+  const bool writes_pageable = kind == ACL_MEMCPY_DEVICE_TO_HOST && !is_registered(target);
+  if (reads_pageable && anytron_simulator_asynchronous()) {
+    const auto* bytes = static_cast<const char*>(source);
+    return streams::enqueue(stream, [target, read = std::vector<char>(bytes, bytes + size)] {
+      std::memcpy(target, read.data(), read.size());
+      return 0;
+    });
+  }
+  const int queued = streams::enqueue(stream, [target, source, size] {
+    std::memmove(target, source, size);
+    return 0;
+  });
+  return writes_pageable ? anytron_simulator_finish(stream) : queued;
+}
+
+aclError check_fill(const void* target, size_t room, size_t size) {
   if (size > room) return fail(kInvalidParam, "memset of " + std::to_string(size) + " bytes into " + std::to_string(room));
   if (size > 0 && !in_device_memory(target, size)) return fail(kInvalidParam, "the target of a memset is not device memory");
-  std::memset(target, value, size);
   return kSuccess;
 }
 
@@ -243,8 +273,6 @@ aclError aclrtGetPrimaryCtxState(int32_t id, uint32_t* flags, int32_t* is_active
   return kSuccess;
 }
 
-aclError aclrtSynchronizeDevice() { return kSuccess; }
-aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return kSuccess; }
 aclError aclrtDeviceCanAccessPeer(int32_t* can, int32_t, int32_t) { return *can = 1, kSuccess; }
 aclError aclrtDeviceEnablePeerAccess(int32_t, uint32_t) { return kSuccess; }
 aclError aclrtDeviceGetBareTgid(int32_t* id) { return *id = 1, kSuccess; }
@@ -283,52 +311,22 @@ aclError aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttributes* attr
 aclError aclrtMemcpy(void* target, size_t room, const void* source, size_t size, aclrtMemcpyKind kind) {
   return copy(target, room, source, size, kind);
 }
-aclError aclrtMemcpyAsync(void* target, size_t room, const void* source, size_t size, aclrtMemcpyKind kind, aclrtStream) {
-  return copy(target, room, source, size, kind);
+aclError aclrtMemcpyAsync(void* target, size_t room, const void* source, size_t size, aclrtMemcpyKind kind,
+                          aclrtStream stream) {
+  return queue_copy(target, room, source, size, kind, stream);
 }
-aclError aclrtMemset(void* target, size_t room, int32_t value, size_t size) { return fill(target, room, value, size); }
-aclError aclrtMemsetAsync(void* target, size_t room, int32_t value, size_t size, aclrtStream) {
-  return fill(target, room, value, size);
+aclError aclrtMemset(void* target, size_t room, int32_t value, size_t size) {
+  const aclError status = check_fill(target, room, size);
+  if (status == kSuccess) std::memset(target, value, size);
+  return status;
 }
-
-// ---- streams and events
-
-aclError aclrtCreateStream(aclrtStream* stream) { return *stream = new Stream{device(), next_stream++}, kSuccess; }
-aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) { return aclrtCreateStream(stream); }
-aclError aclrtDestroyStream(aclrtStream stream) { return delete static_cast<Stream*>(stream), kSuccess; }
-aclError aclrtDestroyStreamForce(aclrtStream stream) { return aclrtDestroyStream(stream); }
-aclError aclrtSetStreamFailureMode(aclrtStream, uint64_t) { return kSuccess; }
-aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t) { return kSuccess; }
-aclError aclrtGetStreamOverflowSwitch(aclrtStream, uint32_t* flag) { return *flag = 0, kSuccess; }
-aclError aclrtSynchronizeStream(aclrtStream) { return kSuccess; }
-aclError aclrtSynchronizeStreamWithTimeout(aclrtStream, int32_t) { return kSuccess; }
-aclError aclrtStreamQuery(aclrtStream, aclrtStreamStatus* status) { return *status = ACL_STREAM_STATUS_COMPLETE, kSuccess; }
-aclError aclrtStreamGetId(aclrtStream stream, int32_t* id) {
-  return *id = stream == nullptr ? 0 : static_cast<Stream*>(stream)->id, kSuccess;
-}
-aclError aclrtStreamWaitEvent(aclrtStream, aclrtEvent) { return kSuccess; }
-
-aclError aclrtCreateEvent(aclrtEvent* event) { return *event = new Event, kSuccess; }
-aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t) { return aclrtCreateEvent(event); }
-aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t) { return aclrtCreateEvent(event); }
-aclError aclrtDestroyEvent(aclrtEvent event) { return delete static_cast<Event*>(event), kSuccess; }
-aclError aclrtRecordEvent(aclrtEvent event, aclrtStream) {
-  return static_cast<Event*>(event)->recorded_us = now_us(), kSuccess;
-}
-aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return kSuccess; }
-aclError aclrtSynchronizeEvent(aclrtEvent) { return kSuccess; }
-aclError aclrtQueryEventStatus(aclrtEvent, aclrtEventRecordedStatus* status) {
-  return *status = ACL_EVENT_RECORDED_STATUS_COMPLETE, kSuccess;
-}
-aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus* status) {
-  return *status = ACL_EVENT_WAIT_STATUS_COMPLETE, kSuccess;
-}
-aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent start, aclrtEvent end) {
-  const auto begin = static_cast<Event*>(start)->recorded_us;
-  return *milliseconds = (static_cast<Event*>(end)->recorded_us - begin) / 1000.0F, kSuccess;
-}
-aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* time) {
-  return *time = static_cast<Event*>(event)->recorded_us, kSuccess;
+aclError aclrtMemsetAsync(void* target, size_t room, int32_t value, size_t size, aclrtStream stream) {
+  const aclError status = check_fill(target, room, size);
+  if (status != kSuccess) return status;
+  return streams::enqueue(stream, [target, value, size] {
+    std::memset(target, value, size);
+    return 0;
+  });
 }
 aclError aclmdlRICaptureGetInfo(aclrtStream, aclmdlRICaptureStatus* status, aclmdlRI* model) {
   if (status != nullptr) *status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
@@ -352,7 +350,6 @@ aclError aclGetCompileopt(aclCompileOpt, char* value, size_t size) {
 aclError aclopSetCompileFlag(aclOpCompileFlag) { return kSuccess; }
 aclopAttr* aclopCreateAttr() { return static_cast<aclopAttr*>(std::malloc(8)); }
 void aclopDestroyAttr(const aclopAttr* attribute) { std::free(const_cast<aclopAttr*>(attribute)); }
-uint64_t MsprofSysCycleTime() { return now_us(); }
 
 // Operators that torch_npu compiles for the device (it has no aclnn kernel for them, or none was found).
 aclError aclopCompileAndExecute(const char* type, int, const aclTensorDesc* const[], const aclDataBuffer* const[], int,
