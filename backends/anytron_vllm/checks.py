@@ -11,8 +11,9 @@ from anytron.base.errors import ConfigError
 from anytron.config.diagnostics import Diagnostic
 from anytron.task.data.model_files import faults, read_config
 from anytron.task.data.pretrained import processor_files
-from anytron_vllm.installation import INSTALL, SUPPORTED, find_installation
+from anytron_vllm.installation import INSTALL, find_installation
 from anytron_vllm.options import BUFFER_RANKS, VllmOptions
+from anytron_vllm.release import SUPPORTED, flaw
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -88,7 +89,7 @@ def diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
     if run.rollout.lora == "alone" and run.model.lora is not None:
         yield from _adapters(str(config.get("model_type")), text, run.model.lora, accelerator=platform.accelerator)
     if not platform.accelerator:
-        yield from _processor(key, text)
+        yield from _processor(key, text, installation)
         yield from _whole_prompts(text, options)
 
 
@@ -225,8 +226,15 @@ def _whole_prompts(text: Mapping[str, Any], options: VllmOptions) -> Iterator[Di
         yield Diagnostic("error", "rollout.options.max_num_batched_tokens", message, fix)
 
 
-def _processor(key: str, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
+def _processor(key: str, text: Mapping[str, Any], installation: Installation | None) -> Iterator[Diagnostic]:
     """Check what vLLM's kernels for the processor cannot do."""
+    experts = text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts")
+    why = flaw(installation.version, "experts on a processor") if installation is not None and experts else None
+    if why is not None and installation is not None:
+        message = f"vLLM {installation.version} cannot run a model with experts on a processor: {why}"
+        yield Diagnostic(
+            "error", "rollout.engine", message, "install another version of vLLM, or set rollout.engine=transformers"
+        )
     if text.get("kv_lora_rank"):
         return  # latent attention has kernels of its own
     heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")

@@ -61,7 +61,14 @@ class VllmEngine:
         self._stop_strings: dict[tuple[str, ...], StopStrings] = {}
         accelerator = context.stack.platform.accelerator
         with start_directory(config, takes_images=takes_images) as directory:
-            arguments = engine_arguments(config, options, directory, accelerator=accelerator, takes_images=takes_images)
+            arguments = engine_arguments(
+                config,
+                options,
+                directory,
+                version=installation.version,
+                accelerator=accelerator,
+                takes_images=takes_images,
+            )
             self._llm: Any = LLM(**arguments)
         self._llm.collective_rpc("unlink_anytron_shared_memory")
         self._expected = ExpectedWeights(config.model)
@@ -118,16 +125,13 @@ class VllmEngine:
             weights, version = receive_all(received, self._expected), received.version
         self._version = None  # never generate with half-loaded weights
         try:
-            self._llm.start_weight_update()
+            self._llm.collective_rpc("start_anytron_update")
             for chunk in chunks(weights):
-                self._llm.update_weights({"update_info": {"weights": chunk}})
-            self._llm.finish_weight_update(str(version))
+                self._llm.collective_rpc("load_anytron_weights", args=(chunk,))
+            self._llm.collective_rpc("finish_anytron_update")
         except (KeyError, RuntimeError, ValueError) as error:  # RuntimeError: also of another process, as text
             raise EngineError("vLLM could not load the weights.", where=f"version {version}", why=str(error)) from error
         self._empty_caches()
-        if (found := self._llm.get_weight_version()) != str(version):
-            why = f"vLLM holds weights of version {found}"
-            raise EngineError("vLLM does not hold the weights that were sent.", where=f"version {version}", why=why)
         self._version = version
         return version
 

@@ -14,13 +14,9 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from packaging.specifiers import SpecifierSet
-
 from anytron.base.errors import ConfigError
+from anytron_vllm.release import SUPPORTED
 
-SUPPORTED = SpecifierSet(">=0.32,<0.33")
-"""Minor versions whose tests pass (tests/backends/vllm). The parts of vLLM that this engine uses change often: the
-classes of weight transfer differ in 0.25, 0.29 and 0.33."""
 INSTALL = "pip install 'anytron[vllm]'"
 
 _VERSION_FILE = "_version.py"
@@ -52,7 +48,7 @@ class Installation:
 
     @property
     def supported(self) -> bool:
-        """Whether this engine supports the version: its tests pass with it."""
+        """Whether this engine supports the version."""
         return SUPPORTED.contains(self.version, prereleases=True)
 
     def architectures(self) -> frozenset[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from anytron.run.trainer.models import model_directory
 from anytron.task.data.pretrained import load_tokenizer, save_processor
 from anytron_vllm.options import BUFFER_RANKS, CPU_CACHE_GIB
+from anytron_vllm.release import normalizes_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,12 +36,11 @@ def set_environment(options: VllmOptions) -> None:
         os.environ.setdefault(name, value)
 
 
-PREPARED_IMAGES: dict[str, Any] = {
-    "limit_mm_per_prompt": {"video": 0},
-    "mm_device_do_normalize": False,  # otherwise vLLM's vision tower normalises what the image processor has normalised
-    "mm_processor_cache_gb": 0,
-}
+PREPARED_IMAGES: dict[str, Any] = {"limit_mm_per_prompt": {"video": 0}, "mm_processor_cache_gb": 0}
 """Arguments for models that take images: vLLM receives images prepared (anytron_vllm.requests)."""
+
+NORMALIZED_IMAGES = {"mm_device_do_normalize": False}
+"""Argument where vLLM's vision tower would normalise patches that the image processor has normalised."""
 
 WHOLE_PROMPTS = {"enable_chunked_prefill": False}
 """Arguments on a CPU. After a part of a prompt vLLM rewinds the random generator of a seeded request, which torch's
@@ -68,11 +68,15 @@ def start_directory(config: RunConfig, *, takes_images: bool) -> Iterator[Path]:
 
 
 def engine_arguments(
-    config: RunConfig, options: VllmOptions, directory: Path, *, accelerator: bool, takes_images: bool
+    config: RunConfig,
+    options: VllmOptions,
+    directory: Path,
+    *,
+    version: str,
+    accelerator: bool,
+    takes_images: bool,
 ) -> dict[str, Any]:
     """The arguments of ``vllm.EngineArgs``; anytron_vllm.checks refuses users' arguments of the same names."""
-    from vllm.config import WeightTransferConfig
-
     cache = options.kv_cache_gib or (None if accelerator else CPU_CACHE_GIB)
     optional = {
         "max_model_len": options.max_model_len,
@@ -96,10 +100,10 @@ def engine_arguments(
         "tensor_parallel_size": options.tensor_parallel_size,
         "enable_prefix_caching": options.enable_prefix_caching,
         "enforce_eager": options.enforce_eager,
-        "weight_transfer_config": WeightTransferConfig(backend="anytron"),
         "worker_extension_cls": "anytron_vllm.transfer.WorkerExtension",
         **({} if accelerator else WHOLE_PROMPTS),
         **(PREPARED_IMAGES if takes_images else {}),
+        **(NORMALIZED_IMAGES if takes_images and normalizes_images(version) else {}),
         **(adapter_arguments(config.model.lora) if alone and config.model.lora else {}),
         **{name: value for name, value in optional.items() if value is not None},
         **options.engine_args,

@@ -1,25 +1,24 @@
-"""Code that runs in the workers of vLLM: a backend of its weight transfer, a plugin, and an extension of the worker.
+"""Code that runs in the workers of vLLM: an extension of the worker, whose methods the engine calls.
 
-vLLM loads plugins in every process that it starts (entry point ``vllm.general_plugins``). The backend is used through
-vLLM's public calls alone: ``start_weight_update``, ``update_weights`` for each chunk, ``finish_weight_update``. The
-weights have been verified before the first call (:mod:`anytron_vllm.weights`).
+vLLM calls a worker's methods by name (``collective_rpc``), in each version and on each platform. Its own classes of
+weight transfer differ between versions, and vllm-ascend replaces the worker's methods that use them. The weights have
+been verified before the first call (:mod:`anytron_vllm.weights`).
 
 All other uses of vLLM's internals by this package are in this file: the layers' count of loaded weights, the kernels
-that compute from copies, the model's logits and its adapters. Look here first to support another version.
+that compute from copies, the model's logits and its adapters. Differences between versions are in
+:mod:`anytron_vllm.release`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.layers.attention import is_deferred_attention_layer
+import torch
+from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -27,66 +26,12 @@ from vllm.model_executor.model_loader.reload.layerwise import logger as layerwis
 
 from anytron.base.errors import EngineError
 from anytron.workers.weights.transfer import checksum
+from anytron_vllm.release import is_deferred_attention
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from torch import Tensor, nn
-
-
-BACKEND = "anytron"
-
-
-@dataclass
-class NoInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not installed where types are checked
-    """Empty arguments for ``init_transfer_engine``: no connection has to be set up."""
-
-
-@dataclass
-class Chunk(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Whole tensors on the host, by their Hugging Face names."""
-
-    weights: dict[str, Tensor] = field(default_factory=dict)
-
-
-class AnytronTransfer(WeightTransferEngine[NoInit, Chunk]):  # type: ignore[misc]
-    """Loads weights into one vLLM worker."""
-
-    init_info_cls = NoInit
-    update_info_cls = Chunk
-
-    def init_transfer_engine(self, init_info: NoInit) -> None:
-        """Do nothing."""
-
-    def start_weight_update(self) -> None:
-        """Make every layer wait for all of its weights."""
-        initialize_layerwise_reload(self.model)
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load a chunk. vLLM's own method synchronizes the accelerator, which fails without one."""
-        self.receive_weights(self.parse_update_info(update_info))
-
-    def receive_weights(self, update_info: Chunk) -> None:
-        """Pass a chunk to the model, which loads the part that belongs to this worker."""
-        self.model.load_weights(update_info.weights.items())
-
-    def finish_weight_update(self) -> None:
-        """Check that the model has taken everything, and prepare its kernels.
-
-        Raises:
-            EngineError: Some weights are missing; the model must not be used any more.
-        """
-        if incomplete := _incomplete_layers(self.model):
-            raise EngineError(
-                "vLLM did not load all weights of the model.",
-                where=incomplete[0],
-                why=f"{len(incomplete)} layers received only some of their weights, or none",
-                fix="train this model with rollout.engine=transformers",
-            )
-        finalize_layerwise_reload(self.model, self.model_config)
-        if self.device.type == "cpu":
-            _repack(self.model)
-
-    def shutdown(self) -> None:
-        """Do nothing."""
 
 
 def _incomplete_layers(model: nn.Module) -> list[str]:
@@ -99,7 +44,7 @@ def _incomplete_layers(model: nn.Module) -> list[str]:
     before: set[int] = set()
     for name, layer in model.named_modules():
         info = get_layerwise_info(layer)
-        expects = info.can_load() and not is_deferred_attention_layer(layer)
+        expects = info.can_load() and not is_deferred_attention(layer)
         parameters = info.kernel_tensors[0].values() if info.can_load() else layer.parameters(recurse=False)
         own = {id(parameter) for parameter in parameters} - before
         before |= own
@@ -112,7 +57,7 @@ def _incomplete_layers(model: nn.Module) -> list[str]:
 
 
 def _repack(model: nn.Module) -> None:
-    """Load the new weights into kernels for the CPU that would silently keep the old ones in vLLM 0.32.
+    """Load the new weights into kernels for the CPU that would silently keep the old ones, from vLLM 0.28 on.
 
     These kernels compute from copies of the weights in another layout. vLLM copies experts at the first load only
     (UnquantizedFusedMoEMethod._setup_kernel), and does not copy a tied head again, because another layer loads the tied
@@ -126,16 +71,51 @@ def _repack(model: nn.Module) -> None:
             layer.quant_method.process_weights_after_loading(layer)
 
 
-def register() -> None:
-    """Register the backend; vLLM calls this in each of its processes, and may do so more than once."""
-    # It warns at every update of layers that got nothing: rotary tables, which are not sent, and tied heads.
-    layerwise_logger.setLevel(logging.ERROR)
-    with contextlib.suppress(ValueError):  # it is registered
-        WeightTransferEngineFactory.register_engine(BACKEND, AnytronTransfer)
-
-
 class WorkerExtension:
     """Methods that the engine calls on every worker (vLLM's argument ``worker_extension_cls``)."""
+
+    def start_anytron_update(self) -> None:
+        """Make every layer wait for all of its weights."""
+        # vLLM warns at every update of layers that got nothing: rotary tables, which are not sent, and tied heads.
+        layerwise_logger.setLevel(logging.ERROR)
+        with self._anytron_loading() as model:
+            initialize_layerwise_reload(model)
+
+    def load_anytron_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Pass whole tensors to the model, which loads the part that belongs to this worker.
+
+        Args:
+            weights: Tensors on the host, by their Hugging Face names.
+        """
+        with self._anytron_loading() as model:
+            model.load_weights(weights.items())
+
+    def finish_anytron_update(self) -> None:
+        """Check that the model has taken everything, and prepare its kernels.
+
+        Raises:
+            EngineError: Some weights are missing; the model must not be used any more.
+        """
+        with self._anytron_loading() as model:
+            if incomplete := _incomplete_layers(model):
+                raise EngineError(
+                    "vLLM did not load all weights of the model.",
+                    where=incomplete[0],
+                    why=f"{len(incomplete)} layers received only some of their weights, or none",
+                    fix="train this model with rollout.engine=transformers",
+                )
+            finalize_layerwise_reload(model, self.model_config)  # type: ignore[attr-defined]
+            device = torch.device(self.device)  # type: ignore[attr-defined]
+            if device.type == "cpu":
+                _repack(model)
+            else:
+                torch.accelerator.synchronize(device)
+
+    @contextmanager
+    def _anytron_loading(self) -> Iterator[nn.Module]:
+        """Yield the model, in the context in which vLLM loads weights."""
+        with set_current_vllm_config(self.vllm_config), torch.device(self.device):  # type: ignore[attr-defined]
+            yield self.model_runner.get_model()  # type: ignore[attr-defined]
 
     def set_anytron_temperature(self, temperature: float) -> None:
         """Divide all logits by a temperature, in float32 as the training engine does.
@@ -175,7 +155,7 @@ class WorkerExtension:
     def unlink_anytron_shared_memory(self) -> None:
         """Unlink the shared memory through which workers on the CPU exchange tensors.
 
-        All workers have it open by now. vLLM 0.32 leaves it behind when it ends, 4 MB each.
+        All workers have it open by now. vLLM leaves it behind when it ends, 4 MB each.
         """
         if name := os.environ.get("VLLM_DIST_IDENT"):
             for path in Path("/dev/shm").glob(f"{name}-*"):  # noqa: S108 - where Linux has it

@@ -1,6 +1,7 @@
 """vLLM on NPUs: its requirements, and settings with which its weights may be replaced. Imports neither package.
 
-Sources are files of vllm-ascend at 182b75e (August 2026). This code was never run on an NPU.
+Sources are files of vllm-ascend: main at 182b75e (August 2026) and the branches releases/v0.23.0 to releases/v0.26.0rc.
+This code was never run on an NPU.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ OPTIONS = (
         "vLLM's default is 0.9 of an NPU, which also holds a training rank",
         default=True,
     ),
-    # vllm_ascend/worker/worker.py warns of wrong numbers. And no expandable segments, which its memory pools do not
-    # bear (docs: additional_config, rl_config).
+    # vllm_ascend/ascend_config.py reads the key in each branch from releases/v0.23.0 to main, before the variable
+    # VLLM_ASCEND_ENABLE_NZ; vllm_ascend/utils.py converts weights where it is not 0. On main, rl_config sets it too.
     ConfigEdit(
-        "rollout.options.engine_args.additional_config.rl_config.enabled",
-        True,
+        "rollout.options.engine_args.additional_config.weight_nz_mode",
+        0,
         "weights in the layout NZ cannot be replaced in place",
         default=True,
     ),

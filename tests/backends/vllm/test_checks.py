@@ -78,7 +78,8 @@ def test_a_missing_vllm_is_named_with_the_command_that_installs_it(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "supported"), [("0.31.9", False), ("0.32.0", True), ("0.32.1", True), ("0.33.0", False)]
+    ("version", "supported"),
+    [("0.22.9", False), ("0.23.0", True), ("0.33.1", True), ("0.34.0", False), ("0.34.0rc1", False)],
 )
 def test_other_minor_versions_are_refused(site, version, supported):
     install(site, version)
@@ -226,6 +227,21 @@ def test_adapters_of_a_proved_family_may_come_alone(installed):
 
 def test_head_sizes_are_those_of_the_processor_s_kernels_only(installed):
     assert found({"head_dim": 16}, Accelerator()) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [("0.24.0", "cpu_fused_moe.py"), ("0.25.1", ""), ("0.27.1", "AMX kernel"), ("0.28.0", ""), ("0.32.5", "")],
+)
+def test_versions_that_cannot_run_experts_on_a_processor_are_refused_there(site, version, text):
+    install(site, version)
+    remarks = found(EXPERTS)
+    assert (remarks == []) == (not text)
+    for severity, key, said in remarks:
+        assert (severity, key) == ("error", "rollout.engine")
+        assert f"vLLM {version} cannot run a model with experts on a processor" in said
+        assert text in said
+    assert found(EXPERTS, Accelerator()) == []
 
 
 def test_a_family_that_no_test_compares_is_a_warning(installed):

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.version import Version
 
 from anytron_vllm.checks import PROVED, PROVED_WITH_IMAGES
+from anytron_vllm.installation import find_installation
+from anytron_vllm.release import flaw
 from tests.house import ROOT
 from tests.needs_vllm import NEEDS_TORCHVISION, NEEDS_VLLM, WITH_TORCHVISION
 
@@ -21,24 +24,32 @@ if TYPE_CHECKING:
 pytestmark = NEEDS_VLLM
 
 
-def run(name: str, directory: Path, environment: Mapping[str, str] | None = None):
+def run(name: str, directory: Path, environment: Mapping[str, str] | None = None, *arguments: str):
     """Run a program of this folder; return what its last line holds."""
     environment = {**(environment or {**os.environ, "PYTHONPATH": str(ROOT)}), "GLOO_SOCKET_IFNAME": "lo"}
     program = Path(__file__).parent / "programs" / f"{name}.py"
     done = subprocess.run(
-        [sys.executable, program, directory], capture_output=True, text=True, timeout=500, env=environment, check=False
+        [sys.executable, program, directory, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_log_probs_follow_the_weights_in_every_family_and_a_lost_tensor_is_noticed(tmp_path):
-    found = run("families", tmp_path)
-    tested = {"qwen3", *found} & set(PROVED)  # qwen3: test_weights.py
-    assert tested == set(PROVED)
-    assert {family: found[family] for family in PROVED if family in found and found[family] > 5e-6} == {}
-    for what in ("qwen2 not repacked", "qwen3_moe not repacked"):  # a tied head, and experts
-        assert found[what] > 0.01, "this workaround for vLLM 0.32 has become unnecessary"
+    version = find_installation().version
+    families = [family for family in PROVED if family != "qwen3"]  # qwen3: test_weights.py
+    if flaw(version, "experts on a processor"):
+        families.remove("qwen3_moe")
+    found = run("families", tmp_path, None, *families)
+    assert {family: found[family] for family in families if found[family] > 5e-6} == {}
+    for family in {"qwen2", "qwen3_moe"} & set(families):  # a tied head, and experts
+        stale = found[f"{family} not repacked"]
+        assert (stale > 0.01) == (Version(version) >= Version("0.28")), f"{family}: {stale} without repacking"
     lost, unusable = found["lost"]
     assert "did not load all weights of the model" in lost
     assert "model.layers.1.self_attn.qkv_proj" in lost

@@ -95,6 +95,6 @@ def test_weights_keep_a_layout_that_can_be_replaced(site):
 
     hooks = hooks_of(AscendPlatform())
     options = hooks.configure(default_run({"rollout": {"engine": "vllm"}}))[0].rollout.options
-    assert options["engine_args"] == {"additional_config": {"rl_config": {"enabled": True}}}
+    assert options["engine_args"] == {"additional_config": {"weight_nz_mode": 0}}
     assert options["enforce_eager"]
     assert hooks.configure(default_run())[0].rollout.options == {}

@@ -1,4 +1,7 @@
-"""Update one family's weights after the other, and compare log-probs with Hugging Face's; JSON on the last line."""
+"""Update one family's weights after the other, and compare log-probs with Hugging Face's; JSON on the last line.
+
+usage: families.py DIRECTORY FAMILY...
+"""
 
 from __future__ import annotations
 
@@ -37,16 +40,17 @@ def update(engine, model, directory, version):
     return largest_difference(model, asked, answers(engine, asked))
 
 
-def main(directory: Path) -> dict[str, object]:
+def main(directory: Path, families: list[str]) -> dict[str, object]:
     found: dict[str, object] = {}
-    for family, config in FAMILIES.items():
+    for family in families:
+        config = FAMILIES[family]
         engine = vllm_engine(run_config(config, directory / family))
         found[family] = max(update(engine, hf_model(config, seed), directory, seed) for seed in (1, 2, 3))
         if family in ("qwen2", "qwen3_moe"):
             repack, transfer._repack = transfer._repack, lambda model: None
             found[f"{family} not repacked"] = update(engine, hf_model(config, 4), directory, 4)
             transfer._repack = repack
-        if family == "qwen3_moe":
+        if family == families[-1]:
             found["lost"] = lose_a_tensor(engine, config, directory)
         engine.close()
     return found
@@ -54,13 +58,15 @@ def main(directory: Path) -> dict[str, object]:
 
 def lose_a_tensor(engine, config, directory):
     """Lose one of the tensors that were verified, on their way into vLLM's model; return what is said of it, twice."""
-    receive = transfer.AnytronTransfer.receive_weights
+    load = transfer.WorkerExtension.load_anytron_weights
 
-    def lossy(self, update_info):
-        update_info.weights.pop("model.layers.1.self_attn.q_proj.weight")
-        receive(self, update_info)
+    def lossy(worker, weights):
+        load(
+            worker,
+            {name: tensor for name, tensor in weights.items() if name != "model.layers.1.self_attn.q_proj.weight"},
+        )
 
-    transfer.AnytronTransfer.receive_weights = lossy
+    transfer.WorkerExtension.load_anytron_weights = lossy
     said = []
     attempts = partial(update, engine, hf_model(config, 5), directory, 5), partial(answers, engine, requests(PROMPTS))
     for attempt in attempts:
@@ -72,4 +78,4 @@ def lose_a_tensor(engine, config, directory):
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]))))
+    print(json.dumps(main(Path(sys.argv[1]), sys.argv[2:])))
