@@ -73,8 +73,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "anytron_rollout": (("generation", "options", "weights"), ("transformers_engine",), ("__init__",)),
     "anytron_vllm": (
-        ("installation", "options", "requests", "transfer", "weights"),
-        ("checks", "start"),
+        ("options", "release", "requests", "weights"),
+        ("installation", "start", "transfer"),
+        ("checks",),
         ("engine",),
         ("__init__",),
     ),
@@ -105,8 +106,10 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "anytron_ascend_simulator": (
-        ("memory", "random_numbers", "signatures"),
+        ("memory", "queues", "random_numbers", "signatures"),
         ("build", "kernels"),
+        ("calls",),
+        ("deferred",),
         ("__main__", "aclnn", "aten"),
         ("activation",),
         ("__init__",),

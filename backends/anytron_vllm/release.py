@@ -41,13 +41,13 @@ FLAWS = (
     Flaw(
         "experts on a processor",
         SpecifierSet("<0.25"),
-        "it builds the experts' activation outside of its own context and stops "
+        "it builds the experts' activation where its configuration is not set, and stops "
         "(vllm/model_executor/layers/fused_moe/cpu_fused_moe.py)",
     ),
     Flaw(
         "experts on a processor",
         SpecifierSet(">=0.27,<0.28"),
-        "its AMX kernel refuses experts that are not a multiple of 32 wide, and then also those that are",
+        "its AMX kernel for experts refuses each intermediate size, multiples of 32 too",
     ),
 )
 
