@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -250,14 +251,20 @@ def new_run(tmp_path, monkeypatch, collections):
     return make
 
 
+UNDISTURBED: dict[str, Any] = {}
+
+
 @pytest.fixture
 def undisturbed(new_run, tmp_path):
-    """Metrics and samples of a run of ``total`` steps that nothing disturbs, and its model."""
+    """Metrics and samples of a run of ``total`` steps that nothing disturbs, and its model; each is trained once."""
 
     def train(total, **sections):
-        trainer = {"total_steps": total, "output_dir": str(tmp_path / "undisturbed")}
-        new_run(trainer=trainer, **sections).train()
-        path = tmp_path / "undisturbed"
-        return comparable(path), lines(path / "samples.jsonl"), load_file(path / "hf" / "model.safetensors")
+        key = json.dumps([total, sections], sort_keys=True)
+        if key not in UNDISTURBED:
+            path = tmp_path / "undisturbed"
+            new_run(trainer={"total_steps": total, "output_dir": str(path)}, **sections).train()
+            model = load_file(path / "hf" / "model.safetensors")
+            UNDISTURBED[key] = comparable(path), lines(path / "samples.jsonl"), model
+        return UNDISTURBED[key]
 
     return train
