@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import COLD, WARM
-from tests.warm_python import WORKERS, StartedCold, WarmPopen
+from tests.warm_python import WORKERS, StartedCold, WarmPopen, end_server
 
 SHOWN = """
 import json, os, sys
@@ -110,7 +110,12 @@ def test_what_a_program_starts_is_warm_too_and_other_options_start_from_nothing(
 
 
 def test_the_worker_of_a_reward_has_what_it_needs_and_nothing_else(monkeypatch):
+    """Also if the test that started the servers had another path."""
     monkeypatch.setattr(subprocess, "Popen", WarmPopen)
+    end_server()
+    with monkeypatch.context() as changed:
+        changed.setenv("PYTHONPATH", "/where/others/may/be")
+        assert WarmPopen([sys.executable, "-c", ""]).wait() == 0
     imported = "import sys; print(*(name in sys.modules for name in ('anytron.task.rewards.registered', 'torch')))"
     for worker, path, expected in (
         (WORKERS[0], os.environ.get("PYTHONPATH", ""), "True False\n"),

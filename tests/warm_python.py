@@ -58,6 +58,8 @@ READ_BY_THE_INTERPRETER = ("PYTHONHASHSEED", "PYTHONHOME", "PYTHONOPTIMIZE", "PY
 QUIET_THREADS = {"OMP_WAIT_POLICY": "passive"}
 """Read once, when OpenMP is loaded: its threads sleep while they have nothing to do. Two tests at a time have more of
 them than a small machine has processors, and spinning threads made each five times as long."""
+IMPORTED_FROM = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+"""Where the servers find modules, whatever the test sets that is the first to need them."""
 FIRST_KEPT = 500
 """Descriptors of the server's own are moved here, where no caller's is."""
 
@@ -73,8 +75,6 @@ class WarmPopen(StartedCold):
     servers: ClassVar[list[subprocess.Popen]] = []
     session: ClassVar[int]
     """The servers' session: a child can be in this one or in one of its own."""
-    path: ClassVar[str | None]
-    """``PYTHONPATH`` of the servers, which says whose workers the second one has imported."""
     _status: socket.socket | None = None
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
@@ -104,7 +104,9 @@ class WarmPopen(StartedCold):
         }
         self._status, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
-            server = self.requests[is_worker(command) and variables.get("PYTHONPATH") == self.path]
+            server = self.requests[
+                is_worker(command) and variables.get("PYTHONPATH") == IMPORTED_FROM.get("PYTHONPATH")
+            ]
             socket.send_fds(server, [json.dumps(request).encode()], [theirs.fileno(), *given.values()])
         self._child_created = True
         self._close_pipe_fds(*pipes)
@@ -153,14 +155,15 @@ def server_session() -> int:
         pairs = [socket.socketpair(type=socket.SOCK_SEQPACKET) for _ in (PRELOADED, PRELOADED_FOR_WORKERS)]
         WarmPopen.requests = [ours for ours, _ in pairs]
         asking = [ours.fileno() for ours in WarmPopen.requests]
-        variables = {**os.environ, **QUIET_THREADS}
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        variables = {**inherited, **IMPORTED_FROM, **QUIET_THREADS}
         for (_, theirs), modules in zip(pairs, (PRELOADED, PRELOADED_FOR_WORKERS), strict=True):
             numbers = theirs.fileno(), *asking
             command = [sys.executable, __file__, ",".join(modules), *map(str, numbers)]
             with theirs:
                 server = StartedCold(command, pass_fds=numbers, stdin=subprocess.DEVNULL, env=variables)
             WarmPopen.servers.append(server)
-        WarmPopen.session, WarmPopen.path = os.getsid(0), os.environ.get("PYTHONPATH")
+        WarmPopen.session = os.getsid(0)
     return WarmPopen.session
 
 
@@ -275,5 +278,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     asked, *asking = map(int, sys.argv[2:])
     WarmPopen.requests = [socket.socket(fileno=number) for number in asking]
-    WarmPopen.session, WarmPopen.path = os.getsid(0), os.environ.get("PYTHONPATH")
+    WarmPopen.session = os.getsid(0)
     serve(socket.socket(fileno=asked), sys.argv[1].split(","))
