@@ -116,6 +116,8 @@ def test_the_worker_of_a_reward_has_what_it_needs_and_nothing_else(monkeypatch):
     with monkeypatch.context() as changed:
         changed.setenv("PYTHONPATH", "/where/others/may/be")
         assert WarmPopen([sys.executable, "-c", ""]).wait() == 0
+    unknown = "import sys; sys.exit('/where/others/may/be' in sys.path)"
+    assert WarmPopen([sys.executable, "-c", unknown]).wait() == 0
     imported = "import sys; print(*(name in sys.modules for name in ('anytron.task.rewards.registered', 'torch')))"
     for worker, path, expected in (
         (WORKERS[0], os.environ.get("PYTHONPATH", ""), "True False\n"),

@@ -104,9 +104,7 @@ class WarmPopen(StartedCold):
         }
         self._status, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
-            server = self.requests[
-                is_worker(command) and variables.get("PYTHONPATH") == IMPORTED_FROM.get("PYTHONPATH")
-            ]
+            server = self.requests[is_worker(command, variables)]
             socket.send_fds(server, [json.dumps(request).encode()], [theirs.fileno(), *given.values()])
         self._child_created = True
         self._close_pipe_fds(*pipes)
@@ -144,9 +142,10 @@ def can_run(command: list[str]) -> bool:
     return bool(options) and (options[0] in ("-c", "-m") or not options[0].startswith("-"))
 
 
-def is_worker(command: list[str]) -> bool:
-    """Whether a command that can run is an isolated process of a reward or an environment."""
-    return command[1] == "-c" and command[3:4] != [] and command[3] in WORKERS
+def is_worker(command: list[str], variables: dict[str, str]) -> bool:
+    """Whether a command that can run is a process of a reward or an environment, with the servers' modules."""
+    worker = command[1] == "-c" and len(command) > 3 and command[3] in WORKERS
+    return worker and variables.get("PYTHONPATH") == IMPORTED_FROM.get("PYTHONPATH")
 
 
 def server_session() -> int:
