@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import COLD, WARM
-from tests.warm_python import StartedCold, WarmPopen
+from tests.warm_python import WORKERS, StartedCold, WarmPopen, end_server
 
 SHOWN = """
 import json, os, sys
@@ -109,6 +109,27 @@ def test_what_a_program_starts_is_warm_too_and_other_options_start_from_nothing(
         assert done.stdout == expected
 
 
+def test_the_worker_of_a_reward_has_what_it_needs_and_nothing_else(monkeypatch):
+    """Also if the test that started the servers had another path."""
+    monkeypatch.setattr(subprocess, "Popen", WarmPopen)
+    end_server()
+    with monkeypatch.context() as changed:
+        changed.setenv("PYTHONPATH", "/where/others/may/be")
+        assert WarmPopen([sys.executable, "-c", ""]).wait() == 0
+    unknown = "import sys; sys.exit('/where/others/may/be' in sys.path)"
+    assert WarmPopen([sys.executable, "-c", unknown]).wait() == 0
+    imported = "import sys; print(*(name in sys.modules for name in ('anytron.task.rewards.registered', 'torch')))"
+    for worker, path, expected in (
+        (WORKERS[0], os.environ.get("PYTHONPATH", ""), "True False\n"),
+        ("another", os.environ.get("PYTHONPATH", ""), "False True\n"),
+        (WORKERS[0], "/where/others/may/be", "False True\n"),
+    ):
+        command = [sys.executable, "-c", imported, worker, "3", "4"]
+        variables = {**os.environ, **({"PYTHONPATH": path} if path else {})}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
+        assert done.stdout == expected
+
+
 @pytest.mark.parametrize("told", [False, True], ids=["before it is told", "before it reads what it is told"])
 def test_the_server_outlives_one_that_is_killed_before_it_hears_of_its_program(told):
     assert WarmPopen([sys.executable, "-c", ""]).wait() == 0
@@ -120,7 +141,7 @@ def test_the_server_outlives_one_that_is_killed_before_it_hears_of_its_program(t
     if not told:
         ours.close()
     with theirs:
-        socket.send_fds(WarmPopen.requests, [json.dumps(request).encode()], [theirs.fileno()])
+        socket.send_fds(WarmPopen.requests[0], [json.dumps(request).encode()], [theirs.fileno()])
     if told:
         assert select.select([ours], [], [], 60)[0]
         ours.close()

@@ -8,6 +8,9 @@ directory and descriptors, in a session of its own if asked. What such a program
 Nothing of Anytron, Megatron or mcore-bridge is imported beforehand: which patch meets which module in what order is
 what it is after a start from nothing. Processes share the seed of their hashes, though, and have no resource limits
 of their own; tests that are about starting, ending and limits start their processes from nothing.
+
+The processes of rewards and environments need neither torch nor patches, and a fork of all that was imported for ranks
+costs 0.2 s: a second, small server has imported them, and its forks cost a tenth of that.
 """
 
 from __future__ import annotations
@@ -47,11 +50,16 @@ PRELOADED = (
     "setuptools",
     "torch.utils.tensorboard",
 )
+WORKERS = ("anytron.task.rewards.worker", "anytron.task.environments.worker")
+"""Modules whose ``main`` isolated processes run: ``python -c PROGRAM MODULE ...``."""
+PRELOADED_FOR_WORKERS = (*WORKERS, "anytron.task.rewards.registered")
 READ_BY_THE_INTERPRETER = ("PYTHONHASHSEED", "PYTHONHOME", "PYTHONOPTIMIZE", "PYTHONSAFEPATH")
 """Variables that mean something only when an interpreter starts: a fork must want them as its server has them."""
 QUIET_THREADS = {"OMP_WAIT_POLICY": "passive"}
 """Read once, when OpenMP is loaded: its threads sleep while they have nothing to do. Two tests at a time have more of
 them than a small machine has processors, and spinning threads made each five times as long."""
+IMPORTED_FROM = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+"""Where the servers find modules, whatever the test sets that is the first to need them."""
 FIRST_KEPT = 500
 """Descriptors of the server's own are moved here, where no caller's is."""
 
@@ -62,11 +70,11 @@ StartedCold = subprocess.Popen
 class WarmPopen(StartedCold):
     """A process that a server forks, if the command is one that it can run; an ordinary one otherwise."""
 
-    requests: ClassVar[socket.socket | None] = None
-    """What is sent here, the server receives; None until somebody needs one."""
-    server: ClassVar[subprocess.Popen]
+    requests: ClassVar[list[socket.socket]] = []
+    """What is sent here, the server of programs and that of workers receive; empty until somebody needs one."""
+    servers: ClassVar[list[subprocess.Popen]] = []
     session: ClassVar[int]
-    """The server's session: a child can be in this one or in one of its own."""
+    """The servers' session: a child can be in this one or in one of its own."""
     _status: socket.socket | None = None
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
@@ -96,7 +104,8 @@ class WarmPopen(StartedCold):
         }
         self._status, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
-            socket.send_fds(self.requests, [json.dumps(request).encode()], [theirs.fileno(), *given.values()])
+            server = self.requests[is_worker(command, variables)]
+            socket.send_fds(server, [json.dumps(request).encode()], [theirs.fileno(), *given.values()])
         self._child_created = True
         self._close_pipe_fds(*pipes)
         self.pid = self._read()
@@ -133,32 +142,46 @@ def can_run(command: list[str]) -> bool:
     return bool(options) and (options[0] in ("-c", "-m") or not options[0].startswith("-"))
 
 
+def is_worker(command: list[str], variables: dict[str, str]) -> bool:
+    """Whether a command that can run is a process of a reward or an environment, with the servers' modules."""
+    worker = command[1] == "-c" and len(command) > 3 and command[3] in WORKERS
+    return worker and variables.get("PYTHONPATH") == IMPORTED_FROM.get("PYTHONPATH")
+
+
 def server_session() -> int:
-    """Start a server if there is none yet; return its session. It ends with this process."""
-    if WarmPopen.requests is None:
-        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        numbers = theirs.fileno(), ours.fileno()
-        command = [sys.executable, __file__, *map(str, numbers)]
-        with theirs:
-            variables = {**os.environ, **QUIET_THREADS}
-            WarmPopen.server = StartedCold(command, pass_fds=numbers, stdin=subprocess.DEVNULL, env=variables)
-        WarmPopen.requests, WarmPopen.session = ours, os.getsid(0)
+    """Start the servers if there are none yet; return their session. They end with this process."""
+    if not WarmPopen.requests:
+        pairs = [socket.socketpair(type=socket.SOCK_SEQPACKET) for _ in (PRELOADED, PRELOADED_FOR_WORKERS)]
+        WarmPopen.requests = [ours for ours, _ in pairs]
+        asking = [ours.fileno() for ours in WarmPopen.requests]
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        variables = {**inherited, **IMPORTED_FROM, **QUIET_THREADS}
+        for (_, theirs), modules in zip(pairs, (PRELOADED, PRELOADED_FOR_WORKERS), strict=True):
+            numbers = theirs.fileno(), *asking
+            command = [sys.executable, __file__, ",".join(modules), *map(str, numbers)]
+            with theirs:
+                server = StartedCold(command, pass_fds=numbers, stdin=subprocess.DEVNULL, env=variables)
+            WarmPopen.servers.append(server)
+        WarmPopen.session = os.getsid(0)
     return WarmPopen.session
 
 
 def end_server() -> None:
-    """End the server of this process, if it has one; the next command starts another."""
-    if WarmPopen.requests is not None:
-        WarmPopen.requests.close()
-        WarmPopen.requests = None
-        WarmPopen.server.kill()
-        WarmPopen.server.wait()
+    """End the servers of this process, if it has any; the next command starts others."""
+    while WarmPopen.servers:
+        WarmPopen.requests.pop().close()
+        server = WarmPopen.servers.pop()
+        server.kill()
+        server.wait()
 
 
-def serve(requests: socket.socket) -> None:
-    """Fork what is asked for, and report each child's number and then its status, until the starter has ended."""
+def serve(requests: socket.socket, modules: list[str]) -> None:
+    """Import modules; fork what is asked for, and report each child's number and then its status.
+
+    It ends with the process that started it.
+    """
     starter = os.pidfd_open(os.getppid())
-    for name in PRELOADED:
+    for name in modules:
         with contextlib.suppress(ModuleNotFoundError):  # older Megatrons are tested without some of them
             importlib.import_module(name)
     gc.collect()
@@ -198,11 +221,11 @@ def become(request: dict[str, Any], descriptors: list[int]) -> None:
         os.setsid()
     else:
         os.setpgid(0, request["group"])
-    asking = WarmPopen.requests.detach()
-    kept = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_KEPT) for number in [asking, *descriptors]]
+    asking = [server.detach() for server in WarmPopen.requests]
+    kept = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_KEPT) for number in [*asking, *descriptors]]
     os.closerange(3, FIRST_KEPT)
-    WarmPopen.requests = socket.socket(fileno=kept[0])
-    for number, wanted in zip(kept[1:], request["descriptors"], strict=True):
+    WarmPopen.requests = [socket.socket(fileno=number) for number in kept[: len(asking)]]
+    for number, wanted in zip(kept[len(asking) :], request["descriptors"], strict=True):
         os.dup2(number, wanted)
         os.close(number)
     subprocess.Popen = WarmPopen
@@ -252,5 +275,7 @@ def run_program(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    WarmPopen.requests, WarmPopen.session = socket.socket(fileno=int(sys.argv[2])), os.getsid(0)
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    asked, *asking = map(int, sys.argv[2:])
+    WarmPopen.requests = [socket.socket(fileno=number) for number in asking]
+    WarmPopen.session = os.getsid(0)
+    serve(socket.socket(fileno=asked), sys.argv[1].split(","))

@@ -68,6 +68,11 @@ class Block:
         joined = re.sub(r"\\\n\s*", " ", self.commands)
         return [line for line in joined.splitlines() if line.strip()]
 
+    @property
+    def does(self) -> tuple[str, ...]:
+        """What is run, without comments: two blocks that do the same are run once."""
+        return self.after, *(re.sub(r"\s+#.*", "", line).strip() for line in self.lines)
+
 
 def blocks_of(text: str, page: str) -> list[Block]:
     found = []
@@ -82,8 +87,7 @@ def blocks_of(text: str, page: str) -> list[Block]:
 BLOCKS = [block for page in PAGES for block in blocks_of(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))]
 RUN = [
     pytest.param(block, id=block.place, marks=[pytest.mark.slow, pytest.mark.timeout(1800)] if block.value else [])
-    for block in BLOCKS
-    if block.kind == "run"
+    for block in {block.does: block for block in reversed(BLOCKS) if block.kind == "run"}.values()
 ]
 each_block = pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
 

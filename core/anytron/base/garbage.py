@@ -29,15 +29,34 @@ def no_collections() -> Iterator[None]:
 def exempt_objects() -> None:
     """Collect all garbage, and exempt the objects that remain from collections.
 
-    Call it when all that a process keeps for long is in place, and after patches have been applied: exempt objects are
-    invisible to :func:`gc.get_referrers`, which finds the holders of what a patch replaces. An exempt object is freed
-    when the last reference to it goes, but exempt objects that refer to each other stay until :func:`collect_all`.
+    Call it when all that a process keeps for long is in place. An exempt object is freed when the last reference to it
+    goes, but exempt objects that refer to each other stay until :func:`collect_all`.
     """
     collect_all()
     gc.freeze()
+    _Exemption.made = True
 
 
 def collect_all() -> None:
     """Collect all garbage. Afterwards no object is exempt from collections."""
     gc.unfreeze()
+    _Exemption.made = False
     gc.collect()
+
+
+@contextmanager
+def no_exemptions() -> Iterator[None]:
+    """Let :func:`gc.get_referrers` see what :func:`exempt_objects` has exempted; afterwards all objects are exempt."""
+    made = _Exemption.made
+    if made:
+        gc.unfreeze()
+    try:
+        yield
+    finally:
+        if made:
+            gc.freeze()
+
+
+class _Exemption:
+    made = False
+    """Whether :func:`exempt_objects` has exempted objects: others may have, before Anytron was imported."""

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from anytron.base.garbage import collect_all, exempt_objects, no_collections
+from anytron.base.garbage import collect_all, exempt_objects, no_collections, no_exemptions
 
 
 class Cycle:
@@ -84,3 +84,25 @@ def test_an_exempt_object_is_freed_with_its_last_reference():
     del thing
 
     assert freed
+
+
+@pytest.mark.parametrize("exempt", [exempt_objects, gc.freeze], ids=["by Anytron", "by others"])
+def test_who_refers_to_an_object_is_found_also_if_anytron_has_exempted_it(exempt):
+    collect_all()
+    held = object()
+    holder = [held]
+    exempt()
+    assert gc.get_referrers(held) == []
+
+    with no_exemptions():
+        found = gc.get_referrers(held)
+
+    assert [one is holder for one in found] == ([True] if exempt is exempt_objects else [])
+    assert gc.get_referrers(held) == []
+
+
+def test_nothing_is_exempt_after_the_block_if_nothing_was():
+    collect_all()
+    with no_exemptions():
+        pass
+    assert gc.get_freeze_count() == 0

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from anytron.base.garbage import no_exemptions
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -110,12 +112,14 @@ def leftovers(replaced: Sequence[tuple[Any, Any]]) -> list[list[str]]:
     replacements = {id(old): new for old, new in replaced}
     found: dict[int, set[str]] = {key: set() for key in replacements}
     own = {id(replaced), *map(id, replaced)}
-    containers = {
-        id(one): one
-        for one in gc.get_referrers(*(old for old, _ in replaced))
-        if isinstance(one, tuple | dict | list | set) and id(one) not in own and _module_of(one) is None
-    }
-    for owner in gc.get_referrers(*containers.values()):
+    with no_exemptions():
+        containers = {
+            id(one): one
+            for one in gc.get_referrers(*(old for old, _ in replaced))
+            if isinstance(one, tuple | dict | list | set) and id(one) not in own and _module_of(one) is None
+        }
+        owners = gc.get_referrers(*containers.values())
+    for owner in owners:
         for value, place in _held(owner, containers, found):
             if owner is not replacements[id(value)]:
                 found[id(value)].add(place)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import logging
 import os
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from anytron.base.errors import ConfigError
 from anytron.base.files import open_to_append
-from anytron.base.garbage import collect_all, exempt_objects, no_collections
+from anytron.base.garbage import exempt_objects, no_collections
 from anytron.base.terminal import make_output_visible
 from anytron.base.version import __version__, installable
 from anytron.workers.executor.address import register
@@ -81,15 +82,20 @@ class EngineHolder:
     def __init__(self, build: EngineBuilder) -> None:
         self._build = build
         self._engine: Any = None
+        self._exempt = 0  # objects, without the engine's
 
     def build(self, config: dict[str, Any], init_method: str) -> None:
         """Close and free the engine, if there is one, and build another."""
         if self._engine is not None:
             self.close()
             self._engine = None
-            collect_all()  # modules refer to each other; the next engine wants their memory
+            self._free()
+        self._exempt = gc.get_freeze_count()
         self._engine = self._build(config, init_method)
-        exempt_objects()
+        if self._exempt:
+            gc.collect()
+        else:
+            exempt_objects()
 
     def answer(self, call: Call, observer: RankObserver) -> Message:
         """Call a method of the engine, or of the observer, and return the pickled result."""
@@ -97,6 +103,17 @@ class EngineHolder:
         with observer.marked(call.method):
             result = getattr(target, call.method)(*call.args, **call.kwargs)
         return encode(Result(result))
+
+    def _free(self) -> None:
+        """Collect the parts of an engine, which refer to each other: the next engine wants their memory.
+
+        Python's modules are many times as many objects. They are looked at only if the engine is exempt like them: the
+        engine of the first build is, and one whose build applied patches.
+        """
+        if gc.get_freeze_count() > self._exempt:
+            exempt_objects()
+        else:
+            gc.collect()
 
     def close(self) -> None:
         """Close the engine, if it has a method ``close``."""

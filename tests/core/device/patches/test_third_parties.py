@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anytron.base.errors import PatchError
+from anytron.base.garbage import exempt_objects
 from anytron.device.patches import Installed, Ledger, Outcome, Patch, Phase
 from tests.core.device.patches.named import named
 
@@ -106,6 +107,14 @@ def test_who_keeps_the_original_where_no_name_holds_it_is_reported(victim):
     (record,) = Ledger().apply(Phase.BEFORE_BUILD, [make()])
     for holder in ("a default argument of victim.call", "victim.Holder.method", "victim.TABLE"):
         assert holder in record.detail
+
+
+def test_who_keeps_the_original_is_found_also_if_it_is_exempt_from_collections(victim):
+    """Modules are, when a process builds its second engine."""
+    exec("TABLE = {'greet': greet}\n", vars(victim))
+    exempt_objects()
+    (record,) = Ledger().apply(Phase.BEFORE_BUILD, [make()])
+    assert "victim.TABLE" in record.detail
 
 
 def test_one_search_finds_who_keeps_the_originals_of_all_patches_of_a_phase(victim, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -10,31 +11,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from torch.nn.utils import clip_grad_norm_
-from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from anytron.base import components
-from anytron.base.metric import joined
 from anytron.config.anchor import anchor
 from anytron.config.schema import RunConfig
 from anytron.device.hooks.types import ProcessInfo
 from anytron.device.patches import Ledger
 from anytron.device.stack import DeviceStack
-from anytron.record.checkpoint.manifest import FileRecord
-from anytron.run.trainer import checkpointing
+from anytron.run.trainer import checkpointing, frame, loop
 from anytron.run.trainer.loop import train
-from anytron.run.trainer.models import model_directory
-from anytron.sequences.batch import TokenOutputs
 from anytron.workers.engines.context import EngineContext
 from anytron.workers.engines.rollout_engine import Response
-from anytron.workers.engines.training_engine import Topology
 from anytron.workers.executor.observer import OBSERVED, RankObserver
 from anytron_cpu import CpuPlatform
 from anytron_cpu.runtime import CpuRuntime
 from tests.core.run.trainer.disturbed_runs import comparable, lines
+from tests.core.run.trainer.torch_engines import TorchEngine, TorchRewardModel
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 FOUND: dict[tuple[object, ...], Any] = {}
@@ -46,140 +39,6 @@ def installed(**wanted: str) -> Any:
     if key not in FOUND:
         FOUND[key] = entry_points(**wanted)
     return FOUND[key]
-
-
-class TorchEngine:
-    """A training engine of one rank: a Hugging Face model, right padding, plain Adam."""
-
-    def __init__(self, context):
-        config = context.config
-        directory = model_directory(config)
-        roles = ["policy", "reference"] if config.algorithm.kl_coefficient > 0 else ["policy"]
-        self.models = {role: AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32) for role in roles}
-        if config.teacher is not None:
-            self.models["teacher"] = AutoModelForCausalLM.from_pretrained(config.teacher.path, dtype=torch.float32)
-        self.optimizer = torch.optim.Adam(self.models["policy"].parameters(), lr=config.optimizer.lr)
-        self.clip = config.optimizer.clip_grad
-        self.version = 0
-        self.critic_updates = 0
-        self.break_critic_at = None
-        if config.critic is not None:
-            self.critic = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).model
-            self.head = torch.nn.Linear(self.critic.config.hidden_size, 1, bias=False)
-            torch.nn.init.zeros_(self.head.weight)
-            parameters = [*self.critic.parameters(), *self.head.parameters()]
-            self.critic_optimizer = torch.optim.Adam(parameters, lr=config.critic.optimizer.lr)
-
-    def topology(self):
-        return Topology(dp_rank=0, dp_size=1, reports=True)
-
-    def forward(self, batch, role):
-        lengths = batch.lengths.tolist()
-        padded = pad_sequence(list(batch.tokens.split(lengths)), batch_first=True)
-        real = torch.arange(padded.shape[1]) < batch.lengths[:, None]
-        logits = self.models[role](padded, attention_mask=real.long()).logits / batch.temperature
-        full = logits.log_softmax(-1)
-        log_probs = full[:, :-1].gather(-1, padded[:, 1:, None])[..., 0]
-        entropy = -(full.exp() * full).sum(-1)[:, :-1]
-        first = torch.zeros(len(lengths), 1)
-        return torch.cat([first, log_probs], 1)[real], torch.cat([first, entropy], 1)[real]
-
-    @torch.no_grad()
-    def score(self, micro_batches, role="policy"):
-        return [TokenOutputs(*self.forward(batch, role)) for batch in micro_batches]
-
-    def value(self, batch):
-        lengths = batch.lengths.tolist()
-        padded = pad_sequence(list(batch.tokens.split(lengths)), batch_first=True)
-        real = torch.arange(padded.shape[1]) < batch.lengths[:, None]
-        values = self.head(self.critic(padded, attention_mask=real.long()).last_hidden_state)[..., 0]
-        return torch.cat([torch.zeros(len(lengths), 1), values[:, :-1]], 1)[real]
-
-    @torch.no_grad()
-    def values(self, micro_batches):
-        return [self.value(batch) for batch in micro_batches]
-
-    def update(self, micro_batches, loss):
-        self.version += 1
-        return self.step(
-            self.optimizer, [(loss(TokenOutputs(*self.forward(batch, "policy")), batch)) for batch in micro_batches]
-        )
-
-    def update_critic(self, micro_batches, loss):
-        self.critic_updates += 1
-        factor = torch.nan if self.critic_updates == self.break_critic_at else 1.0
-        outputs = [TokenOutputs(values=self.value(batch) * factor) for batch in micro_batches]
-        return self.step(
-            self.critic_optimizer, [loss(one, batch) for one, batch in zip(outputs, micro_batches, strict=True)]
-        )
-
-    def step(self, optimizer, parts):
-        optimizer.zero_grad()
-        loss = sum(part.loss for part in parts)
-        loss.backward()
-        norm = clip_grad_norm_(optimizer.param_groups[0]["params"], self.clip)
-        finite = bool((loss + norm).isfinite())
-        if finite:
-            optimizer.step()
-        totals = {name: joined(name, [part.metrics[name].item() for part in parts]) for name in parts[0].metrics}
-        rates = {"grad_norm": norm.item(), "lr": optimizer.param_groups[0]["lr"]}
-        return totals | rates | {"update/skipped": float(not finite)}
-
-    def export_weights(self, destination):
-        weights = {name: tensor.clone() for name, tensor in self.models["policy"].state_dict().items()}
-        return destination.send(weights.items(), self.version, lambda name: False)
-
-    def save_hf(self, path):
-        self.models["policy"].save_pretrained(path)
-
-    def save_critic(self, path):
-        self.critic.save_pretrained(path)
-
-    def stateful(self):
-        parts = {"policy": self.models["policy"], "optimizer": self.optimizer}
-        if hasattr(self, "critic"):
-            parts |= {"critic": self.critic, "head": self.head, "critic_optimizer": self.critic_optimizer}
-        return parts
-
-    def save_checkpoint(self, path, *, asynchronous):
-        state = {name: part.state_dict() for name, part in self.stateful().items()} | {"version": self.version}
-        torch.save(state, Path(path) / "state.pt")
-        self.saved = Path(path)
-        self.unwritten = int(asynchronous)  # polls at which the files are said to be still on their way
-
-    def written_files(self, *, wait):
-        if self.unwritten and not wait:
-            self.unwritten -= 1
-            return None
-        return {"state.pt": FileRecord.of(self.saved / "state.pt")}
-
-    def load_checkpoint(self, path):
-        state = torch.load(Path(path) / "state.pt", weights_only=True)
-        for name, part in self.stateful().items():
-            part.load_state_dict(state[name])
-        self.version = state["version"]
-
-    def describe(self):
-        return {"engine": "torch", "device": "cpu", "patches": [], "kernels": {"log_prob_kernel": "acme"}}
-
-
-class TorchRewardModel:
-    """A reward model of one rank, by Hugging Face."""
-
-    def __init__(self, context):
-        path = context.config.reward_model.path
-        self.model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
-
-    def topology(self):
-        return Topology(dp_rank=0, dp_size=1, reports=True)
-
-    @torch.no_grad()
-    def score(self, micro_batches):
-        sequences = [batch.tokens.split(batch.lengths.tolist()) for batch in micro_batches]
-        return [torch.cat([self.model(tokens[None]).logits[0] for tokens in each]) for each in sequences]
-
-    def describe(self):
-        return {"engine": "torch", "device": "cpu", "patches": []}
 
 
 class Answer:
@@ -334,7 +193,16 @@ class Run:
 
 
 @pytest.fixture
-def new_run(tmp_path, monkeypatch):
+def collections(monkeypatch):
+    """What runs ask of the garbage collector, in order: each time it would look at every module of this process."""
+    asked = []
+    monkeypatch.setattr(frame, "exempt_objects", lambda: asked.append("exempt"))
+    monkeypatch.setattr(loop, "collect_all", lambda: asked.append("collect"))
+    return asked
+
+
+@pytest.fixture
+def new_run(tmp_path, monkeypatch, collections):
     """Make a run whose rewards come from functions written into a file of its own."""
     monkeypatch.setattr(components, "entry_points", installed)
     # The engine here is not the one that engine.name describes.
@@ -383,14 +251,20 @@ def new_run(tmp_path, monkeypatch):
     return make
 
 
+UNDISTURBED: dict[str, Any] = {}
+
+
 @pytest.fixture
 def undisturbed(new_run, tmp_path):
-    """Metrics and samples of a run of ``total`` steps that nothing disturbs, and its model."""
+    """Metrics and samples of a run of ``total`` steps that nothing disturbs, and its model; each is trained once."""
 
     def train(total, **sections):
-        trainer = {"total_steps": total, "output_dir": str(tmp_path / "undisturbed")}
-        new_run(trainer=trainer, **sections).train()
-        path = tmp_path / "undisturbed"
-        return comparable(path), lines(path / "samples.jsonl"), load_file(path / "hf" / "model.safetensors")
+        key = json.dumps([total, sections], sort_keys=True)
+        if key not in UNDISTURBED:
+            path = tmp_path / "undisturbed"
+            new_run(trainer={"total_steps": total, "output_dir": str(path)}, **sections).train()
+            model = load_file(path / "hf" / "model.safetensors")
+            UNDISTURBED[key] = comparable(path), lines(path / "samples.jsonl"), model
+        return UNDISTURBED[key]
 
     return train

@@ -12,7 +12,8 @@ from anytron.config.load import load_config
 from anytron.config.schema import default_run
 from anytron.run.trainer.alarms import Alarms, policy_has_to_learn
 from anytron.sequences.batch import RaggedBatch
-from tests.core.run.trainer.conftest import RecordedProgress, TorchEngine
+from tests.core.run.trainer.conftest import RecordedProgress
+from tests.core.run.trainer.torch_engines import TorchEngine
 
 SAME = "def same(samples):\n    return [0.3] * len(samples)\n"
 EQUAL_REWARDS = {"rewards": [{"function": "task.py:same"}]}

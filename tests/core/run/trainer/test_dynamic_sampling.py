@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from anytron.base.errors import DataError
 from anytron.config.load import load_config
 from anytron.run.preflight.prepare import prepare
-from tests.core.run.trainer.conftest import TorchEngine
 from tests.core.run.trainer.disturbed_runs import assert_equal, comparable, lines, output, raise_at, steps
 from tests.core.run.trainer.test_signals import send_in
+from tests.core.run.trainer.torch_engines import TorchEngine
 from tests.core.run.trainer.validations import found, section
 
 SAMPLES = 4

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from anytron.base.errors import ConfigError, DataError, EngineError
+from anytron.run.preflight import rehearsal
 from tests.core.run.trainer.disturbed_runs import comparable
 
 SEVENS = """
@@ -259,9 +260,21 @@ SMALL = {"samples_per_prompt": 4}
     ],
     ids=["reward", "source", "tokenizer"],
 )
-def test_a_function_of_the_user_that_exits_ends_the_run_with_an_error(new_run, code, sections, error):
+def test_a_function_of_the_user_that_exits_ends_the_run_with_an_error(new_run, monkeypatch, code, sections, error):
+    monkeypatch.setattr(rehearsal, "GIVE_UP_S", 0.0)  # or it is found by the rehearsal, if that has the time
     with pytest.raises((ConfigError, DataError), match=error):
         new_run(code, **sections).train()
+
+
+def test_a_reward_that_exits_is_refused_if_the_rehearsal_has_the_time(new_run, monkeypatch):
+    monkeypatch.setattr(rehearsal, "GIVE_UP_S", 600.0)
+    run = new_run(
+        "def exits(samples):\n    exit()\n",
+        rewards=[{"function": "task.py:exits"}],
+        data={"options": {"count": 2, "digits": 3}},
+    )
+    with pytest.raises(DataError, match=r"(?s)The reward exits fails for right answers.*all 2 prompts.*SystemExit"):
+        run.train()
 
 
 def test_engines_that_disagree_stop_the_run_after_saying_by_how_much(new_run):

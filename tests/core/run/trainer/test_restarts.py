@@ -70,13 +70,16 @@ def four_steps(new_run, tmp_path):
 
 
 @pytest.mark.parametrize("every", [2, None], ids=["from-a-checkpoint", "from-the-beginning"])
-def test_a_lost_training_rank_costs_time_and_nothing_else(four_steps, tmp_path, every):
+def test_a_lost_training_rank_costs_time_and_nothing_else(four_steps, tmp_path, collections, every):
     four_steps("undisturbed").train()
     checkpoint = {"every_steps": every, "every_minutes": None}
     run = four_steps("run", checkpoint=checkpoint)
     lose(run, {"update": {4}, "save_hf": {1}})  # the second after the last step
+    collections.clear()
 
     summary = run.train()
+
+    assert collections == ["exempt", "collect"] * 3, "each attempt keeps what it prepared, and leaves nothing"
 
     assert summary.steps == 4
     assert results(tmp_path / "run") == results(tmp_path / "undisturbed")

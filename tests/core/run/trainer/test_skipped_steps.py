@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from anytron.base.errors import ConfigError, DataError
 from anytron.run.trainer.experience import _without_signal
-from tests.core.run.trainer.conftest import TorchEngine
 from tests.core.run.trainer.disturbed_runs import EVERY_STEP, assert_equal, comparable, lines, output, raise_at, steps
+from tests.core.run.trainer.torch_engines import TorchEngine
 
 CUT = {"rollout": {"samples_per_prompt": 4, "max_new_tokens": 3, "min_new_tokens": 3}, "data": {"prompts_per_step": 2}}
 """Every response is as long as it may be, and so ends at the limit."""
