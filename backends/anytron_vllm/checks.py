@@ -13,7 +13,7 @@ from anytron.task.data.model_files import faults, read_config
 from anytron.task.data.pretrained import processor_files
 from anytron_vllm.installation import INSTALL, find_installation
 from anytron_vllm.options import BUFFER_RANKS, VllmOptions
-from anytron_vllm.release import SUPPORTED, flaw
+from anytron_vllm.release import IMAGES_TESTED, SUPPORTED, flaw, is_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +61,6 @@ FIXED_ARGUMENTS = (
     "skip_tokenizer_init",
     "speculative_config",
     "trust_remote_code",
-    "weight_transfer_config",
     "worker_extension_cls",
 )
 """Arguments of vLLM that only Anytron sets: correct numbers depend on them, or they run code of a model directory."""
@@ -159,6 +158,12 @@ def _images(run: RunConfig, installation: Installation | None) -> Iterator[Diagn
         )
         fix = "install the torchvision that was built for vLLM's torch, or set rollout.engine=transformers"
         yield Diagnostic("error", "rollout.engine", message, fix)
+    if installation is not None and not is_in(installation.version, IMAGES_TESTED):
+        message = (
+            f"no test has run a model that takes images with vLLM {installation.version} (tested: {IMAGES_TESTED})"
+        )
+        fix = "set trainer.rollout_log_prob_tolerance, and run anytron verify before you train"
+        yield Diagnostic("warning", "rollout.engine", message, fix)
     if run.model.processor is None and not (run.model.path and processor_files(Path(run.model.path))):
         message = "vLLM needs an image processor for this model, and neither model.path nor model.processor has one"
         fix = "set model.processor to a directory with preprocessor_config.json, or to 'file.py:function'"

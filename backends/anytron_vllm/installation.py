@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from anytron.base.errors import ConfigError
-from anytron_vllm.release import SUPPORTED
+from anytron_vllm.release import SUPPORTED, is_in
 
 INSTALL = "pip install 'anytron[vllm]'"
 
@@ -49,7 +49,7 @@ class Installation:
     @property
     def supported(self) -> bool:
         """Whether this engine supports the version."""
-        return SUPPORTED.contains(self.version, prereleases=True)
+        return is_in(self.version, SUPPORTED)
 
     def architectures(self) -> frozenset[str]:
         """Names of vLLM's model classes, as in ``architectures`` of ``config.json``; empty = unknown."""

@@ -1,7 +1,7 @@
 """Differences between the versions of vLLM that this engine supports: the only place that compares versions.
 
-Each entry of :data:`FLAWS` names versions that cannot do something, the reason, and its source. Imports no vLLM, except
-in functions that run in vLLM's processes.
+Each entry of :data:`FLAWS` names versions that cannot do something, the reason, and its source. Only
+:func:`is_deferred_attention`, which runs in vLLM's processes, imports vLLM.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +23,12 @@ NORMALIZES_IMAGES = SpecifierSet(">=0.28")
 take normalised patches, and do not know the argument (vllm/engine/arg_utils.py)."""
 
 
+IMAGES_TESTED = SpecifierSet("==0.32.*")
+"""Versions with which the tests of models that take images have run."""
+
+Asked = Literal["experts on a processor"]
+
+
 @dataclass(frozen=True)
 class Flaw:
     """Something that some versions of vLLM cannot do.
@@ -32,7 +39,7 @@ class Flaw:
         why: The reason, with the source.
     """
 
-    asked: Literal["experts on a processor"]
+    asked: Asked
     versions: SpecifierSet
     why: str
 
@@ -52,15 +59,19 @@ FLAWS = (
 )
 
 
-def flaw(version: str, asked: str) -> str | None:
+def is_in(version: str, versions: SpecifierSet) -> bool:
+    """Return whether a version is in a range; a release candidate counts as its release."""
+    return versions.contains(Version(version).base_version)
+
+
+def flaw(version: str, asked: Asked) -> str | None:
     """Return why a version of vLLM cannot do what a run asks for; None if it can."""
-    found = (one.why for one in FLAWS if one.asked == asked and one.versions.contains(version, prereleases=True))
-    return next(found, None)
+    return next((one.why for one in FLAWS if one.asked == asked and is_in(version, one.versions)), None)
 
 
 def normalizes_images(version: str) -> bool:
     """Return whether a version of vLLM normalises images by itself, unless an argument says no."""
-    return NORMALIZES_IMAGES.contains(version, prereleases=True)
+    return is_in(version, NORMALIZES_IMAGES)
 
 
 def is_deferred_attention(layer: nn.Module) -> bool:

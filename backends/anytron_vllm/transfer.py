@@ -4,8 +4,8 @@ vLLM calls a worker's methods by name (``collective_rpc``), in each version and 
 weight transfer differ between versions, and vllm-ascend replaces the worker's methods that use them. The weights have
 been verified before the first call (:mod:`anytron_vllm.weights`).
 
-All other uses of vLLM's internals by this package are in this file: the layers' count of loaded weights, the kernels
-that compute from copies, the model's logits and its adapters. Differences between versions are in
+The other uses of vLLM's internals are in this file: the layers' count of loaded weights, the kernels
+that compute from copies, the model's logits and its adapters. What differs between versions is in
 :mod:`anytron_vllm.release`.
 """
 

@@ -106,7 +106,12 @@ def main() -> None:
     parser.add_argument("--platform", default="cpu", help="platform of the device stack (default: cpu)")
     parser.add_argument("--ranks", type=int, default=1, help="processes of each group (default: 1)")
     parser.add_argument("--test-seconds", type=float, default=60, help="time limit of a test (default: 60)")
-    parser.add_argument("--group-seconds", type=float, default=900, help="time limit of a group (default: 900)")
+    parser.add_argument(
+        "--group-seconds",
+        type=float,
+        default=900,
+        help="time limit of a group, which is a file if there are several ranks (default: 900)",
+    )
     parser.add_argument("--gib", type=float, default=8, help="memory that one rank may have, in GiB (default: 8)")
     parser.add_argument("--out", type=Path, help="empty folder for the records and the tests' output")
     arguments = parser.parse_args()

@@ -47,7 +47,8 @@ _PATTERNS = {
         "Emerging Optimizers", "nltk", "persist_layer_norm", "Connection refused", "NameResolutionError", "cuda_ext",
     ),
     "hardware": (
-        "triton is not installed", "_GeneratorContextManager", "== 'cuda'", "_nccl_version", "nccl_allocator",
+        "triton is not installed", "_GeneratorContextManager", "== 'cuda'", "_nccl_version",
+        r"nccl_allocator\.so: cannot open",
         "'function' object is not subscriptable",  # Megatron's own stand-in for a Triton kernel
     ),
     "refused": ("EngineError", "The portable Transformer Engine has no", "has no counterpart"),

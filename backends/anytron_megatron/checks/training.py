@@ -67,30 +67,29 @@ def reduction_diagnostics(policy: Subject, run: RunConfig, options: MegatronOpti
         )
 
 
-_NUMBER_FORMATS = ("supports neither FP8 nor FP4", "set it to null and train in bfloat16 or float32")
-_NOT_PORTABLE = {
-    "fp8": _NUMBER_FORMATS,
-    "fp4": _NUMBER_FORMATS,
-    "batch_invariant_mode": ("has no batch-invariant kernels", "set it to false"),
-}
-"""Fields of Megatron's configuration that the portable modules do not support: what they lack, and the remedy."""
-
-
 def precision_diagnostics(run: RunConfig, platform: Platform) -> Iterator[Diagnostic]:
     """Check FP8, FP4 and batch invariance against the platform's modules; only ranks can ask the device for formats."""
     transformer = MegatronOptions.of(run).transformer
+    if transformer.get("batch_invariant_mode"):
+        yield Diagnostic(
+            "error",
+            "engine.options.transformer.batch_invariant_mode",
+            "this field replaces no kernel: Megatron-LM's scripts also replace torch's operators, and Anytron does not",
+            "remove it",
+        )
     if not platform.portable_modules:
         yield from _delayed_scaling(run, transformer)
         return
-    for name, (lack, fix) in _NOT_PORTABLE.items():
+    for name in ("fp8", "fp4"):
         if transformer.get(name):
             # Why they are portable, where the platform had a choice: to change that is the other way out.
             reasons = [f" ({one.reason})" for one in decisions_of(platform) if one.name == "modules"]
             yield Diagnostic(
                 "error",
                 f"engine.options.transformer.{name}",
-                f"platform {platform.name} uses Anytron's portable Transformer Engine{''.join(reasons)}, which {lack}",
-                fix,
+                f"platform {platform.name} uses Anytron's portable Transformer Engine{''.join(reasons)}, which "
+                "supports neither FP8 nor FP4",
+                "set it to null and train in bfloat16 or float32",
             )
 
 

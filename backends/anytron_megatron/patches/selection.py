@@ -42,8 +42,7 @@ def trainer_patches(phase: Phase, context: PatchContext) -> list[Patch]:
         attention.CACHED_ROTARY: bridge,
         attention.ROTARY_KERNEL: portable and of_megatron,
         attention.ROTARY_KERNEL_IN_LAYERS: portable and bridge,
-        # Only a script of Megatron-LM's own has this switch.
-        scripts.BATCH_INVARIANT_MODE: portable and context.engine == OWN_TRAINER,
+        scripts.BATCH_INVARIANT_MODE: portable,
         models.DEEPSTACK: bridge,
         models.SCORE_HEAD: bridge,
         imports.HOST_GENERATOR_WARNING: redirected,

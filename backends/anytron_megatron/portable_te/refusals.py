@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+MEANT = ("bottom_right_diagonal",)
+"""Settings whose value False asks for something."""
+
+
 def refuse(where: str, what: str, fix: str) -> NoReturn:
     """Raise the error for one unsupported feature.
 
@@ -25,12 +29,14 @@ def refuse(where: str, what: str, fix: str) -> NoReturn:
 
 
 def refuse_settings(where: str, settings: Mapping[str, Any]) -> None:
-    """Raise if any setting is neither None nor False.
+    """Raise if any setting is neither None nor False, or is in :data:`MEANT`.
 
     Raises:
         EngineError: At least one setting is set; the message names all of them.
     """
-    asked = {name: value for name, value in settings.items() if value is not None and value is not False}
+    asked = {
+        name: value for name, value in settings.items() if value is not None and (value is not False or name in MEANT)
+    }
     if asked:
         what = ", ".join(f"{name}={value!r}" for name, value in asked.items())
-        refuse(where, f"support for {what}", "leave these settings at their defaults")
+        refuse(where, f"support for {what}", "do not pass these settings")

@@ -65,6 +65,8 @@ def compare_marks(member: Member) -> None:
         before = layers.first.weight.detach().clone()
         layers.to(member.subject.device)
         weight = layers.first.weight
+        if not torch.equal(weight.detach().cpu(), before):
+            raise Broken("A parameter changes when its model moves to the device.")
         lost = [name for name, value in MARKS.items() if getattr(weight, name, None) != value]
         if layers.last.weight is not weight:
             lost.append("the tie of two layers")

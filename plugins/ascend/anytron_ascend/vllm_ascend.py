@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from anytron_vllm import Installation
 
 PACKAGE = "vllm-ascend"
+NZ_MODE = "weight_nz_mode"
+"""Key of vllm-ascend's configuration: 0 = weights keep their layout."""
 PINNED = ("torch", "torch-npu", "triton-ascend")
 """Packages that vllm-ascend's kernels were built for; its metadata pins a version of each."""
 OPTIONS = (
@@ -38,9 +40,10 @@ OPTIONS = (
         default=True,
     ),
     # vllm_ascend/ascend_config.py reads the key in each branch from releases/v0.23.0 to main, before the variable
-    # VLLM_ASCEND_ENABLE_NZ; vllm_ascend/utils.py converts weights where it is not 0. On main, rl_config sets it too.
+    # VLLM_ASCEND_ENABLE_NZ; vllm_ascend/utils.py converts weights where it is not 0. On main rl_config sets it too, and
+    # turns expandable segments off: they disturb the memory pools of vLLM's sleep mode, which Anytron does not use.
     ConfigEdit(
-        "rollout.options.engine_args.additional_config.weight_nz_mode",
+        f"rollout.options.engine_args.additional_config.{NZ_MODE}",
         0,
         "weights in the layout NZ cannot be replaced in place",
         default=True,
@@ -76,6 +79,14 @@ def diagnostics(run: RunConfig) -> Iterator[Diagnostic]:
     """Refuse a run that generates with vLLM if vllm-ascend is missing or has another version than vLLM."""
     if run.rollout.engine != "vllm":
         return
+    chosen = run.rollout.options.get("engine_args", {}).get("additional_config", {}).get(NZ_MODE, 0)
+    if chosen != 0:
+        yield Diagnostic(
+            "error",
+            f"rollout.options.engine_args.additional_config.{NZ_MODE}",
+            f"{chosen} lets vllm-ascend keep weights in the layout NZ, in which they cannot be replaced in place",
+            "remove it",
+        )
     vllm = find_installation(run.rollout.python)
     if vllm is None:
         return  # the engine's own check says so

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from anytron.base.errors import ConfigError
 from anytron.config.anchor import anchor
-from anytron.config.schema import RunConfig
+from anytron.config.schema import RunConfig, default_run
 from anytron.run.preflight.capabilities import platform_diagnostics
 from anytron_cpu import CpuPlatform
 from anytron_vllm.installation import find_installation, require_supported, require_torchvision
+from anytron_vllm.options import VllmOptions
+from anytron_vllm.start import NORMALIZED_IMAGES, engine_arguments
 from tests.core.other_environment import make_environment
 from tests.fake_vllm import install
 
@@ -79,7 +82,14 @@ def test_a_missing_vllm_is_named_with_the_command_that_installs_it(monkeypatch):
 
 @pytest.mark.parametrize(
     ("version", "supported"),
-    [("0.22.9", False), ("0.23.0", True), ("0.33.1", True), ("0.34.0", False), ("0.34.0rc1", False)],
+    [
+        ("0.22.9", False),
+        ("0.23.0", True),
+        ("0.33.1", True),
+        ("0.34.0", False),
+        ("0.34.0rc1", False),
+        ("0.23.0rc1", True),
+    ],
 )
 def test_other_minor_versions_are_refused(site, version, supported):
     install(site, version)
@@ -124,6 +134,29 @@ def test_models_that_take_images_need_torchvision_and_a_processor(site, monkeypa
         in text
     )
     assert "rollout.engine=transformers" in text
+
+
+def test_images_on_a_version_that_no_test_has_run_with_them_are_a_warning(site):
+    install(site, "0.31.0", torchvision=True)
+    ((severity, key, text),) = found(SEES, processor="p.py:p")
+    assert (severity, key) == ("warning", "rollout.engine")
+    assert "vLLM 0.31.0 (tested: ==0.32.*)" in text
+
+
+@pytest.mark.parametrize(
+    ("version", "argument"), [("0.27.1", {}), ("0.28.0rc1", NORMALIZED_IMAGES), ("0.33.0", NORMALIZED_IMAGES)]
+)
+def test_images_are_normalised_once(version, argument):
+    config = default_run({"rollout": {"engine": "vllm"}})
+    options = VllmOptions.model_validate(config.rollout.options)
+    given = {
+        takes_images: engine_arguments(
+            config, options, Path("model"), version=version, accelerator=False, takes_images=takes_images
+        )
+        for takes_images in (True, False)
+    }
+    assert {name: given[True][name] for name in given[True] if name.startswith("mm_device")} == argument
+    assert not any(name.startswith("mm_") for name in given[False])
 
 
 def test_a_torchvision_that_cannot_be_imported_is_an_error_with_its_reason(site):
@@ -231,7 +264,14 @@ def test_head_sizes_are_those_of_the_processor_s_kernels_only(installed):
 
 @pytest.mark.parametrize(
     ("version", "text"),
-    [("0.24.0", "cpu_fused_moe.py"), ("0.25.1", ""), ("0.27.1", "AMX kernel"), ("0.28.0", ""), ("0.32.5", "")],
+    [
+        ("0.24.0", "cpu_fused_moe.py"),
+        ("0.25.1", ""),
+        ("0.27.0rc1", "AMX kernel"),
+        ("0.27.1", "AMX kernel"),
+        ("0.28.0", ""),
+        ("0.32.5", ""),
+    ],
 )
 def test_versions_that_cannot_run_experts_on_a_processor_are_refused_there(site, version, text):
     install(site, version)

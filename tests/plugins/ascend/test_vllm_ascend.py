@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from anytron.config.diagnostics import Diagnostic
 from anytron.config.schema import RunConfig, default_run
 from anytron.device.loading import hooks_of
 from tests.core.other_environment import make_environment
@@ -97,4 +98,8 @@ def test_weights_keep_a_layout_that_can_be_replaced(site):
     options = hooks.configure(default_run({"rollout": {"engine": "vllm"}}))[0].rollout.options
     assert options["engine_args"] == {"additional_config": {"weight_nz_mode": 0}}
     assert options["enforce_eager"]
+    asked = {"engine": "vllm", "options": {"engine_args": {"additional_config": {"weight_nz_mode": 1}}}}
+    remarks = AscendPlatform().configure(RunConfig.model_validate({**RUN, "rollout": asked}))
+    (refused,) = (one for one in remarks if one.key.endswith("weight_nz_mode") and isinstance(one, Diagnostic))
+    assert refused.severity == "error"
     assert hooks.configure(default_run())[0].rollout.options == {}

@@ -20,7 +20,28 @@ __all__ = ["FusedAdam", "FusedSGD", "multi_tensor_applier", "multi_tensor_l2norm
 _CHUNK = 2048 * 32
 
 
-class FusedAdam(torch.optim.Optimizer):
+class _ZeroGrad(torch.optim.Optimizer):
+    """``zero_grad`` as in Apex and Transformer Engine: the constructor's ``set_grad_none`` decides.
+
+    Attributes:
+        set_grad_none: None or True = ``zero_grad`` frees the gradients, False = it writes zeros.
+    """
+
+    set_grad_none: bool | None = None
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Free the gradients, or fill them with zeros.
+
+        Raises:
+            ValueError: ``set_to_none`` contradicts the constructor's ``set_grad_none``, as in Transformer Engine.
+        """
+        if None not in (set_to_none, self.set_grad_none) and set_to_none != self.set_grad_none:
+            raise ValueError(f"set_to_none={set_to_none} contradicts set_grad_none={self.set_grad_none}")
+        chosen = self.set_grad_none if set_to_none is None else set_to_none
+        super().zero_grad(set_to_none=chosen is not False)
+
+
+class FusedAdam(_ZeroGrad):
     """Adam whose step number is in the parameter group, as in Apex and Transformer Engine.
 
     Megatron's distributed-optimizer checkpoints rely on that (``distrib_optimizer.py``: with a step
@@ -30,7 +51,7 @@ class FusedAdam(torch.optim.Optimizer):
     Args:
         bias_correction: Whether to divide the moments by ``1 - beta ** step``.
         adam_w_mode: True = decoupled weight decay; False = L2 regularisation.
-        set_grad_none: Whether ``zero_grad`` frees the gradients by default; None = True, False = it writes zeros.
+        set_grad_none: None or True = ``zero_grad`` frees the gradients, False = it writes zeros.
         unsupported: Transformer Engine's other settings (amsgrad, master weights, FP8 moments, ...).
 
     Raises:
@@ -62,11 +83,6 @@ class FusedAdam(torch.optim.Optimizer):
         self.adam_w_mode = adam_w_mode
         self.set_grad_none = set_grad_none
         self._adam = kernels().fused(KernelName.ADAM, torch.float32)
-
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Free the gradients, or fill them with zeros."""
-        chosen = self.set_grad_none if set_to_none is None else set_to_none
-        super().zero_grad(set_to_none=chosen is not False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore moments, as copies in float32: torch would give them the parameters' type."""
@@ -116,7 +132,7 @@ class FusedAdam(torch.optim.Optimizer):
         return loss
 
 
-class FusedSGD(torch.optim.SGD):
+class FusedSGD(_ZeroGrad, torch.optim.SGD):
     """``torch.optim.SGD``, whose state has the same names, with Transformer Engine's arguments.
 
     Raises:
@@ -133,12 +149,14 @@ class FusedSGD(torch.optim.SGD):
         nesterov: bool = False,
         *,
         materialize_master_grads: bool = True,
+        set_grad_none: bool | None = None,
         **unsupported: Any,
     ) -> None:
         # It chooses the number format of the master gradients; there are none without master weights.
         del materialize_master_grads
         refuse_settings("FusedSGD", unsupported)
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov)
+        self.set_grad_none = set_grad_none
 
 
 def multi_tensor_applier(

@@ -98,14 +98,18 @@ def test_fused_sgd_takes_momentum_steps():
     torch.testing.assert_close(param.detach(), start - 0.1 - 0.15)
 
 
+@pytest.mark.parametrize("kind", [FusedAdam, FusedSGD])
 @pytest.mark.parametrize(("chosen", "freed"), [(None, True), (True, True), (False, False)])
-def test_gradients_are_freed_unless_the_constructor_was_told_otherwise(bound, chosen, freed):
+def test_gradients_are_freed_unless_the_constructor_was_told_otherwise(bound, kind, chosen, freed):
     params = parameters()
-    optimizer = FusedAdam(params, set_grad_none=chosen)
+    optimizer = kind(params, lr=0.1, set_grad_none=chosen)
     for param in params:
         param.grad = torch.ones_like(param)
     optimizer.zero_grad()
     assert all((param.grad is None) is freed for param in params)
+    if chosen is not None:
+        with pytest.raises(ValueError, match="contradicts set_grad_none"):
+            optimizer.zero_grad(set_to_none=not chosen)
 
 
 def test_the_norm_of_a_list_is_the_norm_of_all_its_numbers():

@@ -55,7 +55,6 @@ LEFT_OUT = {
         "amsgrad", "exp_avg_dtype", "exp_avg_sq_dtype", "grad_scaler", "master_weight_dtype", "master_weights",
         "store_param_remainders", "use_decoupled_grad", "wd_after_momentum",
     ),
-    "zero_grad has the argument set_to_none": ("set_grad_none",),
 }  # fmt: skip
 """Parameters that the portable functions refuse by name if they are neither None nor False, under the reason."""
 

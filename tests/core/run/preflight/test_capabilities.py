@@ -132,9 +132,10 @@ def test_a_number_format_that_the_platforms_modules_lack_is_refused_before_a_pro
 
     assert found(portable=True, fp8="hybrid") == [("error", "engine.options.transformer.fp8")]
     assert found(portable=True, fp4="e2m1") == [("error", "engine.options.transformer.fp4")]
-    assert found(portable=True, batch_invariant_mode=True) == [
-        ("error", "engine.options.transformer.batch_invariant_mode")
-    ]
+    for portable in (True, False):
+        assert found(portable, batch_invariant_mode=True) == [
+            ("error", "engine.options.transformer.batch_invariant_mode")
+        ]
     assert found(portable=True, fp8=None, batch_invariant_mode=False) == []
     assert found(portable=False, fp8="hybrid") == []  # the device is asked by Transformer Engine, in the training ranks
 
