@@ -5,9 +5,10 @@ tests need it for less than one. :class:`WarmPopen` is :class:`subprocess.Popen`
 interpreter: it asks a server to fork, and the child runs the command's program with its arguments, environment,
 directory and descriptors, in a session of its own if asked. What such a program starts is forked in the same way.
 
-Nothing of Anytron, Megatron or mcore-bridge is imported beforehand: which patch meets which module in what order is
-what it is after a start from nothing. Processes share the seed of their hashes, though, and have no resource limits
-of their own; tests that are about starting, ending and limits start their processes from nothing.
+In the server of ranks, nothing of Anytron, Megatron or mcore-bridge is imported beforehand: which patch meets which
+module in what order is what it is after a start from nothing. Processes share the seed of their hashes, though, and
+have no resource limits of their own; tests that are about starting, ending and limits start their processes from
+nothing.
 
 The processes of rewards and environments need neither torch nor patches, and a fork of all that was imported for ranks
 costs 0.2 s: a second, small server has imported them, and its forks cost a tenth of that.

@@ -46,7 +46,10 @@ def collect_all() -> None:
 
 @contextmanager
 def no_exemptions() -> Iterator[None]:
-    """Let :func:`gc.get_referrers` see what :func:`exempt_objects` has exempted; afterwards all objects are exempt."""
+    """Let :func:`gc.get_referrers` see what :func:`exempt_objects` has exempted.
+
+    If it has, all objects are exempt afterwards, also garbage that has not been collected.
+    """
     made = _Exemption.made
     if made:
         gc.unfreeze()

@@ -99,7 +99,7 @@ def leftovers(replaced: Sequence[tuple[Any, Any]]) -> list[list[str]]:
 
     The containers are dictionaries, lists and sets. Closures are left out: a decorator, or a wrapper that replaces an
     object, holds it on purpose. The search looks twice at every object of the process, except those that
-    ``gc.freeze`` has exempted; one search for several objects takes much less time than one for each.
+    other code has exempted with ``gc.freeze``; one search for several objects takes much less time than one for each.
 
     Args:
         replaced: Pairs of a replaced function or class and its replacement, which may hold it.

@@ -90,6 +90,8 @@ class EngineHolder:
             self.close()
             self._engine = None
             self._free()
+        elif self._exempt:  # the last build failed, and may have left parts of an engine
+            exempt_objects()
         self._exempt = gc.get_freeze_count()
         self._engine = self._build(config, init_method)
         if self._exempt:

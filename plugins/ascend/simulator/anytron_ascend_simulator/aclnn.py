@@ -127,9 +127,12 @@ def _bind(opapi: ctypes.CDLL, runtime: ctypes.CDLL, name: str, signature: str, k
     readers = [_TYPES[letter][1] for letter in signature]
 
     def compute(values: list[Any]) -> None:
+        with torch.no_grad():
+            kernel(*values)
+
+    def compute_queued(values: list[Any]) -> None:
         try:
-            with torch.no_grad():
-                kernel(*values)
+            compute(values)
         except Exception as error:
             raise RuntimeError(f"{name}: {error}") from error
 
@@ -141,11 +144,11 @@ def _bind(opapi: ctypes.CDLL, runtime: ctypes.CDLL, name: str, signature: str, k
         try:
             given = [read(value) for read, value in zip(readers, values, strict=True)]
             if queues.asynchronous():
-                _planned[number] = functools.partial(compute, given)
+                _planned[number] = functools.partial(compute_queued, given)
             else:
                 compute(given)
         except Exception as error:  # noqa: BLE001 - an exception cannot cross C; torch_npu raises the text again
-            runtime.anytron_simulator_set_message(str(error).encode())
+            runtime.anytron_simulator_set_message(f"{name}: {error}".encode())
             return REFUSED
         ctypes.c_uint64.from_address(workspace_size).value = 0
         ctypes.c_uint64.from_address(executor).value = number

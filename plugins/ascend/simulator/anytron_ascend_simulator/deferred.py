@@ -26,7 +26,7 @@ COPY = "aten::copy_"
 
 
 class Place(NamedTuple):
-    """Where a tensor lies: what is left of it when it is freed."""
+    """A tensor's address and layout, which outlive the tensor."""
 
     pointer: int
     size: int
@@ -97,7 +97,7 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """What of an argument can decide shapes."""
+    """The properties of an argument that decide shapes and dtypes."""
     if isinstance(value, torch.Tensor):
         return value.device, value.dtype, value.size(), value.stride()
     if isinstance(value, dict):
@@ -109,7 +109,7 @@ def _key(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Work:
-    """What is left of a call in the queue; it keeps no tensor of the device alive."""
+    """A queued call without its tensors: it keeps no memory of the device alive."""
 
     operator: Any
     args: list[Any]
@@ -118,8 +118,17 @@ class _Work:
     places: dict[int, Place]  # by the stand-in's id
     outputs: list[tuple[Tensor, Place]]  # stand-ins of ``out=`` arguments
     targets: list[Place | None]  # of the results' tensors; None = an argument
+    default_dtype: torch.dtype  # when it was called: transformers changes it while it loads a model
 
     def run(self) -> None:
+        now = torch.get_default_dtype()
+        torch.set_default_dtype(self.default_dtype)
+        try:
+            self._run()
+        finally:
+            torch.set_default_dtype(now)
+
+    def _run(self) -> None:
         real = {number: from_pointer(*place) for number, place in self.places.items()}
         found = [torch.empty(0, dtype=stand_in.dtype) for stand_in, _ in self.outputs]
         real |= {id(stand_in): one for (stand_in, _), one in zip(self.outputs, found, strict=True)}
@@ -175,7 +184,8 @@ class DeferredCall(Call):
         outputs = [(stand_in, Place.of(tensor)) for tensor, stand_in in self._outputs]
         seed = draw(named.pop("generator", None)) if is_random(self._operator) else None
         found = self._to_device(result[0])
-        work = _Work(self._operator, given, named, seed, self._places, outputs, self._targets)
+        default_dtype = torch.get_default_dtype()
+        work = _Work(self._operator, given, named, seed, self._places, outputs, self._targets, default_dtype)
         # Now the device has its streams: torch_npu makes them together with the first tensor.
         queues.enqueue(queues.current_stream(self.device), work.run)
         return found
@@ -187,7 +197,7 @@ class DeferredCall(Call):
         """
         kept = {name: value for name, value in named.items() if name != "generator"}
         stand_ins = [stand_in for _, stand_in in (*self._views, *self._outputs)]
-        key = (self._operator, _key(given), _key(kept))
+        key = (self._operator, torch.get_default_dtype(), _key(given), _key(kept))
         if key in _SHAPES:
             known, sizes = _SHAPES[key]
             for (_, stand_in), size in zip(self._outputs, sizes, strict=True):

@@ -1,6 +1,7 @@
 """Queue Python work on the simulated streams (``csrc/streams.cpp``).
 
-With ``ANYTRON_ASCEND_SIMULATOR_ASYNCHRONOUS=1`` it is done when something waits for the stream, otherwise at once.
+With ``ANYTRON_ASCEND_SIMULATOR_ASYNCHRONOUS=1`` it is done when something waits for the stream. Without it nothing is
+queued (:func:`asynchronous`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def current_stream(device: torch.device) -> int:
 
 
 def enqueue(stream: int | None, work: Callable[[], object]) -> None:
-    """Queue ``work``; None = the default stream. Its exception is an error of whoever waits for the stream."""
+    """Queue ``work``; None = the default stream. The caller that waits for the stream gets its exception."""
     number = next(_numbers)
     _queued[number] = work
     _runtime[0].anytron_simulator_enqueue(stream, _callback, number)
@@ -74,8 +75,13 @@ def finish_all() -> None:
 def _run(number: int) -> int:
     work = _queued.pop(number)
     try:
-        # Whatever mode the waiting thread is in.
-        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableTorchDispatch(), torch.no_grad():
+        # The modes of the thread that waits, such as torch.device, are not meant for the work.
+        with (
+            torch._C._AutoDispatchBelowAutograd(),
+            torch._C._DisableTorchDispatch(),
+            torch._C.DisableTorchFunction(),
+            torch.no_grad(),
+        ):
             work()
     except BaseException as error:  # noqa: BLE001 - an exception cannot cross C
         _runtime[0].anytron_simulator_set_message(f"{type(error).__name__}: {error}".encode())
