@@ -165,6 +165,6 @@ def remarks(run: RunConfig | None, directory: Path, opened: OpenRun, command: st
     if run is not None and run.model.lora is not None and run.model.lora.path is not None:
         yield "the model at the start is shown without the adapters of model.lora.path"
     if run is not None and run.environment is not None:
-        yield "the model answers once; the environment of the run is not used"
+        yield f"{command} does not use the environment of the run"
     if takes_images(directory):
         yield f"the model also takes images; {command} gives it text only"

@@ -211,14 +211,14 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File with the server's key, readable by you only. Default: the variable ANYTRON_SERVE_KEY, else a new "
-            "key, which is printed.",
+            help="File with the server's key, readable by you only. Default: the variable ANYTRON_SERVE_KEY, else a "
+            "new key, which is printed.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Name of the model in requests. Default: that of PATH.", show_default=False),
+        typer.Option(metavar="NAME", help="Name of the model. Default: the name of PATH.", show_default=False),
     ] = None,
     max_new_tokens: Annotated[
         int | None,

@@ -49,25 +49,18 @@ class Conversation:
 
 def extended(key: bytes, message: Mapping[str, Any]) -> bytes:
     """Return the key of a conversation with one more message."""
-    return _digest(key, comparable(message))
-
-
-def comparable(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is compared of a message: spaces and the order of keys in a tool call's arguments do not count."""
-    return rendered(message)
+    return _digest(key, rendered(message))
 
 
 def rendered(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as chat templates read it: content is text, arguments of a tool call are a mapping."""
-    found = {name: value for name, value in message.items() if value is not None}
+    """Return a message as chat templates read it: content is text, arguments of a tool call are a mapping.
+
+    Messages are compared in this form, so that spaces and the order of keys in arguments do not count.
+    """
+    found = {name: message[name] for name in sorted(FIELDS & message.keys()) if message[name]}
     found["content"] = _text(message.get("content"))
     if calls := message.get("tool_calls"):
-        found["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": _arguments(call["function"]["arguments"])}}
-            for call in calls
-        ]
-    else:
-        found.pop("tool_calls", None)
+        found["tool_calls"] = [_call(call) for call in calls]
     return found
 
 
@@ -117,6 +110,12 @@ def _is_call(call: object) -> bool:
         case {"function": {"name": str(), "arguments": str()}}:
             return True
     return False
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    named = {"name": function["name"], "arguments": _arguments(function["arguments"])}
+    return {"id": str(call.get("id", "")), "type": "function", "function": named}
 
 
 def _text(content: Any) -> str:

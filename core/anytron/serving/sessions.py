@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.packed import Packed
-from anytron.serving.conversation import comparable, extended
+from anytron.serving.conversation import extended, rendered
 from anytron.serving.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Session:
 
     def _unknown(self, conversation: Conversation, place: int) -> Refusal:
         """Explain why an assistant's message cannot be matched."""
-        sent = str(comparable(conversation.messages[place])["content"])
+        sent = str(rendered(conversation.messages[place])["content"])
         wrote = self._asked.get(conversation.keys[place])
         if wrote is not None and wrote.message is not None:
             ours = str(wrote.message.get("content") or "")

@@ -73,6 +73,7 @@ def test_a_directory_is_served_until_ctrl_c(model):
     assert KEY not in said + rest
 
 
+@pytest.mark.slow
 def test_a_key_is_made_if_none_is_given(model):
     process, said, url = started(model, "--host", "0.0.0.0", "--name", "mine")
     try:
@@ -112,9 +113,11 @@ def test_an_unusable_key_is_refused_and_not_shown(tmp_path, content):
 
 
 def test_mistakes_are_found_before_a_start(model, tmp_path, monkeypatch):
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        with pytest.raises(ConfigError, match="The server cannot listen at this address"):
-            run_serve(model, [], **{**OPTIONS, "port": taken.getsockname()[1]})
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as taken,
+        pytest.raises(ConfigError, match="The server cannot listen at this address"),
+    ):
+        run_serve(model, [], **{**OPTIONS, "port": taken.getsockname()[1]})
     with pytest.raises(ConfigError, match="anytron serve does not use this key"):
         run_serve(model, ["algorithm.loss=x"], **OPTIONS)
     with pytest.raises(ConfigError, match="No usable model was found"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -30,8 +32,8 @@ LIMITS = Limits(body_bytes=10_000, body_s=0.5, headers_s=1.0, connections=60, re
 class Served:
     """A server in this process."""
 
-    def __init__(self, pool, routes, keys, bound):
-        self.pool, self.routes, self.keys = pool, routes, keys
+    def __init__(self, pool, routes, keys, bound, renderer):
+        self.pool, self.routes, self.keys, self.renderer = pool, routes, keys, renderer
         self.url, self.address = url_of(bound), bound.getsockname()
 
     def ask(self, path, body=None, key=KEY, **named):
@@ -72,7 +74,7 @@ def served(template="qwen", seed=0, limits=LIMITS, **options):
     server.start()
     worker.start()
     try:
-        yield Served(pool, routes, keys, bound)
+        yield Served(pool, routes, keys, bound, renderer)
     finally:
         over.set()
         worker.join()
@@ -225,7 +227,7 @@ def test_the_token_route_answers_as_vllm_does(fresh):
     generate([5, 7, *second])
     (session,) = fresh.keys.sessions()
     assert check_law(fresh.pool.log, [session]) > 0
-    assert [len(branch.tokens) for branch in session.branches()][0] == 3 + len(first) + len(second)
+    assert len(next(session.branches()).tokens) == 3 + len(first) + len(second)
     assert session.id == "trace-1"
 
 
@@ -326,8 +328,7 @@ def is_closed(connection):
 def test_a_thousand_connections_keep_nobody_out(fresh):
     with_nothing = []
     try:
-        for _ in range(1000):
-            with_nothing.append(socket.create_connection(fresh.address))
+        with_nothing.extend(socket.create_connection(fresh.address) for _ in range(1000))
         assert fresh.chat().status_code == 200
         assert sum(is_closed(connection) for connection in with_nothing) >= 1000 - LIMITS.connections
     finally:
@@ -358,7 +359,8 @@ def test_too_many_requests_sessions_and_tokens_are_refused(fresh):
 def test_the_request_of_a_client_that_leaves_is_given_up(fresh, stream):
     fresh.pool.held = True
     body = json.dumps({"model": "toy", "messages": HELLO, "stream": stream})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     with closing(socket.create_connection(fresh.address)) as connection:
         connection.sendall((head + body).encode())
         wait_until(lambda: fresh.pool.waiting)
@@ -435,7 +437,8 @@ def test_the_default_address_is_loopback():
 
 def test_a_template_that_never_ends_costs_its_request(monkeypatch):
     monkeypatch.setattr("anytron.serving.rendering.TEMPLATE_SECONDS", 0.3)
-    endless = "{% if messages[0].content == 'x' %}{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}{% endif %}a"
+    loop = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    endless = "{% if messages[0].content == 'x' %}" + loop + "{% endif %}a"
     monkeypatch.setattr(tokenizer("qwen"), "chat_template", endless)
     with served() as server:
         refused = server.chat(messages=[{"role": "user", "content": "x"}])
@@ -448,3 +451,31 @@ def test_outputs_that_are_not_finite_are_no_answer(fresh, monkeypatch):
     monkeypatch.setattr(fresh.pool, "answer", lambda *_: Response((5,), (float("nan"),), "stop", (0,)))
     answer = fresh.chat()
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_finite")
+
+
+def test_a_tokenising_process_that_dies_costs_a_request():
+    with served() as server:
+        assert server.chat().status_code == 200
+        os.kill(server.renderer._reader._child.pid, signal.SIGKILL)
+        assert server.chat().status_code == 400
+        assert server.chat().status_code == 200
+
+
+def test_a_bug_is_not_shown_to_clients(fresh, monkeypatch, caplog):
+    monkeypatch.setattr("anytron.serving.app.answers.usage", lambda *_: 1 / 0)
+    answer = fresh.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert "division" not in answer.text
+    wait_until(lambda: "ZeroDivisionError" in caplog.text)
+    assert fresh.ask("/v1/models").status_code == 200
+
+
+def test_spaces_in_arguments_and_empty_fields_do_not_change_a_history(fresh):
+    fresh.pool.said = ['<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>']
+    _, key = fresh.session()
+    first = fresh.chat(key, tools=TOOLS).json()["choices"][0]["message"]
+    first["tool_calls"][0]["function"]["arguments"] = '{"b":2,"a":1}'
+    result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "3"}
+    again = [*HELLO, {**first, "annotations": [], "refusal": None}, result]
+    assert fresh.chat(key, again, tools=TOOLS).status_code == 200
+    assert fresh.chat(key, again).status_code == 409  # without the tools

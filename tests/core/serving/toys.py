@@ -1,4 +1,4 @@
-"""A tokenizer that merges across everything, chat templates like those of published models, and engines that write at random."""
+"""A tokenizer that merges across everything, templates like published ones, and engines that write at random."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ CORPUS = [
 ]  # fmt: skip
 CORPUS = [*CORPUS, "assistant: hello\nuser: hi\n"] * 20
 QWEN = """
-{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ '<|im_end|>\n' }}{% endif %}
+{%- if tools %}{{ '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}
+{{- '<|im_end|>\n' }}{% endif %}
 {%- set ns = namespace(last=-1) %}
 {%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
 {%- for m in messages %}
@@ -32,12 +33,14 @@ QWEN = """
 {%- if loop.index0 > ns.last and (loop.last or thought) %}{{ '<think>\n' + thought + '\n</think>\n\n' }}{% endif %}
 {{- content }}
 {%- for call in m.tool_calls or [] %}
-{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) + '}\n</tool_call>' }}
+{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- (call.function.arguments | tojson) + '}\n</tool_call>' }}
 {%- endfor %}{{ '<|im_end|>\n' }}
 {%- elif m.role == 'tool' %}{{ '<|im_start|>user\n<tool_response>\n' + content + '\n</tool_response><|im_end|>\n' }}
 {%- else %}{{ '<|im_start|>' + m.role + '\n' + content + '<|im_end|>\n' }}{% endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% if quiet %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}
+{%- if quiet %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}
 """
 LLAMA = """{{ '<|bos|>' }}{% for m in messages %}
 {{- '<|im_start|>' + m.role + '\n\n' + m.content | trim }}
@@ -50,7 +53,8 @@ PLAIN = """{% for m in messages %}{{ m.role + ': ' + m.content }}
 TEMPLATES = {"qwen": QWEN.strip("\n"), "llama": LLAMA, "plain": PLAIN}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 SAID = [
-    "hello there", "the answer is 42", "<think>\nhm\n</think>\n\nfine", "<think>hm\n\n</think>the answer", "é€😀", " ", "",
+    "hello there", "the answer is 42", "<think>\nhm\n</think>\n\nfine", "<think>hm\n\n</think>the answer", "é€😀",
+    " ", "",
     'so\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "<tool_call>{broken</tool_call>",
     '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
 ]  # fmt: skip
@@ -91,7 +95,7 @@ def split_at_random(order, text, template="plain"):
 
 
 class RandomPool:
-    """Answers each request with a text of :data:`SAID` in random pieces; keeps what it was asked and what it answered."""
+    """Answers each request with a text of :data:`SAID` in random pieces; keeps all questions and answers."""
 
     def __init__(self, seed=0, template="plain", said=SAID):
         self.order, self.template, self.said = random.Random(seed), template, said
