@@ -112,13 +112,14 @@ def _serve(
     from anytron.serving.server import Server, is_loopback, url_of
     from anytron.serving.service import ServedModel, Service
 
-    model = DirectoryModel(run.config, executor)
+    model = DirectoryModel(run.config)
     limits, desk = Limits(), Desk()
     renderer = Renderer(model.tokenizer, model.vocab_size, run.config.data.chat_template_kwargs)
     served = ServedModel(name, model.tokenizer, model.vocab_size, _context(run.config, model.context), model.sampling)
     routes = Routes(Service(served, renderer, desk, limits), Keyring(key, limits))
     server = Server(routes.app(), bound, limits)
     try:
+        model.start(executor)
         model.load()
         server.start()
         if not is_loopback(bound):

@@ -76,7 +76,8 @@ class Routes:
             try:
                 session = self._keys.admit(request.headers.get("authorization"))
                 session = self._session_of(request, session)
-                return await handler(request, session)
+                with self._place(session) if request.method == "POST" else contextlib.nullcontext():
+                    return await handler(request, session)
             except Refusal as refusal:
                 self._count(refusal.code, session)
                 return _refused(refusal)
@@ -133,8 +134,7 @@ class Routes:
             (one,) = await self._service.answers(self._service.tokens(body, session), 1, tools=False)
             return JSONResponse(answers.tokens_answer(one.response))
 
-        with self._place(session):
-            return await self._while_connected(request, answer())
+        return await self._while_connected(request, answer())
 
     async def _generated(
         self,
@@ -152,10 +152,9 @@ class Routes:
             asked = await ask()
             return JSONResponse(form.whole(asked, await self._service.answers(asked, body.n or 1, tools=tools)))
 
-        with self._place(session):
-            if not body.stream:
-                return await self._while_connected(request, answer())
-            asked = await ask()
+        if not body.stream:
+            return await self._while_connected(request, answer())
+        asked = await ask()
         return StreamingResponse(self._streamed(asked, session, form, tools=tools), media_type="text/event-stream")
 
     async def _streamed(self, asked: Asked, session: Session | None, form: _Form, *, tools: bool) -> AsyncIterator[str]:

@@ -14,13 +14,13 @@ class Limits:
         body_s: Seconds in which a body must arrive.
         headers_s: Seconds in which the first line and the headers of a request must arrive.
         connections: Open connections. One more closes the oldest connection on which no request is being answered.
-        requests: Requests that are answered at the same time.
+        requests: Requests that are read or answered at the same time.
         answers: Answers to one request (``n``).
         sessions: Sessions that are kept.
         tokens: Recorded tokens of all sessions together.
     """
 
-    body_bytes: int = 8 << 20
+    body_bytes: int = 4 << 20
     body_s: float = 30.0
     headers_s: float = 10.0
     connections: int = 512

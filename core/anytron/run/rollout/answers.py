@@ -57,7 +57,7 @@ class Answers:
     """
 
     def __init__(self, config: RunConfig, executor: Executor, *, system: str | None, plain: bool, seed: int) -> None:
-        self._model = DirectoryModel(config, executor)
+        self._model = DirectoryModel(config)
         tokenizer = self._model.tokenizer
         self._templated = bool(tokenizer.chat_template) and not plain
         if system is not None and not self._templated:
@@ -72,6 +72,7 @@ class Answers:
         self._reader = PromptReader(
             partial(tokenize, vocab_size=self._model.vocab_size, chat_template_kwargs=template), tokenizer
         )
+        self._model.start(executor)
 
     def load(self) -> None:
         """Load the weights, and wait until the model can answer.

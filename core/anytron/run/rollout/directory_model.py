@@ -70,12 +70,11 @@ class _Tensors:
 class DirectoryModel:
     """The model of a directory, in the rollout processes of a configuration.
 
-    The constructor starts the processes and does not wait for them, so that several models start at the same time;
-    :meth:`load` waits. The executor ends the processes.
+    The constructor reads config and tokenizer. :meth:`start` starts the processes and does not wait for them, so that
+    several models start at the same time; :meth:`load` waits. The executor ends the processes.
 
     Args:
         config: Configuration with ``model.path`` and section ``rollout``.
-        executor: Starts the rollout processes.
 
     Attributes:
         directory: The model directory.
@@ -83,14 +82,17 @@ class DirectoryModel:
         vocab_size: Token ids are below this.
         context: Most tokens of prompt and answer together; None = the model's config does not say.
         sampling: Sampling parameters of the configuration.
-        pool: The rollout engines.
+        pool: The rollout engines, after :meth:`start`.
 
     Raises:
         AnytronError: The config or the tokenizer cannot be loaded.
     """
 
-    def __init__(self, config: RunConfig, executor: Executor) -> None:
+    pool: RolloutPool
+
+    def __init__(self, config: RunConfig) -> None:
         assert config.model.path is not None
+        self._settings = config.rollout
         self.directory = config.model.path
         with examined(config.model):
             text_config = load_hf_config(config.model).get_text_config()
@@ -100,7 +102,10 @@ class DirectoryModel:
         ends = end_token_ids(config.model, self.tokenizer, self.vocab_size)
         padding = padding_token_id(config.model, self.tokenizer, ends, self.vocab_size)
         self.sampling = SamplingParams.from_config(config.rollout, end_token_ids=ends, pad_token_id=padding)
-        self.pool = RolloutPool(executor, config.rollout, lost=None)
+
+    def start(self, executor: Executor) -> None:
+        """Start the rollout processes."""
+        self.pool = RolloutPool(executor, self._settings, lost=None)
 
     def load(self) -> None:
         """Load the weights, and wait until the model can answer.
