@@ -44,6 +44,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("algorithms", "kernels"),
         ("device", "record"),
         ("workers",),
+        ("serving",),
         ("run",),
         ("proof",),
         ("cli",),

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from anytron.base.functions import Called, Kind
+from anytron.serving.conversation import tool_calls_in
 
 ToolCallFormat = Callable[[str], tuple[str, Sequence[tuple[str, str]]]]
 """Takes a turn's text; returns the text without its tool calls, and (tool's name, arguments as JSON) for each call."""
-
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def plain(message: Any) -> dict[str, Any]:
@@ -53,21 +50,6 @@ def _text(content: Any) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def hermes(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """Read ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes, Qwen2.5 and Qwen3 write it.
-
-    As in inference servers, a text with one malformed call counts as one without calls.
-    """
-    try:
-        calls = [json.loads(one) for one in _CALL.findall(text)]
-        found = [(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in calls]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return text, []
-    if not all(isinstance(name, str) for name, _ in found):
-        return text, []
-    return text.partition("<tool_call>")[0], found
-
-
 TOOL_CALLS = Kind(
     "environment.options.tool_calls",
     Called(
@@ -79,7 +61,7 @@ TOOL_CALLS = Kind(
     ),
 )
 
-FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType({"hermes": hermes})
+FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType({"hermes": tool_calls_in})
 """Formats of tool calls, by their name in the option ``tool_calls``."""
 
 

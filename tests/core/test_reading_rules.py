@@ -37,7 +37,6 @@ PARSED_ELSEWHERE = {
     "plugins/accelerator/anytron_accelerator/detection.py": "the answer of a process that it has started",
     "backends/anytron_verifiers/environment.py": "arguments of the driver",
     "backends/anytron_verifiers/source.py": "rows of an environment, a package that the user has installed",
-    "backends/anytron_verifiers/messages.py": "what a model wrote, in which a malformed call is none, depth included",
     "backends/anytron_vllm/installation.py": "what our own program prints",
     "plugins/verl/anytron_verl/configuration.py": "a configuration that hydra has read",
     "plugins/verl/anytron_verl/examination.py": "what our own program prints",

@@ -7,50 +7,39 @@ import itertools
 import json
 import os
 import sys
-from dataclasses import replace
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from anytron.base.components import EXECUTORS, load_component
-from anytron.base.errors import ConfigError, DataError
-from anytron.cli.chat_model import (
-    FoundModel,
-    check_tokenizer,
-    context_length,
-    find_beginning,
-    find_model,
-    stored_dtype,
-    takes_images,
+from anytron.base.errors import DataError
+from anytron.cli.answering import (
+    OF_ANSWERS,
+    OF_EXPORT,
+    answering_config,
+    check_keys,
+    chosen,
+    longest_answer,
+    open_answering,
+    remarks,
+    said_once,
 )
+from anytron.cli.chat_model import check_tokenizer, find_beginning, find_model
 from anytron.cli.output import LOGS, ScratchDirectory, error_console
 from anytron.cli.single_rank import override
-from anytron.config.diagnostics import refuse
 from anytron.config.dump import to_yaml
-from anytron.config.generation import RolloutSection
-from anytron.config.schema import RunConfig
-from anytron.run.preflight.capabilities import generates_in_training
-from anytron.run.preflight.open_run import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import Console
 
-    from anytron.run.preflight.open_run import OpenRun
+    from anytron.config.schema import RunConfig
     from anytron.run.rollout.answers import Answer, Answers
 
 AT_ONCE = 64
 """Prompts that are answered together, at most."""
-NEW_TOKENS = 256
-"""Longest answer, in tokens, if no run sets ``rollout.max_new_tokens``."""
-OF_ANSWERS = ("rollout.", "platform.", "executor.", "data.chat_template_kwargs", "model.dtype", "model.tokenizer")
-OF_EXPORT = ("model.", "engine.", "platform.", "executor.")
-"""Beginnings of the keys that the user may set: for the answers, and to write the model of a checkpoint."""
-CONCERNED = ("rollout", "platform", "executor", "model.dtype", "model.tokenizer", "trainer.output_dir")
-"""Keys whose diagnostics concern the answers; others are about training."""
-ENGINE = "transformers"
-"""The rollout engine that answers unless the user sets another: it needs no further package and takes every model."""
+COMMAND = "anytron chat"
 
 
 def run_chat(
@@ -71,7 +60,8 @@ def run_chat(
         path: A model directory, a run, or a checkpoint.
         overrides: Keys to set; relative paths are relative to the current directory.
         compare: Whether the model that the run began with answers too.
-        max_new_tokens: Longest answer; None = the run's ``rollout.max_new_tokens``, or :data:`NEW_TOKENS`.
+        max_new_tokens: Longest answer; None = the run's ``rollout.max_new_tokens``, or
+            :data:`~anytron.cli.answering.NEW_TOKENS`.
         temperature: Temperature of the sampling; 0 = the most probable token.
         system: The system message; None = the one of the run's data, if there is one.
         plain: Whether the chat template is left out.
@@ -82,7 +72,7 @@ def run_chat(
         AnytronError: ``path`` has no usable model, a file cannot be used, or the model cannot be started; or, if the
             standard input is not a terminal, a prompt cannot be answered.
     """
-    _check_keys(overrides)
+    check_keys(overrides, COMMAND)
     notes = error_console()
     found = find_model(path)
     models = {"answer": found}
@@ -94,26 +84,26 @@ def run_chat(
         check_tokenizer(found.place, overrides)
     typed = sys.stdin is not None and sys.stdin.isatty()
     batches = iter(()) if typed else _given()
-    tell = _once(notes.print)
+    tell = said_once(notes.print)
     with ScratchDirectory("chat", notes) as scratch, contextlib.ExitStack() as stack:
         exported = {
             name: model.directory(
-                scratch.path / name, _chosen(overrides, OF_EXPORT), f"anytron chat {quote(str(path))}", tell
+                scratch.path / name, chosen(overrides, OF_EXPORT), f"{COMMAND} {quote(str(path))}", tell
             )
             for name, model in models.items()
         }
         trained = exported["after" if compare else "answer"]
-        longest = _longest(found, trained, max_new_tokens)
+        longest = longest_answer(found, trained, max_new_tokens)
         opened = {}
         for name, directory in exported.items():
-            config = _configuration(directory, found.config, longest, temperature)
+            config = answering_config(directory, found.config, longest, temperature)
             file = scratch.path / f"{name}.yaml"
             file.write_text(to_yaml(config), encoding="utf-8")
             own = [override("trainer.output_dir", scratch.path / LOGS / name)]
             if compare:
                 own.append(override("model.tokenizer", trained))  # the model at the start may have none
-            opened[name] = _opened(file, [*own, *_chosen(overrides, OF_ANSWERS)])
-        for line in _remarks(found.config, trained, next(iter(opened.values()))):
+            opened[name] = open_answering(file, [*own, *chosen(overrides, OF_ANSWERS)], COMMAND)
+        for line in remarks(found.config, trained, next(iter(opened.values())), COMMAND):
             tell(line)
 
         from anytron.run.rollout.answers import Answers
@@ -134,112 +124,6 @@ def run_chat(
             _talk(answers, printer, notes)
         for prompts in batches:
             printer.show(prompts, {name: model(prompts) for name, model in answers.items()}, echo=not as_json)
-
-
-def _once(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that passes on each line the first time: several configurations are opened."""
-    said: set[str] = set()
-
-    def tell_once(line: str) -> None:
-        if line not in said:
-            said.add(line)
-            tell(line)
-
-    return tell_once
-
-
-def _check_keys(overrides: Sequence[str]) -> None:
-    """Refuse keys that have no effect here."""
-    for one in overrides:
-        if not one.startswith((*OF_ANSWERS, *OF_EXPORT)):
-            sections = ", ".join(sorted({key.split(".")[0] for key in (*OF_ANSWERS, *OF_EXPORT)}))
-            raise ConfigError(
-                "anytron chat does not use this key.",
-                where=one,
-                why=f"only keys of these sections can have an effect: {sections}",
-                fix="remove it; options of the command begin with --, for example --max-new-tokens",
-            )
-
-
-def _chosen(overrides: Sequence[str], beginnings: tuple[str, ...]) -> list[str]:
-    return [one for one in overrides if one.startswith(beginnings)]
-
-
-def _longest(found: FoundModel, directory: Path, asked: int | None) -> int:
-    """Choose the longest answer, so that the model's context has room for a prompt before it."""
-    context = context_length(directory)
-    if asked is not None:
-        if context is not None and asked >= context:
-            raise ConfigError(
-                "There is no room for a prompt.",
-                where=f"--max-new-tokens {asked}",
-                why=f"prompt and answer share the model's context, which has {context} tokens",
-                fix=f"set --max-new-tokens {context // 2}",
-            )
-        return asked
-    if found.config is not None and not found.config.supervised:
-        return found.config.rollout.max_new_tokens
-    return NEW_TOKENS if context is None else max(1, min(NEW_TOKENS, context // 2))
-
-
-def _configuration(directory: Path, run: RunConfig | None, longest: int, temperature: float) -> RunConfig:
-    """Make the configuration with which a model answers: a rollout engine in one process, and nothing to train."""
-    trained = RolloutSection() if run is None else run.rollout
-    sampling = {"top_k": 1} if temperature == 0 else {"temperature": temperature, "top_p": trained.top_p}
-    if temperature != 0:
-        sampling["top_k"] = trained.top_k
-    rollout = {
-        "engine": ENGINE,
-        "options": trained.options if trained.engine == ENGINE else {},
-        "max_new_tokens": longest,
-        "max_batch_size": trained.max_batch_size,
-        "num_threads": trained.num_threads,
-        "stop": trained.stop,
-        **sampling,
-    }
-    fields = {
-        "model": {"path": str(directory), "dtype": stored_dtype(directory) if run is None else run.model.dtype},
-        "data": {
-            "source": "jsonl",
-            "options": {"path": "unread"},
-            "chat_template_kwargs": {} if run is None else run.data.chat_template_kwargs,
-        },
-        "rewards": [{"function": "exact_match"}],
-        "rollout": rollout,
-        "checkpoint": {"keep": 0},
-    }
-    if run is not None:
-        fields["platform"] = run.platform.model_dump()
-    return RunConfig.model_validate(fields)
-
-
-def _opened(file: Path, overrides: Sequence[str]) -> OpenRun:
-    """Open the configuration, and refuse it if it has mistakes that concern the answers."""
-    run = open_run(file, overrides, relative_to=Path.cwd())
-    run = replace(run, diagnostics=[one for one in run.diagnostics if one.key.startswith(CONCERNED)])
-    refuse(run.diagnostics)
-    if generates_in_training(run.config):
-        raise ConfigError(
-            "anytron chat cannot use this rollout engine.",
-            where=f"rollout.engine = {run.config.rollout.engine}",
-            why="it generates on the training ranks, and anytron chat starts no training ranks",
-            fix=f"set rollout.engine={ENGINE}, or remove rollout.engine",
-        )
-    return run
-
-
-def _remarks(run: RunConfig | None, directory: Path, opened: OpenRun) -> Iterator[str]:
-    """Yield the lines of the opened configuration, and the ways in which answers differ from the run's rollouts."""
-    yield from opened.lines
-    engine = opened.config.rollout.engine
-    if run is not None and not run.supervised and run.rollout.engine != engine:
-        yield f"answers come from the rollout engine {engine}; the run uses {run.rollout.engine}"
-    if run is not None and run.model.lora is not None and run.model.lora.path is not None:
-        yield "the model at the start is shown without the adapters of model.lora.path"
-    if run is not None and run.environment is not None:
-        yield "the model answers once; the environment of the run is not used"
-    if takes_images(directory):
-        yield "the model also takes images; anytron chat gives it text only"
 
 
 def _system_of(config: RunConfig | None) -> str | None:

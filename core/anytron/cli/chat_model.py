@@ -1,4 +1,4 @@
-"""The model that a path of ``anytron chat`` stands for, and the model that its run began with."""
+"""The model that a path of ``anytron chat`` or ``serve`` stands for, and the model that its run began with."""
 
 from __future__ import annotations
 
@@ -79,12 +79,13 @@ class FoundModel:
         return [override(key, value) for key, value in named.items() if value is not None and ":" in value]
 
 
-def find_model(path: Path) -> FoundModel:
+def find_model(path: Path, command: str = "anytron chat") -> FoundModel:
     """Find the model that a path stands for. Nothing is loaded.
 
     Args:
         path: A model directory; the directory of a run (its ``hf`` is taken if it exists, else its newest checkpoint);
             a directory of checkpoints (the newest is taken); a checkpoint; or the file ``best``.
+        command: The command that an error tells the user to type.
 
     Raises:
         AnytronError: The path is none of these, or the run has saved no model.
@@ -96,7 +97,7 @@ def find_model(path: Path) -> FoundModel:
     if path.name == BEST or (path / MANIFEST).is_file() or any(path.glob("step-*")):
         checkpoint = locate(path)
         return FoundModel(checkpoint.path, checkpoint, checkpoint_config(checkpoint))
-    raise _nothing(path)
+    raise _nothing(path, command)
 
 
 def find_beginning(found: FoundModel, path: Path, overrides: Sequence[str]) -> FoundModel:
@@ -166,7 +167,7 @@ def _model_of_run(run: Path) -> FoundModel:
     )
 
 
-def _nothing(path: Path) -> ConfigError:
+def _nothing(path: Path, command: str) -> ConfigError:
     what = "No usable model was found at this path."
     if not path.exists():
         fix = "give the directory of a run or of a Hugging Face model, for example one made by 'hf download'"
@@ -177,7 +178,7 @@ def _nothing(path: Path) -> ConfigError:
         return ConfigError(what, where=str(path), why=why, fix=fix)
     if (path / "adapter_config.json").is_file():
         fix = (
-            f"give the run's directory: anytron chat {quote(str(path.parent))}"
+            f"give the run's directory: {command} {quote(str(path.parent))}"
             if (path.parent / CONFIG).is_file()
             else "give the directory of the run"
         )
@@ -186,9 +187,7 @@ def _nothing(path: Path) -> ConfigError:
     runs = sorted(path.glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime)
     if runs:
         why = f"it is not a run, but a directory of runs: {', '.join(sorted(file.parent.name for file in runs))}"
-        return ConfigError(
-            what, where=str(path), why=why, fix=f"choose a run: anytron chat {quote(str(runs[-1].parent))}"
-        )
+        return ConfigError(what, where=str(path), why=why, fix=f"choose a run: {command} {quote(str(runs[-1].parent))}")
     why = f"it has neither {CONFIG_FILE} (a model) nor {CONFIG} (a run) nor {MANIFEST} (a checkpoint)"
     fix = "give the directory of a run, of a Hugging Face model or of a checkpoint"
     return ConfigError(what, where=str(path), why=why, fix=fix)
@@ -224,8 +223,13 @@ def check_directory(directory: Path) -> None:
             raise ConfigError("A file of weights cannot be read.", where=str(file), why=str(error), fix=fix) from error
 
 
-def check_tokenizer(directory: Path, overrides: Sequence[str]) -> None:
+def check_tokenizer(directory: Path, overrides: Sequence[str], command: str = "anytron chat") -> None:
     """Check that a model directory has a tokenizer, or that the user has set one.
+
+    Args:
+        directory: The directory.
+        overrides: The user's overrides.
+        command: The command that an error tells the user to type.
 
     Raises:
         ConfigError: There is none; transformers would make an empty tokenizer.
@@ -235,7 +239,7 @@ def check_tokenizer(directory: Path, overrides: Sequence[str]) -> None:
             "The model directory has no tokenizer.",
             where=str(directory),
             why="no file in it is named tokenizer*",
-            fix=f"set a tokenizer: anytron chat {quote(str(directory))} model.tokenizer=DIRECTORY",
+            fix=f"set a tokenizer: {command} {quote(str(directory))} model.tokenizer=DIRECTORY",
         )
 
 

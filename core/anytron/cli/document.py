@@ -37,6 +37,7 @@ HEADING = """# Command line
 |---|---|
 | `ANYTRON_PLATFORM` | the platform, where `platform.name` does not |
 | `ANYTRON_PLATFORM_OPTIONS` | `platform.options` as a JSON object; a configuration with different options is refused |
+| `ANYTRON_SERVE_KEY` | the key of the server that `anytron serve` starts |
 | `ANYTRON_PLUGINS` | the only plugins that may be loaded, separated by commas |
 | `ANYTRON_DISABLE_PLUGINS` | plugins that are not loaded, separated by commas |
 | `ANYTRON_ACCELERATOR` | set by the platform `accelerator` for the processes of a run: the device that torch reported |

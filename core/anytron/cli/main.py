@@ -57,6 +57,7 @@ app.command(short_help="Write one HTML file about one or several runs.")(run_com
 app.command(short_help="Show a run live in the terminal.")(run_commands.watch)
 app.command(short_help="Find where an update gave NaN or infinity.")(run_commands.replay)
 app.command(short_help="Let a model answer prompts.")(run_commands.chat)
+app.command(short_help="Serve a model with OpenAI's API.")(run_commands.serve)
 app.command("new-platform", short_help="Write the package of a new platform.")(check_commands.new_platform)
 app.command()(check_commands.doctor)
 app.command(short_help="Estimate the memory of a run.")(check_commands.plan)

@@ -1,4 +1,4 @@
-"""The commands that train a model, show a run, replay one of its updates, and chat with a model."""
+"""The commands that train a model, show a run, replay one of its updates, and let a model answer."""
 
 from __future__ import annotations
 
@@ -184,4 +184,78 @@ def chat(
         )
     except KeyboardInterrupt:
         typer.echo(err=True)  # the prompt's line is left
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def serve(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="Directory of a run or of a Hugging Face model, a checkpoint, or checkpoints/best of a run.",
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Keys to set, for example rollout.engine=vllm or rollout.replicas=2; paths are relative to here.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="Address to listen at. Only programs on this machine reach the default.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="TCP port; 0 takes a free one.")] = 8000,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the server's key, readable by you only. Default: the variable ANYTRON_SERVE_KEY, else a "
+            "new key, which is printed.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the model. Default: the name of PATH.", show_default=False),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Longest answer, in tokens, to a request without max_tokens. Default: rollout.max_new_tokens of the "
+            "run; without a run 256, or half of a shorter context.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Serve a model with OpenAI's API, until Ctrl-C.
+
+    Programs that use this API talk to the model: chat completions, completions, streams, tools, log-probs, prompts as
+    token ids, and POST /inference/v1/generate, vLLM's route of token ids. Each request needs the key. Sessions record
+    conversations as token ids: POST /v1/sessions begins one.
+
+    PATH is read as anytron chat reads it. Temperature, top_p, top_k and stop strings of the run apply to requests that
+    do not set them; without a run the temperature is 1. It needs the packages of anytron[serve].
+
+    Everything is written to stderr. The exit status is 130 after Ctrl-C.
+
+    Example: anytron serve runs/grpo_sort --port 8001
+    """
+    from anytron.cli.serve import run_serve
+
+    handle_signals()
+    try:
+        run_serve(
+            path,
+            overrides or [],
+            host=host,
+            port=port,
+            key_file=key_file,
+            name=name,
+            max_new_tokens=max_new_tokens,
+        )
+    except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None

@@ -10,7 +10,7 @@ from anytron.base.errors import ConfigError
 from anytron.config.schema import DataSection
 from anytron.task.data.sources import load_prompts
 from anytron_verifiers import source
-from anytron_verifiers.messages import hermes, plain
+from anytron_verifiers.messages import FORMATS, plain
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_versions_that_were_tried_are_accepted(found, monkeypatch):
     ],
 )
 def test_tool_calls_are_read_or_the_text_stays_as_it_is(text, content, calls):
-    assert hermes(text) == (text if content is None else content, calls)
+    assert FORMATS["hermes"](text) == (text if content is None else content, calls)
 
 
 def test_messages_are_text():

@@ -8,10 +8,11 @@ its border.
 
 from tests.docs.twins.backends import BACKENDS
 from tests.docs.twins.others import OTHERS
+from tests.docs.twins.serving import SERVING
 from tests.docs.twins.task import TASK
 from tests.docs.twins.workers import WORKERS
 
-TWINS = (*TASK, *WORKERS, *OTHERS, *BACKENDS)
+TWINS = (*TASK, *WORKERS, *OTHERS, *SERVING, *BACKENDS)
 ELSEWHERE = {
     "tests/plugins/ascend/test_simulator_cleanup.py::test_a_planted_link_is_not_followed": (
         "tests/plugins/ascend/test_simulator_cleanup.py::test_without_its_flag_a_planted_link_would_be_followed"

@@ -2,76 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import ConfigError, DataError, EngineError, TransferError
-from anytron.base.files import exhausted
+from anytron.base.errors import ConfigError, DataError, EngineError
 from anytron.config.json_files import parse_json
-from anytron.run.rollout.pool import Generation, RolloutPool, response_seed
-from anytron.run.rollout.replica import WeightAnswers
+from anytron.run.rollout.directory_model import DirectoryModel
+from anytron.run.rollout.pool import Generation, response_seed
 from anytron.task.data.decoding import decode_responses
-from anytron.task.data.examination import examined
-from anytron.task.data.model_files import CONFIG_FILE
-from anytron.task.data.pretrained import end_token_ids, load_hf_config, load_tokenizer, padding_token_id
 from anytron.task.data.prompts import Prompt, tokenize
 from anytron.task.data.reading import PromptReader
 from anytron.task.data.records import conversation, user_message
-from anytron.workers.engines.rollout_engine import PromptInputs, RolloutEngine, SamplingParams
-from anytron.workers.executor.protocol import submit
-from anytron.workers.weights.transfer import Piece, ReceivedWeights
+from anytron.workers.engines.rollout_engine import PromptInputs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
     from anytron.config.schema import RunConfig
     from anytron.workers.engines.rollout_engine import Response
-    from anytron.workers.executor.protocol import Executor, WorkerGroup
-
-
-@dataclass(frozen=True)
-class DirectoryWeights:
-    """The weights in the safetensors files of a Hugging Face directory: a :class:`WeightOrigin`.
-
-    Tensors that the model does not have are left out, as transformers does: directories may hold modules for
-    speculative decoding, and buffers.
-
-    Attributes:
-        path: The directory, readable by the rollout process.
-        version: Version that the rollout engine reports for these weights.
-    """
-
-    path: str
-    version: int = 0
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[ReceivedWeights]:
-        """Yield an iterable that reads the tensors of the directory one by one."""
-        yield _Tensors(self.version, sorted(Path(self.path).glob("*.safetensors")))
-
-
-@dataclass(frozen=True)
-class _Tensors:
-    version: int
-    files: Sequence[Path]
-
-    def __iter__(self) -> Iterator[Piece]:
-        from safetensors import SafetensorError, safe_open
-
-        for path in self.files:
-            try:
-                with safe_open(path, "pt") as file:
-                    for name in file.keys():  # noqa: SIM118 - not a mapping
-                        tensor = file.get_tensor(name)
-                        yield Piece(name, tuple(tensor.shape), 0, tensor.reshape(-1), optional=True)
-            except (OSError, SafetensorError) as error:  # noqa: PERF203 - the error names the file
-                raise exhausted(error, str(path)) or TransferError(
-                    "A file of weights cannot be read.", where=str(path), why=str(error)
-                ) from error
+    from anytron.workers.executor.protocol import Executor
 
 
 @dataclass(frozen=True)
@@ -106,30 +57,22 @@ class Answers:
     """
 
     def __init__(self, config: RunConfig, executor: Executor, *, system: str | None, plain: bool, seed: int) -> None:
-        assert config.model.path is not None
-        self._directory = config.model.path
-        with examined(config.model):
-            text_config = load_hf_config(config.model).get_text_config()
-            self._tokenizer: Any = load_tokenizer(config.model)
-        self._templated = bool(self._tokenizer.chat_template) and not plain
+        self._model = DirectoryModel(config)
+        tokenizer = self._model.tokenizer
+        self._templated = bool(tokenizer.chat_template) and not plain
         if system is not None and not self._templated:
             raise ConfigError(
                 "A system message needs a chat template.",
-                where=config.model.tokenizer or config.model.path,
+                where=config.model.tokenizer or config.model.path or "",
                 why="--plain leaves out the chat template" if plain else "the tokenizer has no chat template",
                 fix="remove --system, and write the text at the beginning of each prompt",
             )
         self._system, self._seed = system, seed
-        vocab_size: int = text_config.vocab_size
-        self._context: int | None = getattr(text_config, "max_position_embeddings", None)
-        ends = end_token_ids(config.model, self._tokenizer, vocab_size)
-        padding = padding_token_id(config.model, self._tokenizer, ends, vocab_size)
-        self._sampling = SamplingParams.from_config(config.rollout, end_token_ids=ends, pad_token_id=padding)
         template = config.data.chat_template_kwargs
         self._reader = PromptReader(
-            partial(tokenize, vocab_size=vocab_size, chat_template_kwargs=template), self._tokenizer
+            partial(tokenize, vocab_size=self._model.vocab_size, chat_template_kwargs=template), tokenizer
         )
-        self._pool = RolloutPool(executor, config.rollout, lost=None)
+        self._model.start(executor)
 
     def load(self) -> None:
         """Load the weights, and wait until the model can answer.
@@ -137,12 +80,7 @@ class Answers:
         Raises:
             AnytronError: The process did not start, or the weights cannot be loaded.
         """
-        try:
-            self._pool.load_weights(partial(_give, DirectoryWeights(self._directory)))
-        except EngineError as error:
-            fix = error.fix or f"download or write the directory again: {CONFIG_FILE} and weights must be of one model"
-            where = f"{self._directory}: {error.where}"
-            raise EngineError(error.what, where=where, why=error.why, fix=fix) from error
+        self._model.load()
 
     def __call__(self, prompts: Mapping[int, str]) -> list[Answer]:
         """Answer each prompt by itself.
@@ -164,11 +102,11 @@ class Answers:
         questions = []
         for number, one in zip(prompts, read, strict=True):
             self._check_length(number, len(one.tokens))
-            questions.append((PromptInputs(one.tokens), self._sampling, response_seed(self._seed, number)))
-        responses = [one for (one,) in self._pool.finish(Generation(tuple(self._pool.ask(questions)), 1))]
+            questions.append((PromptInputs(one.tokens), self._model.sampling, response_seed(self._seed, number)))
+        responses = [one for (one,) in self._model.pool.finish(Generation(tuple(self._model.pool.ask(questions)), 1))]
         for number, response in zip(prompts, responses, strict=True):
             self._check_finite(number, response)
-        texts = decode_responses(self._tokenizer, [one.tokens for one in responses])
+        texts = decode_responses(self._model.tokenizer, [one.tokens for one in responses])
         return [Answer(text, one.finished) for text, one in zip(texts, responses, strict=True)]
 
     def close(self) -> None:
@@ -182,7 +120,7 @@ class Answers:
         return Prompt(str(number), messages=conversation(messages, self._system, f"prompt {number}"))
 
     def _check_length(self, number: int, tokens: int) -> None:
-        answer, context = self._sampling.max_new_tokens, self._context
+        answer, context = self._model.sampling.max_new_tokens, self._model.context
         if context is not None and tokens + answer > context:
             raise DataError(
                 "A prompt is too long for the model.",
@@ -197,7 +135,7 @@ class Answers:
         if wrong is not None:
             raise EngineError(
                 "The model's outputs are not finite.",
-                where=f"{self._directory}, prompt {number}",
+                where=f"{self._model.directory}, prompt {number}",
                 why=f"the log-prob of a token of its answer is {wrong}: weights are probably NaN or infinite",
                 fix="give an earlier checkpoint of the run, or another model directory",
             )
@@ -226,8 +164,3 @@ def messages_of(text: str, number: int) -> list[dict[str, Any]] | None:
         why=why,
         fix='write it in one line: [{"role": "user", "content": "PROMPT"}]',
     )
-
-
-def _give(origin: DirectoryWeights, replicas: Sequence[WorkerGroup]) -> WeightAnswers:
-    calls = [submit(replica, RolloutEngine.load_weights, origin) for replica in replicas]
-    return WeightAnswers(origin.version, [call.result()[0] for call in calls])

@@ -32,7 +32,7 @@ from anytron.workers.engines.rollout_engine import (
 from anytron.workers.executor.protocol import submit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import Tensor
     from typing_extensions import Unpack
@@ -93,6 +93,7 @@ class RolloutPool:
         self._give: GiveWeights | None = None
         self._queue: list[GenerationRequest] = []
         self._finished: dict[int, Response] = {}
+        self._cancelled: set[int] = set()
         self._requests = 0
         self._failure: BaseException | None = None
         self._replicas = [self._start(index) for index in range(settings.replicas)]
@@ -146,6 +147,13 @@ class RolloutPool:
         # The longest prompts come first: they take longest, and nothing should begin late that does.
         self._queue += sorted(requests, key=lambda request: -len(request.prompt.tokens))
         return [request.id for request in requests]
+
+    def cancel(self, numbers: Collection[int]) -> None:
+        """Give requests up: they are never returned. An engine drops them when its current call is over."""
+        self._queue = [request for request in self._queue if request.id not in numbers]
+        for number in numbers:
+            self._finished.pop(number, None)
+        self._cancelled |= {number for replica in self._replicas for number in replica.held if number in numbers}
 
     @property
     def has_weights(self) -> bool:
@@ -273,6 +281,8 @@ class RolloutPool:
             replica.begin(RolloutEngine.describe)
         elif replica.version is None:
             return
+        elif given_up := sorted(self._cancelled & replica.held.keys()):
+            replica.begin(RolloutEngine.abort, given_up, then=lambda _: self._drop(replica, given_up))
         elif share := self._share_of(replica):
             replica.hold(share)
             replica.begin(RolloutEngine.submit, share)
@@ -312,14 +322,25 @@ class RolloutPool:
             if mistake := mistake_in(response, request, replica.versions[before:], self.routing):
                 raise replica.mistrusted(f"response {number}: {mistake}")
             del replica.held[number]
-            self._finished[number] = response
+            if number in self._cancelled:
+                self._cancelled.remove(number)
+            else:
+                self._finished[number] = response
+
+    def _drop(self, replica: Replica, numbers: Collection[int]) -> None:
+        """Forget requests that an engine has dropped."""
+        self._cancelled -= set(numbers)
+        for number in numbers:
+            del replica.held[number]
 
     def _replace(self, replica: Replica, error: ProcessLost | TransferError) -> None:
         replica.group.end()
         if self._lost is None:
             raise error
         self._lost(error, "another process takes its place")
-        self._queue = [*(request for request, _ in replica.held.values()), *self._queue]
+        kept = [request for number, (request, _) in replica.held.items() if number not in self._cancelled]
+        self._cancelled -= replica.held.keys()
+        self._queue = [*kept, *self._queue]
         self._replicas[replica.index] = self._start(replica.index)
 
 

@@ -52,6 +52,12 @@ class Engine:
         done, self.held = self.held[:3], self.held[3:]
         return [(request.id, response_to(request, self.version)) for request in done]
 
+    def abort(self, ids):
+        gone = [request for request in self.held if request.id in ids]
+        self.held = [request for request in self.held if request.id not in ids]
+        self.aborted = [*getattr(self, "aborted", []), *(request.id for request in gone)]
+        return [(request.id, Response((), (), "abort", ())) for request in gone]
+
     def sleep(self):
         self.version, self.slept = None, True
         return MemoryUse(peak=7 + self.order.randint(0, 1), released=5)

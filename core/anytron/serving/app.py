@@ -1,0 +1,311 @@
+"""The routes of the server, as a Starlette application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+
+from anytron.serving import answers
+from anytron.serving.refusal import Refusal
+from anytron.serving.requests import ChatBody, CompletionBody, TokensBody, read
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from anytron.serving.answers import Written
+    from anytron.serving.keys import Keyring
+    from anytron.serving.requests import Common
+    from anytron.serving.service import Asked, Service
+    from anytron.serving.sessions import Session
+    from anytron.workers.engines.rollout_engine import Response as Sampled
+
+EARLY = frozenset({401, 408, 413, 503})
+"""Statuses that are answered before the whole body has arrived: the connection is closed, and the rest is not read."""
+
+
+class Routes:
+    """Answers HTTP requests.
+
+    Args:
+        service: Answers what the requests ask.
+        keys: Keys and sessions.
+
+    Attributes:
+        counts: How often what happened: ``answered``, ``aborted`` (the client left), and refusals by their codes.
+    """
+
+    def __init__(self, service: Service, keys: Keyring) -> None:
+        self._service, self._keys = service, keys
+        self._limits = service.limits
+        self._busy = 0
+        self.counts: Counter[str] = Counter()
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        return Starlette(
+            routes=[
+                Route("/v1/models", self._handled(self._models)),
+                Route("/v1/chat/completions", self._handled(self._chat), methods=["POST"]),
+                Route("/v1/completions", self._handled(self._completion), methods=["POST"]),
+                Route("/inference/v1/generate", self._handled(self._tokens), methods=["POST"]),
+                Route("/v1/sessions", self._handled(self._begin), methods=["POST"]),
+                Route("/v1/sessions/{name}", self._handled(self._show)),
+                Route("/v1/sessions/{name}", self._handled(self._delete), methods=["DELETE"]),
+            ],
+            exception_handlers={HTTPException: _http_error, Exception: _bug},
+        )
+
+    def _handled(
+        self, handler: Callable[[Request, Session | None], Awaitable[Response]]
+    ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Let a handler be called only with a valid key, and turn refusals into answers."""
+
+        async def handle(request: Request) -> Response:
+            session = None
+            try:
+                session = self._keys.admit(request.headers.get("authorization"))
+                session = self._session_of(request, session)
+                with self._place(session) if request.method == "POST" else contextlib.nullcontext():
+                    return await handler(request, session)
+            except Refusal as refusal:
+                self._count(refusal.code, session)
+                return _refused(refusal)
+
+        return handle
+
+    def _session_of(self, request: Request, session: Session | None) -> Session | None:
+        """Find the session that records a request: that of its key, or the one that the server's key names."""
+        name = request.headers.get("x-session-id")
+        return self._keys.named(name) if session is None and name is not None else session
+
+    async def _models(self, request: Request, session: Session | None) -> Response:
+        del request, session
+        model = self._service.model
+        context = {} if model.context is None else {"max_model_len": model.context}
+        one = {"id": model.name, "object": "model", "created": 0, "owned_by": "anytron", **context}
+        return JSONResponse({"object": "list", "data": [one]})
+
+    async def _begin(self, request: Request, session: Session | None) -> Response:
+        await self._body(request)
+        self._keys.require_server_key(session)
+        begun, key = self._keys.begin()
+        return JSONResponse({"id": begun.id, "key": key}, status_code=201)
+
+    async def _show(self, request: Request, session: Session | None) -> Response:
+        return JSONResponse(answers.session_answer(self._keys.visible(request.path_params["name"], session)))
+
+    async def _delete(self, request: Request, session: Session | None) -> Response:
+        self._keys.delete(self._keys.visible(request.path_params["name"], session))
+        return JSONResponse({"deleted": True})
+
+    async def _chat(self, request: Request, session: Session | None) -> Response:
+        body = read(await self._body(request), ChatBody)
+        tools = bool(body.tools) and body.tool_choice != "none"
+        return await self._generated(
+            request, session, body, lambda: self._service.chat(body, session), _Form(self._service, body), tools=tools
+        )
+
+    async def _completion(self, request: Request, session: Session | None) -> Response:
+        body = read(await self._body(request), CompletionBody)
+        return await self._generated(
+            request,
+            session,
+            body,
+            lambda: self._service.completion(body, session),
+            _Form(self._service, body),
+            tools=False,
+        )
+
+    async def _tokens(self, request: Request, session: Session | None) -> Response:
+        body = read(await self._body(request), TokensBody)
+
+        async def answer() -> Response:
+            (one,) = await self._service.answers(self._service.tokens(body, session), 1, tools=False)
+            return JSONResponse(answers.tokens_answer(one.response))
+
+        return await self._while_connected(request, answer())
+
+    async def _generated(
+        self,
+        request: Request,
+        session: Session | None,
+        body: Common,
+        ask: Callable[[], Awaitable[Asked]],
+        form: _Form,
+        *,
+        tools: bool,
+    ) -> Response:
+        """Answer a request for text: whole, or as a stream."""
+
+        async def answer() -> Response:
+            asked = await ask()
+            return JSONResponse(form.whole(asked, await self._service.answers(asked, body.n or 1, tools=tools)))
+
+        if not body.stream:
+            return await self._while_connected(request, answer())
+        asked = await ask()
+        return StreamingResponse(self._streamed(asked, session, form, tools=tools), media_type="text/event-stream")
+
+    async def _streamed(self, asked: Asked, session: Session | None, form: _Form, *, tools: bool) -> AsyncIterator[str]:
+        """Yield the events of a stream. A refusal after the beginning is an event, too."""
+        try:
+            with self._place(session):
+                async for text, part, whole in self._service.stream(asked, tools=tools):
+                    yield form.chunk(text, part, whole)
+                    if whole is not None and form.body.usage:
+                        yield form.usage_chunk(asked, whole)
+            self._count("answered", None)
+        except Refusal as refusal:
+            self._count(refusal.code, session)
+            yield _event(refusal.body)
+        except (asyncio.CancelledError, GeneratorExit):
+            self._count("aborted", session)
+            raise
+        yield "data: [DONE]\n\n"
+
+    async def _while_connected(self, request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+        """Wait for an answer; give it up if the client leaves."""
+        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise Refusal(499, "aborted", "The client left.")
+            answer = await working
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+        self._count("answered", None)
+        return answer
+
+    @contextlib.contextmanager
+    def _place(self, session: Session | None) -> Iterator[None]:
+        """Take one of the places for requests that are answered at the same time."""
+        if self._busy >= self._limits.requests:
+            most = f"{self._limits.requests} requests are being answered"
+            raise Refusal(503, "busy", f"The server is busy: {most}; ask again later.")
+        if session is not None:
+            self._keys.check_room()
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+
+    async def _body(self, request: Request) -> bytes:
+        """Read the body of a request, within the limits of size and time."""
+        try:
+            return await asyncio.wait_for(self._whole(request), self._limits.body_s)
+        except asyncio.TimeoutError:
+            why = f"it must arrive within {self._limits.body_s:g} s"
+            raise Refusal(408, "too_slow", f"The body of the request is incomplete: {why}.") from None
+
+    async def _whole(self, request: Request) -> bytes:
+        parts, size = [], 0
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            if size > self._limits.body_bytes:
+                most = f"more than {self._limits.body_bytes} bytes"
+                raise Refusal(413, "too_large", f"The body of the request is too large: it has {most}.")
+        return b"".join(parts)
+
+    def _count(self, what: str, session: Session | None) -> None:
+        self.counts[what] += 1
+        if session is not None:
+            session.counts[what] += 1
+
+
+class _Form:
+    """The form of the answer to a chat completion or a completion."""
+
+    def __init__(self, service: Service, body: Common) -> None:
+        self._service, self.body = service, body
+        self._chat = isinstance(body, ChatBody)
+        self._name = answers.new_id("chatcmpl" if self._chat else "cmpl")
+        self._begun = False
+
+    def whole(self, asked: Asked, found: list[Written]) -> dict[str, Any]:
+        """Return the answer."""
+        choices = []
+        for place, one in enumerate(found):
+            said = {"message": one.message} if self._chat else {"text": one.text}
+            choices.append(self._choice(place, said, one.response, one.finish_reason))
+        prompt = {"prompt_token_ids": list(asked.tokens)} if self.body.return_token_ids else {}
+        kind = "chat.completion" if self._chat else "text_completion"
+        return {**self._head(kind), "choices": choices, "usage": answers.usage(len(asked.tokens), found), **prompt}
+
+    def chunk(self, text: str, part: Sampled, last: Written | None) -> str:
+        """Return the event of a part of the answer; ``last`` is the whole answer, with its last part."""
+        if self._chat:
+            delta: dict[str, Any] = {} if self._begun else {"role": "assistant"}
+            calls = () if last is None else last.message.get("tool_calls", ())
+            delta["content"] = last.message["content"] if last is not None and calls else text
+            if calls:
+                delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
+            said = {"delta": delta}
+        else:
+            said = {"text": text}  # type: ignore[dict-item]
+        self._begun = True
+        choice = self._choice(0, said, part, None if last is None else last.finish_reason)
+        return _event({**self._head(self._kind), "choices": [choice]})
+
+    def usage_chunk(self, asked: Asked, whole: Written) -> str:
+        """Return the event that counts the tokens."""
+        return _event({**self._head(self._kind), "choices": [], "usage": answers.usage(len(asked.tokens), [whole])})
+
+    @property
+    def _kind(self) -> str:
+        return "chat.completion.chunk" if self._chat else "text_completion"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return answers.head(kind, self._name, self._service.model.name)
+
+    def _choice(self, place: int, said: dict[str, Any], response: Sampled, reason: str | None) -> dict[str, Any]:
+        log_probs = None
+        decode = self._service.model.decode
+        if isinstance(self.body, ChatBody) and self.body.logprobs:
+            log_probs = answers.chat_log_probs(response, decode)
+        elif isinstance(self.body, CompletionBody) and self.body.logprobs is not None:
+            log_probs = answers.completion_log_probs(response, decode)
+        tokens = answers.token_fields(response) if self.body.return_token_ids else {}
+        return {"index": place, **said, "logprobs": log_probs, "finish_reason": reason, **tokens}
+
+
+async def _left(request: Request) -> None:
+    """Wait until the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
+def _refused(refusal: Refusal) -> Response:
+    headers = {"connection": "close"} if refusal.status in EARLY else {}
+    return JSONResponse(refusal.body, refusal.status, headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Answer a path or a method that does not exist."""
+    del request
+    assert isinstance(error, HTTPException)
+    return _refused(Refusal(error.status_code, "no_such_route", f"{error.detail}: the server has no such route."))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """Answer a request that has met a bug of the server: its traceback goes to the server's log alone."""
+    del request, error
+    return _refused(Refusal(500, "internal_error", "The server has failed on this request; its log says why."))

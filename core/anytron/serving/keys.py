@@ -1,0 +1,174 @@
+"""Who may ask the server what: the server's key, and the keys of sessions."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import stat
+from typing import TYPE_CHECKING
+
+from anytron.base.errors import ConfigError
+from anytron.base.files import exhausted
+from anytron.config.json_files import read_bytes
+from anytron.serving.refusal import Refusal
+from anytron.serving.sessions import Session
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from anytron.serving.limits import Limits
+
+SHORTEST = 16
+"""Fewest characters of a key."""
+_KEY = re.compile(r"[!-~]{16,512}")
+_NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+def new_key() -> str:
+    """Return a new key of 256 random bits."""
+    return f"anytron-{secrets.token_urlsafe(32)}"
+
+
+def check_key(key: str, where: str) -> str:
+    """Check a key that the user has chosen.
+
+    Raises:
+        ConfigError: It is too short, or has a character that HTTP headers cannot have. The error does not show it.
+    """
+    if not _KEY.fullmatch(key):
+        raise ConfigError(
+            "The server's key cannot be used.",
+            where=where,
+            why=f"a key has {SHORTEST} to 512 visible ASCII characters and no spaces",
+            fix="make one: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+        )
+    return key
+
+
+def read_key(path: Path) -> str:
+    """Read the server's key from a file that only its owner can read.
+
+    Raises:
+        ConfigError: The file cannot be read, other users have permissions on it, or its key cannot be used.
+    """
+    try:
+        mode = path.stat().st_mode
+        key = read_bytes(path, 1 << 12).decode("ascii").strip()
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and (known := exhausted(error, str(path))) is not None:
+            raise known from error
+        why = "it is not ASCII text" if isinstance(error, UnicodeDecodeError) else str(error)
+        fix = f"write a key into the file: (umask 077; openssl rand -hex 32 > {path})"
+        raise ConfigError("The file with the server's key cannot be read.", where=str(path), why=why, fix=fix) from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(
+            "The file with the server's key can be used by others.",
+            where=str(path),
+            why=f"its permissions are {stat.S_IMODE(mode):03o}",
+            fix=f"make it private: chmod 600 {path}; and write a new key into it",
+        )
+    return check_key(key, str(path))
+
+
+class Keyring:
+    """The server's key, and the sessions with their keys. Only digests of keys are kept.
+
+    Args:
+        key: The server's key.
+        limits: Limits of sessions and of recorded tokens.
+    """
+
+    def __init__(self, key: str, limits: Limits) -> None:
+        self._key, self._limits = _digest(key), limits
+        self._sessions: dict[str, Session] = {}
+        self._names: dict[bytes, str] = {}
+
+    def sessions(self) -> list[Session]:
+        """Return all sessions, the oldest first."""
+        return list(self._sessions.values())
+
+    def admit(self, authorization: str | None) -> Session | None:
+        """Check the header ``Authorization``.
+
+        Returns:
+            The session of the key; None = it is the server's key.
+
+        Raises:
+            Refusal: There is no key, or it is wrong.
+        """
+        scheme, _, key = (authorization or "").partition(" ")
+        digest = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+        if hmac.compare_digest(digest, self._key):
+            return None
+        session = self._sessions.get(self._names.get(digest, ""))
+        if session is None:
+            raise Refusal(401, "invalid_api_key", "The key is missing or wrong: send 'Authorization: Bearer KEY'.")
+        return session
+
+    def require_server_key(self, session: Session | None) -> None:
+        """Refuse a session's key where the server's is needed.
+
+        Raises:
+            Refusal: The request came with the key of a session.
+        """
+        if session is not None:
+            raise Refusal(403, "not_allowed", "A session's key cannot do this; use the server's key.")
+
+    def begin(self) -> tuple[Session, str]:
+        """Begin a session; return it and its key.
+
+        Raises:
+            Refusal: There are too many sessions.
+        """
+        key = new_key()
+        session = self.named(secrets.token_hex(12))
+        self._names[_digest(key)] = session.id
+        return session, key
+
+    def named(self, name: str) -> Session:
+        """Return the session of a name; begin it if there is none. It has no key.
+
+        Raises:
+            Refusal: The name cannot be used, or there are too many sessions.
+        """
+        if not _NAME.fullmatch(name):
+            why = "it has 1 to 128 letters, digits and the characters _ . : -"
+            raise Refusal(400, "invalid_session", f"The name of the session cannot be used: {why}.", "X-Session-ID")
+        if name not in self._sessions:
+            if len(self._sessions) >= self._limits.sessions:
+                most = f"the server keeps {self._limits.sessions} sessions"
+                raise Refusal(429, "too_many_sessions", f"There are too many sessions: {most}; delete some.")
+            self._sessions[name] = Session(name)
+        return self._sessions[name]
+
+    def visible(self, name: str, session: Session | None) -> Session:
+        """Return the session of a name, for whoever may read it.
+
+        Raises:
+            Refusal: There is no such session, or the request came with the key of another one.
+        """
+        found = self._sessions.get(name)
+        if found is None or (session is not None and session is not found):
+            raise Refusal(404, "no_session", "There is no session of this name.")
+        return found
+
+    def delete(self, session: Session) -> None:
+        """Forget a session, its key and what it has recorded."""
+        self._sessions.pop(session.id, None)
+        self._names = {digest: name for digest, name in self._names.items() if name != session.id}
+
+    def check_room(self) -> None:
+        """Refuse to record more if the sessions are full.
+
+        Raises:
+            Refusal: The limit of recorded tokens is reached.
+        """
+        if sum(session.size for session in self._sessions.values()) >= self._limits.tokens:
+            most = f"the server keeps {self._limits.tokens} recorded tokens"
+            raise Refusal(429, "too_many_tokens", f"The sessions have too many tokens: {most}; delete sessions.")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,30 @@
+"""Limits of the server, so that no client can take its memory or hold up others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What clients may ask of the server.
+
+    Attributes:
+        body_bytes: Bytes of a request's body.
+        body_s: Seconds in which a body must arrive.
+        headers_s: Seconds in which the first line and the headers of a request must arrive.
+        connections: Open connections. One more closes the oldest connection on which no request is being answered.
+        requests: Requests that are read or answered at the same time.
+        answers: Answers to one request (``n``).
+        sessions: Sessions that are kept.
+        tokens: Recorded tokens of all sessions together.
+    """
+
+    body_bytes: int = 4 << 20
+    body_s: float = 30.0
+    headers_s: float = 10.0
+    connections: int = 512
+    requests: int = 256
+    answers: int = 16
+    sessions: int = 4096
+    tokens: int = 1 << 26

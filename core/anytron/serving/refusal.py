@@ -1,0 +1,26 @@
+"""What the server answers if it does not do what a client asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Refusal(Exception):  # noqa: N818 - the answer of a server that works
+    """A request that is not answered; the client gets it as an error of OpenAI's API.
+
+    Args:
+        status: HTTP status.
+        code: Short name of the reason, for programs.
+        message: What is wrong and how to solve it, for a person; never a key.
+        param: Field of the request; None = no single field is at fault.
+    """
+
+    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.param = status, code, message, param
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON object of the answer."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

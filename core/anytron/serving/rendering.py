@@ -1,0 +1,201 @@
+"""Tokenise requests in a confined process: chat templates and tokenizers are not trusted."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.errors import AnytronError, DataError
+from anytron.serving.conversation import Conversation, rendered
+from anytron.serving.refusal import Refusal
+from anytron.task.data.processor_time import processor_time
+from anytron.task.data.prompts import TEMPLATE_SECONDS, Prompt, check_tokens, encode, tokenize
+from anytron.task.data.reading import MEMORY
+from anytron.task.isolation.reader import ConfinedReader, Errand
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+TURN = "anytron stands for a turn"
+"""Stands for the model's last turn when the text after it is rendered."""
+
+
+class Renderer:
+    """Renders and tokenises requests. The constructor starts the confined process, and :meth:`close` ends it.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+        vocab_size: Token ids are below this.
+        template: Further arguments of the chat template (``data.chat_template_kwargs``), before those of a request.
+
+    Attributes:
+        templated: Whether there is a chat template.
+
+    Raises:
+        DataError: The process cannot be started or confined.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, template: Mapping[str, Any]) -> None:
+        self.templated = bool(tokenizer.chat_template)
+        where = str(tokenizer.name_or_path)
+        fix = "shorten the request; if it is short, the tokenizer or the chat template is at fault"
+        self._errand = Errand(DataError, "The request cannot be tokenised.", where, fix)
+        self._reader = ConfinedReader(_service(tokenizer, vocab_size, template), memory=MEMORY)
+        self._lock = asyncio.Lock()
+        self._ask(("text", "a"))
+
+    async def text(self, text: str) -> tuple[int, ...]:
+        """Tokenise a text as it is, after the special tokens with which the tokenizer begins a text."""
+        return await self._tokens(("text", text))
+
+    async def prompt(self, conversation: Conversation) -> tuple[int, ...]:
+        """Tokenise a whole conversation, up to the beginning of the assistant's answer."""
+        return await self._tokens(("prompt", conversation))
+
+    async def continuation(self, conversation: Conversation, covered: int, last: int | None) -> tuple[int, ...]:
+        """Tokenise what follows a turn of the model, by itself, up to the beginning of the assistant's answer.
+
+        Args:
+            conversation: The whole conversation.
+            covered: Number of messages up to and with the turn.
+            last: Last token of the turn: an end token that the template writes there is not repeated.
+
+        Raises:
+            Refusal: The template renders the messages before in another way because of those that follow.
+        """
+        return await self._tokens(("continuation", conversation, covered, last))
+
+    def close(self) -> None:
+        """End the confined process."""
+        self._reader.close()
+
+    async def _tokens(self, call: tuple[Any, ...]) -> tuple[int, ...]:
+        async with self._lock:  # one process, one call at a time; a call that was begun is finished
+            asked = asyncio.ensure_future(asyncio.to_thread(self._ask, call))
+            try:
+                found = await asyncio.shield(asked)
+            except asyncio.CancelledError:
+                await asyncio.wait([asked])
+                raise
+        if isinstance(found, str):
+            raise Refusal(409, "template_rerenders", found)
+        return found
+
+    def _ask(self, call: tuple[Any, ...]) -> tuple[int, ...] | str:
+        try:
+            (answer,) = self._reader.ask(call, self._errand)
+        except AnytronError as error:
+            raise Refusal(400, "not_tokenised", str(error)) from error
+        match answer:
+            case {"tokens": [*tokens]} if all(type(token) is int for token in tokens):
+                return tuple(tokens)
+            case {"refused": str(why)}:
+                return why
+        raise Refusal(400, "not_tokenised", "The request cannot be tokenised: the process wrote an invalid answer.")
+
+
+def _service(tokenizer: Any, vocab_size: int, template: Mapping[str, Any]) -> Callable[..., Iterator[Any]]:
+    """Make the function that answers calls in the confined process."""
+
+    def service(call: tuple[Any, ...], note: Callable[[], None]) -> Iterator[Any]:
+        del note
+        kind, *arguments = call
+        if kind == "text":
+            (found,) = tokenize([Prompt("request", text=arguments[0])], tokenizer, vocab_size=vocab_size)
+            yield {"tokens": found.tokens}
+            return
+        make = prompt_tokens if kind == "prompt" else continuation_tokens
+        tokens = make(tokenizer, template, *arguments)
+        if not isinstance(tokens, str):
+            check_tokens("the request", tokens, vocab_size)
+        yield {"refused": tokens} if isinstance(tokens, str) else {"tokens": tokens}
+
+    return service
+
+
+def prompt_tokens(tokenizer: Any, template: Mapping[str, Any], conversation: Conversation) -> tuple[int, ...]:
+    """Tokenise a whole conversation, up to the beginning of the assistant's answer.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer with a chat template.
+        template: Further arguments of the template, before those of the conversation.
+        conversation: The conversation.
+
+    Raises:
+        DataError: The template refuses the messages.
+    """
+    messages = [rendered(message) for message in conversation.messages]
+    text = _renderer(tokenizer, template, conversation)(messages, begin=True)
+    return encode([text], tokenizer, "the request")[0]
+
+
+def continuation_tokens(
+    tokenizer: Any, template: Mapping[str, Any], conversation: Conversation, covered: int, last: int | None
+) -> tuple[int, ...] | str:
+    """Tokenise what follows a turn of the model; arguments as in :meth:`Renderer.continuation`.
+
+    Returns:
+        The tokens; or, if the template renders what came before in another way, what it does.
+    """
+    render = _renderer(tokenizer, template, conversation)
+    messages = [rendered(message) for message in conversation.messages]
+    before, turn, after = messages[: covered - 1], messages[covered - 1], messages[covered:]
+    whole = render([*before, {"role": "assistant", "content": TURN}, *after], begin=True)
+    if whole.count(TURN) != 1:
+        return "The chat template does not render an assistant's message exactly once. Begin another session."
+    head, _, rest = whole.partition(TURN)
+    if why := _rerendered(render, before, head):
+        return why
+    actual = render([*before, turn, *after], begin=True)
+    inside = "".join(actual[len(head) : len(actual) - len(rest)].split())
+    wrote = [turn["content"], *(call["function"]["name"] for call in turn.get("tool_calls", ()))]
+    kept = all("".join(part.split()) in inside for part in wrote)
+    if not (kept and actual.startswith(head) and actual.endswith(rest)):
+        return (
+            f"Because of messages[{covered}], the chat template drops or changes what the model wrote in "
+            f"messages[{covered - 1}], for example its thoughts. A conversation whose tokens are kept cannot be "
+            "continued so: begin another session, or use chat_template_kwargs that keep the thoughts."
+        )
+    (tokens,) = encode([rest], tokenizer, "the request")
+    return tokens[1:] if tokens and tokens[0] == last else tokens
+
+
+def _rerendered(render: Callable[..., str], before: list[dict[str, Any]], head: str) -> str | None:
+    """Check that messages are rendered as they were for the turn after them; return what differs.
+
+    What a template adds where an answer begins, such as an empty thought, may be missing: the recorded tokens have it.
+    """
+    then, begun = render(before, begin=False), render(before, begin=True)
+    if begun.startswith(then) and head.startswith(then) and begun[len(then) :].startswith(head[len(then) :]):
+        return None
+    place = next((at for at, pair in enumerate(zip(then, head, strict=False)) if len(set(pair)) > 1), len(head))
+    return (
+        f"The chat template renders the earlier messages in another way than before, from character {place} on: "
+        f"{head[place : place + 60]!r} instead of {begun[place : place + 60]!r}. A conversation whose tokens are kept "
+        "cannot be continued so: begin another session, or use chat_template_kwargs that keep the messages."
+    )
+
+
+def _renderer(tokenizer: Any, template: Mapping[str, Any], conversation: Conversation) -> Callable[..., str]:
+    """Make a function ``(messages, begin)`` that applies the chat template; ``begin`` = the answer is begun."""
+    arguments = {**template, **conversation.template}
+    return partial(_rendered, tokenizer, list(conversation.tools) or None, arguments)
+
+
+def _rendered(
+    tokenizer: Any, tools: Any, arguments: Mapping[str, Any], messages: list[dict[str, Any]], *, begin: bool
+) -> str:
+    try:
+        with processor_time(TEMPLATE_SECONDS):
+            text: str = tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=begin, tokenize=False, **arguments
+            )
+    except Exception as error:  # the template is a program of the model directory
+        raise DataError(
+            "The chat template refuses the messages.",
+            where="messages",
+            why=f"{type(error).__name__}: {error}",
+            fix="give each message a role and a content that the template knows",
+        ) from error
+    return text

@@ -1,0 +1,162 @@
+"""Serve an application with uvicorn in a thread, on an address that is bound before."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from anytron.base.errors import ConfigError
+from anytron.base.files import exhausted
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from anytron.serving.limits import Limits
+
+ENDING_S = 5
+"""Seconds in which answers may be sent when the server ends."""
+BACKLOG = 512
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bind the server's address; connections wait until the server is started.
+
+    Args:
+        host: Name or address of an interface of this machine.
+        port: TCP port; 0 = a free one.
+
+    Raises:
+        ConfigError: The address cannot be used.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
+    except OSError as error:
+        if (known := exhausted(error)) is not None:
+            raise known from error
+        fix = "choose another port with --port; 0 takes a free one"
+        raise ConfigError(
+            "The server cannot listen at this address.", where=f"{host}:{port}", why=str(error), fix=fix
+        ) from error
+    return bound
+
+
+def is_loopback(bound: socket.socket) -> bool:
+    """Whether only programs on this machine reach the address."""
+    return ipaddress.ip_address(bound.getsockname()[0]).is_loopback
+
+
+def url_of(bound: socket.socket) -> str:
+    """Return the address for clients."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
+class Server:
+    """Serves an application in a thread, from :meth:`start` to :meth:`stop`.
+
+    Args:
+        app: The application.
+        bound: The address.
+        limits: Limits of connections and headers.
+    """
+
+    def __init__(self, app: Starlette, bound: socket.socket, limits: Limits) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        open_connections: OrderedDict[_Connection, None] = OrderedDict()
+
+        def connect(*arguments: Any, **named: Any) -> _Connection:
+            return _Connection(open_connections, limits, *arguments, **named)
+
+        config = uvicorn.Config(
+            app, http=connect, loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,  # type: ignore[arg-type]
+            server_header=False, proxy_headers=False, backlog=BACKLOG, timeout_graceful_shutdown=ENDING_S,
+        )  # fmt: skip
+        self._server, self._bound = uvicorn.Server(config), bound
+        self._thread = threading.Thread(target=self._run, name="anytron-serve", daemon=True)
+
+    def start(self) -> None:
+        """Start to answer."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server answers."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Accept no more connections, let answers be sent, and end the thread."""
+        self._server.should_exit = True
+        self._thread.join(ENDING_S + 5)
+        self._bound.close()
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve([self._bound]))
+
+
+class _Connection(H11Protocol):
+    """A connection whose requests must begin in time, and that gives way if there are too many.
+
+    uvicorn alone waits for ever for the headers of a request, and refuses everybody if there are too many connections.
+    """
+
+    def __init__(self, others: OrderedDict[_Connection, None], limits: Limits, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._others, self._limits = others, limits
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for headers; close the oldest connection that waits if there are too many."""
+        super().connection_made(transport)
+        self._others[self] = None
+        self._wait()
+        if len(self._others) > self._limits.connections:
+            oldest = next((one for one in self._others if not one.answering), self)
+            oldest.give_up()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._others.pop(self, None)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the headers of the next request."""
+        super().on_response_complete()
+        self._wait()
+
+    @property
+    def answering(self) -> bool:
+        """Whether the headers of a request have arrived, and its answer is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def give_up(self) -> None:
+        """Close the connection at once."""
+        self._others.pop(self, None)
+        if not self.transport.is_closing():
+            self.transport.abort()
+
+    def _wait(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(self._limits.headers_s, self._late)
+
+    def _late(self) -> None:
+        if not self.answering and self.conn.their_state is not h11.CLOSED:
+            self.give_up()

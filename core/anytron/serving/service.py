@@ -1,0 +1,258 @@
+"""What the server does with a request, without HTTP: find the conversation, let an engine answer, record the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.seeds import derive_seed
+from anytron.serving.answers import Written, check_finite, written
+from anytron.serving.conversation import Conversation, check_messages
+from anytron.serving.limits import Limits
+from anytron.serving.refusal import Refusal
+from anytron.serving.requests import ChatBody, CompletionBody, TokensBody, sampling_of, template_arguments
+from anytron.task.data.decoding import decode_responses
+from anytron.workers.engines.rollout_engine import Response
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from anytron.serving.desk import Desk
+    from anytron.serving.rendering import Renderer
+    from anytron.serving.requests import Common
+    from anytron.serving.sessions import Session, Turn
+    from anytron.workers.engines.rollout_engine import SamplingParams
+
+SLICE = 16
+"""Tokens that a stream generates before it passes them on: engines return whole responses."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The model that answers.
+
+    Attributes:
+        name: Name of the model in requests.
+        tokenizer: A Hugging Face tokenizer, which decodes answers.
+        vocab_size: Token ids are below this.
+        context: Most tokens of prompt and answer together; None = not known.
+        sampling: Sampling parameters of fields that a request does not set.
+    """
+
+    name: str
+    tokenizer: Any
+    vocab_size: int
+    context: int | None
+    sampling: SamplingParams
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens."""
+        return decode_responses(self.tokenizer, [tuple(tokens)])[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A request that has been checked and tokenised.
+
+    Attributes:
+        session: The session that records the answer; None = nothing is recorded.
+        before: The recorded turn that the request continues.
+        given: Token ids after that turn.
+        tokens: All token ids of the prompt.
+        sampling: Sampling parameters.
+        seed: Seed of the first answer.
+        conversation: The messages; None on a route of token ids or text.
+    """
+
+    session: Session | None
+    before: Turn | None
+    given: tuple[int, ...]
+    tokens: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    conversation: Conversation | None = None
+
+
+class Service:
+    """Answers requests with a model.
+
+    Args:
+        model: The model.
+        renderer: Renders and tokenises requests.
+        desk: Passes requests to the rollout engines.
+        limits: Limits of the server.
+    """
+
+    def __init__(self, model: ServedModel, renderer: Renderer, desk: Desk, limits: Limits | None = None) -> None:
+        self.model, self.limits = model, limits or Limits()
+        self._renderer, self._desk = renderer, desk
+        self._seed, self._number = secrets.randbits(63), itertools.count()
+
+    async def chat(self, body: ChatBody, session: Session | None) -> Asked:
+        """Check and tokenise a chat request.
+
+        Raises:
+            Refusal: The request cannot be answered, or the session has not recorded its history.
+        """
+        self._check(body)
+        check_messages(body.messages)
+        if not self._renderer.templated:
+            why = "the tokenizer of this model has no chat template: use /v1/completions"
+            raise Refusal(400, "no_chat_template", f"Messages cannot be rendered: {why}.", "messages")
+        tools = [] if body.tool_choice == "none" else body.tools or []
+        conversation = Conversation(body.messages, tools, template_arguments(body))
+        before, covered = (None, 0) if session is None else session.find(conversation)
+        if before is None:
+            given = await self._renderer.prompt(conversation)
+            tokens = given
+        else:
+            given = await self._renderer.continuation(conversation, covered, (before.tokens() or (None,))[-1])
+            tokens = before.tokens() + given
+        return Asked(
+            session, before, given, tokens, self._sampling(body, tokens), self._seed_of(body.seed), conversation
+        )
+
+    async def completion(self, body: CompletionBody, session: Session | None) -> Asked:
+        """Check and tokenise a request to continue a text or token ids.
+
+        Raises:
+            Refusal: The request cannot be answered, or it has a text, and a session is to record the answer.
+        """
+        self._check(body)
+        if isinstance(body.prompt, str):
+            if session is not None:
+                why = "the tokens of a text need not be those that were sampled"
+                fix = "give the prompt as token ids, or use /v1/chat/completions"
+                raise Refusal(
+                    400, "text_in_session", f"A session records no prompt that is text: {why}; {fix}.", "prompt"
+                )
+            tokens = await self._renderer.text(body.prompt)
+        else:
+            tokens = tuple(body.prompt)
+        return self._of_tokens(body, tokens, session, body.seed)
+
+    def tokens(self, body: TokensBody, session: Session | None) -> Asked:
+        """Check a request to continue token ids.
+
+        Raises:
+            Refusal: The request cannot be answered.
+        """
+        self._check_model(body.model)
+        if any(token >= self.model.vocab_size for token in body.sampling_params.stop_token_ids or ()):
+            why = f"the vocabulary has {self.model.vocab_size} tokens"
+            raise Refusal(400, "invalid_request", f"sampling_params.stop_token_ids has an unknown token: {why}.")
+        return self._of_tokens(body.sampling_params, tuple(body.token_ids), session, body.sampling_params.seed)
+
+    async def answers(self, asked: Asked, count: int, *, tools: bool) -> list[Written]:
+        """Let engines answer, and record the answers.
+
+        Args:
+            asked: The request.
+            count: Number of answers.
+            tools: Whether tool calls are looked for.
+
+        Raises:
+            Refusal: The model's outputs are not finite, or the server ends.
+        """
+        seeds = [asked.seed, *(derive_seed(asked.seed, "answer", place) for place in range(1, count))]
+        waiting = [asyncio.ensure_future(self._desk.answer(asked.tokens, asked.sampling, seed)) for seed in seeds]
+        try:
+            responses = await asyncio.gather(*waiting)
+        finally:
+            for one in waiting:
+                one.cancel()
+        return [self._recorded(asked, response, tools=tools) for response in responses]
+
+    async def stream(self, asked: Asked, *, tools: bool) -> AsyncIterator[tuple[str, Response, Written | None]]:
+        """Let an engine answer in slices, and record the answer when it is complete.
+
+        An answer that may end with a stop string or have tool calls comes in one slice.
+
+        Args:
+            asked: The request.
+            tools: Whether tool calls are looked for.
+
+        Yields:
+            New text, the response's new tokens, and at the end the whole answer. No text ends within a character.
+
+        Raises:
+            Refusal: The model's outputs are not finite, or the server ends.
+        """
+        if tools or asked.sampling.stop:
+            (whole,) = await self.answers(asked, 1, tools=tools)
+            yield whole.text, whole.response, whole
+            return
+        parts: list[Response] = []
+        shown, left = "", asked.sampling.max_new_tokens
+        tokens = asked.tokens
+        while left:
+            size = min(SLICE, left)
+            seed = derive_seed(asked.seed, "slice", len(parts)) if parts else asked.seed
+            sampling = replace(asked.sampling, max_new_tokens=size)
+            part = await self._desk.answer(tokens, sampling, seed)
+            check_finite(part)
+            parts.append(part)
+            tokens += tuple(part.tokens)
+            left -= len(part.tokens)
+            if part.finished or not left or not part.tokens:
+                break
+            text = _complete(self.model.decode(tokens[len(asked.tokens) :]))
+            new = text[len(shown) :] if text.startswith(shown) else ""
+            shown += new
+            yield new, part, None
+        whole = self._recorded(asked, _joined(parts), tools=False)
+        if not whole.text.startswith(shown):
+            raise Refusal(500, "not_streamed", "The tokenizer changed text that was streamed; ask without stream.")
+        yield whole.text[len(shown) :], parts[-1], whole
+
+    def _recorded(self, asked: Asked, response: Response, *, tools: bool) -> Written:
+        check_finite(response)
+        found = written(response, self.model.decode(response.tokens), asked.sampling.stop, tools=tools)
+        if asked.session is not None:
+            asked.session.record(asked.before, asked.given, response, asked.conversation, found.message)
+        return found
+
+    def _of_tokens(self, body: Any, tokens: tuple[int, ...], session: Session | None, seed: int | None) -> Asked:
+        if any(token >= self.model.vocab_size for token in tokens):
+            why = f"the vocabulary has {self.model.vocab_size} tokens"
+            raise Refusal(400, "invalid_request", f"The prompt has a token that the model does not know: {why}.")
+        before, covered = (None, 0) if session is None else session.find_tokens(tokens)
+        return Asked(session, before, tokens[covered:], tokens, self._sampling(body, tokens), self._seed_of(seed))
+
+    def _sampling(self, body: Any, tokens: tuple[int, ...]) -> SamplingParams:
+        context = self.model.context
+        longest = (1 << 31) if context is None else context - len(tokens)
+        return sampling_of(body, self.model.sampling, longest)
+
+    def _check(self, body: Common) -> None:
+        self._check_model(body.model)
+        if (body.n or 1) > self.limits.answers:
+            raise Refusal(400, "invalid_request", f"n: at most {self.limits.answers} answers are given.", "n")
+        if body.stream and (body.n or 1) > 1:
+            raise Refusal(400, "invalid_request", "n: a stream has one answer; ask without stream.", "n")
+
+    def _check_model(self, name: str) -> None:
+        if name != self.model.name:
+            why = f"this server has the model {self.model.name}"
+            raise Refusal(404, "model_not_found", f"There is no model {name[:100]!r}: {why}.", "model")
+
+    def _seed_of(self, seed: int | None) -> int:
+        return derive_seed(self._seed, "request", next(self._number)) if seed is None else seed % 2**63
+
+
+def _complete(text: str) -> str:
+    """Leave out the end of a text that later tokens may change: half a character, and spaces."""
+    return text.rstrip("\ufffd").rstrip()
+
+
+def _joined(parts: Sequence[Response]) -> Response:
+    """Join the slices of a response."""
+    return Response(
+        tuple(itertools.chain.from_iterable(part.tokens for part in parts)),
+        tuple(itertools.chain.from_iterable(part.log_probs for part in parts)),
+        parts[-1].stop_reason,
+        tuple(itertools.chain.from_iterable(part.versions for part in parts)),
+    )

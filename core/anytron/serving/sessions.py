@@ -1,0 +1,219 @@
+"""Recorded conversations as token ids: a tree of turns for each session.
+
+**Every token that is marked as sampled is the token that an engine sampled.** A turn of the model is stored as the
+engine returned it and is never tokenised again. A later request continues a recorded turn only if it repeats what the
+server answered; only what is new in it becomes new tokens. A history that the session has not recorded is refused and
+counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from anytron.base.packed import Packed
+from anytron.serving.conversation import extended, rendered
+from anytron.serving.refusal import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from anytron.serving.conversation import Conversation
+    from anytron.workers.engines.rollout_engine import Response
+
+SHOWN = 60
+"""Letters of a message that an error shows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One turn of the model, and the tokens that were given to the model before it.
+
+    Attributes:
+        before: The turn that this one continues; None at the beginning of a conversation.
+        given: Tokens between the turn before and this one: a prompt, tool results, a user's message.
+        response: What the engine sampled, unchanged.
+        length: Number of tokens from the beginning of the conversation to the end of this turn.
+        message: The assistant's message that the client received; None on a route of token ids.
+    """
+
+    before: Turn | None
+    given: Sequence[int]
+    response: Response
+    length: int
+    message: Mapping[str, Any] | None = None
+
+    def path(self) -> list[Turn]:
+        """Return the turns from the beginning of the conversation to this one."""
+        turns: list[Turn] = []
+        one: Turn | None = self
+        while one is not None:
+            turns.append(one)
+            one = one.before
+        return turns[::-1]
+
+    def tokens(self) -> tuple[int, ...]:
+        """Return all tokens from the beginning of the conversation to the end of this turn."""
+        return tuple(token for turn in self.path() for part in (turn.given, turn.response.tokens) for token in part)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A conversation from its beginning to a turn that no other turn continues.
+
+    Attributes:
+        tokens: Token ids of the whole conversation, ``[T]``.
+        mask: For each token, whether it was sampled and is not marked in an earlier branch of the session, ``[T]``.
+            So over all branches each sampled token is marked once.
+        log_probs: Log-prob of each sampled token as the engine returned it; 0 for given tokens, ``[T]``.
+        versions: Version of the weights that sampled each token; None for given tokens, ``[T]``.
+    """
+
+    tokens: tuple[int, ...]
+    mask: tuple[bool, ...]
+    log_probs: tuple[float, ...]
+    versions: tuple[int | None, ...]
+
+
+@dataclass(eq=False)
+class Session:
+    """The conversations of one client, which only this client's key and the server's key can read.
+
+    Attributes:
+        id: Name of the session.
+        turns: All recorded turns, in order of their answers.
+        counts: How often what happened: ``answered``; requests that were refused, by the code of the refusal.
+        size: Number of recorded tokens.
+    """
+
+    id: str
+    turns: list[Turn] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    size: int = 0
+    _ends: dict[bytes, Turn] = field(default_factory=dict)
+    _asked: dict[bytes, Turn] = field(default_factory=dict)
+    _given: set[bytes] = field(default_factory=set)
+    _lengths: dict[int, dict[bytes, Turn]] = field(default_factory=dict)
+
+    def find(self, conversation: Conversation) -> tuple[Turn | None, int]:
+        """Find the recorded turn that a chat request continues.
+
+        Returns:
+            The turn, and the number of messages that it covers; (None, 0) = the request begins a conversation.
+
+        Raises:
+            Refusal: The request has an assistant's message that this session has not recorded at this place. The only
+                others are examples: they stand before the first turn of the model, in the session's first request and
+                unchanged in later ones.
+        """
+        places = conversation.assistants()
+        for place in reversed(places):
+            if (turn := self._ends.get(conversation.keys[place + 1])) is not None:
+                if (later := conversation.assistants(place + 1)) != []:
+                    raise self._unknown(conversation, later[0])
+                return turn, place + 1
+        for place in places:
+            if self.turns and _alone(conversation.messages[place]) not in self._given:
+                raise self._unknown(conversation, place)
+        return None, 0
+
+    def find_tokens(self, tokens: Sequence[int]) -> tuple[Turn | None, int]:
+        """Find the recorded turn whose conversation is the longest beginning of the tokens.
+
+        Returns:
+            The turn, and the number of tokens that it covers; (None, 0) = the tokens begin a conversation, and none of
+            them counts as sampled.
+        """
+        found: tuple[Turn | None, int] = (None, 0)
+        digest, done = hashlib.sha256(), 0
+        for length in sorted(one for one in self._lengths if one <= len(tokens)):
+            digest.update(array("q", tokens[done:length]).tobytes())
+            done = length
+            if (turn := self._lengths[length].get(digest.digest())) is not None:
+                found = turn, length
+        return found
+
+    def record(
+        self,
+        before: Turn | None,
+        given: Sequence[int],
+        response: Response,
+        conversation: Conversation | None = None,
+        message: Mapping[str, Any] | None = None,
+    ) -> Turn:
+        """Record an answer.
+
+        Args:
+            before: The turn that the request continued.
+            given: The tokens after that turn, up to the answer.
+            response: The answer, as the engine returned it.
+            conversation: The chat request; None on a route of token ids.
+            message: The assistant's message that the client receives.
+        """
+        size = len(given) + len(response.tokens)
+        length = size + (0 if before is None else before.length)
+        turn = Turn(before, Packed("i", given), response, length, message)
+        self.turns.append(turn)
+        self.size += size
+        self.counts["answered"] += 1
+        self._lengths.setdefault(length, {})[hashlib.sha256(array("q", turn.tokens()).tobytes()).digest()] = turn
+        if conversation is not None and message is not None:
+            self._ends[extended(conversation.keys[-1], message)] = turn
+            self._asked[conversation.keys[-1]] = turn
+            if before is None:
+                self._given |= {_alone(conversation.messages[place]) for place in conversation.assistants()}
+        return turn
+
+    def branches(self) -> Iterator[Branch]:
+        """Yield each branch of the session, in the order in which they began to differ from earlier ones."""
+        continued = {id(turn.before) for turn in self.turns}
+        marked: set[int] = set()
+        for leaf in self.turns:
+            if id(leaf) in continued:
+                continue
+            path = leaf.path()
+            yield _branch(path, marked)
+            marked |= {id(turn) for turn in path}
+
+    def _unknown(self, conversation: Conversation, place: int) -> Refusal:
+        """Explain why an assistant's message cannot be matched."""
+        sent = str(rendered(conversation.messages[place])["content"])
+        wrote = self._asked.get(conversation.keys[place])
+        if wrote is not None and wrote.message is not None:
+            ours = str(wrote.message.get("content") or "")
+            same = next((at for at, pair in enumerate(zip(sent, ours, strict=False)) if len(set(pair)) > 1), None)
+            same = min(len(sent), len(ours)) if same is None else same
+            why = (
+                f"the server wrote another message there: from character {same} on, {sent[same : same + SHOWN]!r} was "
+                f"sent and {ours[same : same + SHOWN]!r} was written, or their tool calls differ"
+            )
+        else:
+            why = "the server has written no message after exactly the messages, tools and template arguments before"
+        return Refusal(
+            409,
+            "history_not_recorded",
+            f"messages[{place}] is an assistant's message that this session has not recorded: {why}. Send each answer "
+            "back unchanged, thoughts and tool calls included; or begin another session.",
+            f"messages[{place}]",
+        )
+
+
+def _alone(message: Mapping[str, Any]) -> bytes:
+    return extended(b"", message)
+
+
+def _branch(path: Sequence[Turn], marked: set[int]) -> Branch:
+    tokens: list[int] = []
+    mask: list[bool] = []
+    log_probs: list[float] = []
+    versions: list[int | None] = []
+    for turn in path:
+        given, response = turn.given, turn.response
+        tokens += [*given, *response.tokens]
+        mask += [False] * len(given) + [id(turn) not in marked] * len(response.tokens)
+        log_probs += [0.0] * len(given) + list(response.log_probs)
+        versions += [*[None] * len(given), *response.versions]
+    return Branch(tuple(tokens), tuple(mask), tuple(log_probs), tuple(versions))

@@ -1,0 +1,94 @@
+"""A server in this process, with a toy model behind it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+import openai
+
+from anytron.serving.app import Routes
+from anytron.serving.desk import Desk
+from anytron.serving.keys import Keyring
+from anytron.serving.limits import Limits
+from anytron.serving.rendering import Renderer
+from anytron.serving.server import Server, bind, url_of
+from anytron.serving.service import ServedModel, Service
+from tests.core.serving.toys import END, SAMPLING, RandomPool, tokenizer
+
+KEY = "a-key-of-the-server"
+HELLO = [{"role": "user", "content": "hi"}]
+LIMITS = Limits(body_bytes=10_000, body_s=0.5, headers_s=1.0, connections=60, requests=4, sessions=6, tokens=5_000)
+
+
+class Served:
+    """A server in this process."""
+
+    def __init__(self, pool, routes, keys, bound, renderer):
+        self.pool, self.routes, self.keys, self.renderer = pool, routes, keys, renderer
+        self.url, self.address = url_of(bound), bound.getsockname()
+
+    def ask(self, path, body=None, key=KEY, **named):
+        headers = {"Authorization": f"Bearer {key}", **named.pop("headers", {})}
+        method = "GET" if body is None else "POST"
+        url = self.url.removesuffix("/v1") + path
+        return httpx.request(method, url, json=body, headers=headers, timeout=20, trust_env=False, **named)
+
+    def chat(self, key=KEY, messages=HELLO, **fields):
+        return self.ask("/v1/chat/completions", {"model": "toy", "messages": messages, **fields}, key)
+
+    def client(self, key=KEY):
+        return openai.OpenAI(
+            base_url=self.url, api_key=key, max_retries=0, http_client=openai.DefaultHttpxClient(trust_env=False)
+        )
+
+    def session(self):
+        begun = self.ask("/v1/sessions", {})
+        assert begun.status_code == 201
+        return begun.json()["id"], begun.json()["key"]
+
+
+@contextmanager
+def served(template="qwen", seed=0, limits=LIMITS, **options):
+    pool, desk = RandomPool(seed, template, **options), Desk()
+    one = tokenizer(template)
+    renderer = Renderer(one, len(one), {})
+    keys = Keyring(KEY, limits)
+    routes = Routes(Service(ServedModel("toy", one, len(one), 2000, SAMPLING), renderer, desk, limits), keys)
+    bound = bind("127.0.0.1", 0)
+    server, over = Server(routes.app(), bound, limits), threading.Event()
+
+    def work():
+        while not over.is_set():
+            desk.work(pool, 0.005)
+
+    worker = threading.Thread(target=work)
+    server.start()
+    worker.start()
+    try:
+        yield Served(pool, routes, keys, bound, renderer)
+    finally:
+        over.set()
+        worker.join()
+        desk.close()
+        server.stop()
+        renderer.close()
+
+
+def wait_until(true):
+    end = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def text_of(tokens):
+    return tokenizer("qwen").decode([token for token in tokens if token != END])
+
+
+def posted(server, body):
+    """Post bytes as a chat request."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+    return httpx.post(f"{server.url}/chat/completions", content=body, headers=headers, trust_env=False)

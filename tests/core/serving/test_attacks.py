@@ -1,0 +1,232 @@
+"""What attackers do not get, what is refused, and what a fault costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import closing
+
+import httpx
+import pytest
+
+from anytron.serving.server import bind, is_loopback
+from anytron.workers.engines.rollout_engine import Response
+from tests.core.serving.served import HELLO, KEY, LIMITS, posted, served, wait_until
+from tests.core.serving.toys import tokenizer
+
+
+@pytest.mark.parametrize("key", ["", "wrong", "a-key-of-the-serve", KEY + "x", "\u00e9" * 20])
+def test_without_the_key_nothing_is_answered(one, key):
+    for path, body in [
+        ("/v1/models", None),
+        ("/v1/chat/completions", {}),
+        ("/v1/sessions", {}),
+        ("/inference/v1/generate", {}),
+    ]:
+        headers = {"Authorization": f"Bearer {key}".encode()} if key else {"Authorization": "Basic eA=="}
+        answer = one.ask(path, body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert KEY not in answer.text
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_key_of_a_session_sees_no_other_session(fresh):
+    (mine, key), (other, _) = fresh.session(), fresh.session()
+
+    assert fresh.ask(f"/v1/sessions/{mine}", key=key).status_code == 200
+    assert fresh.ask(f"/v1/sessions/{other}", key=key).status_code == 404
+    assert fresh.ask(f"/v1/sessions/{other}", key=key, headers={"X-Session-ID": other}).status_code == 404
+    assert fresh.ask("/v1/sessions", {}, key).status_code == 403
+    assert (
+        httpx.delete(
+            f"{fresh.url}/sessions/{other}", headers={"Authorization": f"Bearer {key}"}, trust_env=False
+        ).status_code
+        == 404
+    )
+    first = fresh.chat(key).json()["choices"][0]["message"]
+    _, third = fresh.session()
+    fresh.chat(third, [{"role": "user", "content": "another"}])
+    assert fresh.chat(third, [*HELLO, first, *HELLO]).status_code == 409
+    gone = httpx.delete(f"{fresh.url}/sessions/{mine}", headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+    assert gone.status_code == 200
+    assert fresh.chat(key).status_code == 401
+
+
+def test_a_body_that_is_too_large_is_refused(one):
+    assert one.chat(messages=[{"role": "user", "content": "x" * 20_000}]).status_code == 413
+
+
+def raw(server, text, wait=5.0):
+    """Send bytes, and read until the server closes the connection."""
+    with closing(socket.create_connection(server.address)) as connection:
+        connection.settimeout(wait)
+        connection.sendall(text)
+        found = b""
+        while part := connection.recv(1 << 16):
+            found += part
+        return found
+
+
+def test_slow_headers_and_slow_bodies_end(one):
+    begun = time.monotonic()
+    assert raw(one, b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n") == b""
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 100\r\n\r\n{{"
+    )
+    assert b" 408 " in raw(one, head.encode()).partition(b"\r\n")[0]
+    assert b" 401 " in raw(one, head.replace(KEY, "wrong").encode()).partition(b"\r\n")[0]
+    assert time.monotonic() - begun < 8
+
+
+def is_closed(connection):
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_a_thousand_connections_keep_nobody_out(fresh):
+    with_nothing = []
+    try:
+        with_nothing.extend(socket.create_connection(fresh.address) for _ in range(1000))
+        assert fresh.chat().status_code == 200
+        assert sum(is_closed(connection) for connection in with_nothing) >= 1000 - LIMITS.connections
+    finally:
+        for connection in with_nothing:
+            connection.close()
+
+
+def test_too_many_requests_sessions_and_tokens_are_refused(fresh):
+    fresh.pool.held = True
+    waiting = [threading.Thread(target=fresh.chat) for _ in range(4)]
+    for thread in waiting:
+        thread.start()
+    wait_until(lambda: len(fresh.pool.waiting) == 4)
+    busy = fresh.chat()
+    assert (busy.status_code, busy.json()["error"]["code"]) == (503, "busy")
+    fresh.pool.held = False
+    for thread in waiting:
+        thread.join()
+    keys = [fresh.session()[1] for _ in range(6)]
+    assert fresh.ask("/v1/sessions", {}).status_code == 429
+    for _ in range(5):
+        body = {"model": "toy", "token_ids": [5] * 1500, "sampling_params": {}}
+        last = fresh.ask("/inference/v1/generate", body, keys[0]).status_code
+    assert last == 429
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_request_of_a_client_that_leaves_is_given_up(fresh, stream):
+    fresh.pool.held = True
+    body = json.dumps({"model": "toy", "messages": HELLO, "stream": stream})
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    with closing(socket.create_connection(fresh.address)) as connection:
+        connection.sendall((head + body).encode())
+        wait_until(lambda: fresh.pool.waiting)
+    wait_until(lambda: fresh.pool.cancelled == [0])
+    wait_until(lambda: fresh.routes.counts["aborted"] == 1)
+    fresh.pool.held = False
+    assert fresh.chat().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "says"),
+    [
+        ({"model": "other"}, 404, "this server has the model toy"),
+        ({"messages": []}, 400, "There is nothing to answer"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "x"}]}, 400, "the last message must be the user's"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "list of parts of the type text"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "surrogate"),
+        ({"messages": [{"role": "user", "content": "x", "audio": {"id": 1}}]}, 400, "does not read audio"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"temperature": 1e-9}, 400, "must be 0"),
+        ({"logit_bias": {"1": 1}}, 400, "logit_bias"),
+        ({"top_logprobs": 3}, 400, "top_logprobs"),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
+        ({"guided_json": {}}, 400, "guided_json: the server does not know this field"),
+        ({"max_tokens": 5000}, 400, "tokens of the model's context are left"),
+        ({"messages": [{"role": "user", "content": "Q" * 2100}]}, 400, "There is no room for an answer"),
+        ({"n": 17}, 400, "at most 16"),
+        ({"n": 2, "stream": True}, 400, "a stream has one answer"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, 400, "chat_template is set by the server"),
+        ({"messages": [{"role": "user", "content": "x"}] * 2, "stop": [""]}, 400, "stop"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_refused(one, fields, status, says):
+    answer = posted(one, json.dumps({"model": "toy", "messages": HELLO, **fields}).encode())
+    assert answer.status_code == status, answer.text
+    assert says in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"[" * 5000, b"\xff", b'{"model": NaN}'])
+def test_a_body_that_is_no_request_is_refused(one, body):
+    assert posted(one, body).status_code == 400
+
+
+def test_unknown_tokens_and_routes_are_refused(one):
+    for ids in ([10**6], [-1], []):
+        assert one.ask("/inference/v1/generate", {"model": "toy", "token_ids": ids}).status_code == 400
+    assert one.ask("/v1/embeddings", {}).json()["error"]["code"] == "no_such_route"
+    assert one.ask("/v1/completions", {"model": "toy", "prompt": "x"}, headers={"X-Session-ID": "a"}).status_code == 400
+    assert one.ask("/v1/models", headers={"X-Session-ID": "a b"}).status_code == 400
+
+
+def test_requests_end_with_the_server():
+    with served() as server:
+        server.pool.held = True
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(server.chat()))
+        thread.start()
+        wait_until(lambda: server.pool.waiting)
+    thread.join()
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (503, "server_ends")
+
+
+def test_the_default_address_is_loopback():
+    with closing(bind("127.0.0.1", 0)) as bound:
+        assert is_loopback(bound)
+    with closing(bind("0.0.0.0", 0)) as bound:
+        assert not is_loopback(bound)
+
+
+def test_a_template_that_never_ends_costs_its_request(monkeypatch):
+    monkeypatch.setattr("anytron.serving.rendering.TEMPLATE_SECONDS", 0.3)
+    loop = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    endless = "{% if messages[0].content == 'x' %}" + loop + "{% endif %}a"
+    monkeypatch.setattr(tokenizer("qwen"), "chat_template", endless)
+    with served() as server:
+        refused = server.chat(messages=[{"role": "user", "content": "x"}])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "not_tokenised")
+        assert "did not end within 0.3 seconds" in refused.json()["error"]["message"]
+        assert server.chat().status_code == 200
+
+
+def test_outputs_that_are_not_finite_are_no_answer(fresh, monkeypatch):
+    monkeypatch.setattr(fresh.pool, "answer", lambda *_: Response((5,), (float("nan"),), "stop", (0,)))
+    answer = fresh.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_finite")
+
+
+def test_a_tokenising_process_that_dies_costs_a_request():
+    with served() as server:
+        assert server.chat().status_code == 200
+        os.kill(server.renderer._reader._child.pid, signal.SIGKILL)
+        assert server.chat().status_code == 400
+        assert server.chat().status_code == 200
+
+
+def test_a_bug_is_not_shown_to_clients(fresh, monkeypatch, caplog):
+    monkeypatch.setattr("anytron.serving.app.answers.usage", lambda *_: 1 / 0)
+    answer = fresh.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert "division" not in answer.text
+    wait_until(lambda: "ZeroDivisionError" in caplog.text)
+    assert fresh.ask("/v1/models").status_code == 200

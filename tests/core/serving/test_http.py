@@ -1,0 +1,165 @@
+"""What clients get from the server, over a real socket."""
+
+from __future__ import annotations
+
+import json
+
+from tests.core.serving.served import HELLO, text_of
+from tests.core.serving.toys import END, TOOLS, check_law, tokenizer
+
+
+def test_the_openai_client_chats(one):
+    with one.client() as client:
+        assert [model.id for model in client.models.list()] == ["toy"]
+        found = client.chat.completions.create(
+            model="toy",
+            messages=HELLO,
+            logprobs=True,
+            n=3,
+            seed=5,
+            max_tokens=50,
+            extra_body={"return_token_ids": True},
+        )
+    sampled = [response for _, response in one.pool.log[-3:]]
+    assert [choice.message.content for choice in found.choices] == [text_of(response.tokens) for response in sampled]
+    for choice, response in zip(found.choices, sampled, strict=True):
+        assert [entry.logprob for entry in choice.logprobs.content] == list(response.log_probs)
+        assert choice.token_ids == list(response.tokens)
+        assert choice.weight_versions == list(response.versions)
+        assert choice.finish_reason == response.stop_reason
+    prompt = tokenizer("qwen").apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
+    assert found.prompt_token_ids == prompt == list(one.pool.log[-1][0])
+    assert found.usage.completion_tokens == sum(len(response.tokens) for response in sampled)
+
+
+def test_models_say_how_long_a_conversation_may_be(one):
+    assert one.ask("/v1/models").json()["data"][0]["max_model_len"] == 2000
+
+
+def test_a_stream_has_whole_characters_and_the_same_text(fresh):
+    text = "é€😀 the answer is  42\n\n" * 6 + "end"
+    fresh.pool.script = tokenizer("qwen")(text)["input_ids"]
+    with fresh.client() as client:
+        stream = client.chat.completions.create(
+            model="toy",
+            messages=HELLO,
+            stream=True,
+            logprobs=True,
+            max_tokens=500,
+            stream_options={"include_usage": True},
+        )
+        chunks = list(stream)
+
+    parts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
+    assert "".join(parts) == text
+    assert len(parts) == len(fresh.pool.log) > 3
+    assert not any("\ufffd" in part for part in parts)
+    assert any(len(part.encode()) % 3 for part in parts)
+    sampled = [token for _, response in fresh.pool.log for token in response.tokens]
+    assert sampled == [*fresh.pool.script, END]
+    for place, (prompt, _) in enumerate(fresh.pool.log):  # each slice was generated after those before it
+        before = [token for _, response in fresh.pool.log[:place] for token in response.tokens]
+        assert list(prompt) == [*fresh.pool.log[0][0], *before]
+    found = [entry.logprob for chunk in chunks if chunk.choices for entry in chunk.choices[0].logprobs.content]
+    assert found == [number for _, response in fresh.pool.log for number in response.log_probs]
+    assert chunks[-1].usage.completion_tokens == len(sampled)
+
+
+def test_a_stream_of_a_session_is_one_turn(fresh):
+    fresh.pool.script = tokenizer("qwen")("the answer is 42 " * 12)["input_ids"]
+    name, key = fresh.session()
+    with fresh.client(key) as client:
+        list(client.chat.completions.create(model="toy", messages=HELLO, stream=True, max_tokens=500))
+    (branch,) = fresh.ask(f"/v1/sessions/{name}").json()["branches"]
+    sampled = [token for token, own in zip(branch["token_ids"], branch["mask"], strict=True) if own]
+    assert sampled == [*fresh.pool.script, END]
+    assert len(fresh.pool.log) > 1
+
+
+def test_tools_are_offered_and_calls_are_found(fresh):
+    fresh.pool.said = ['so\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>']
+    _, key = fresh.session()
+    with fresh.client(key) as client:
+        first = client.chat.completions.create(model="toy", messages=HELLO, tools=TOOLS).choices[0]
+        (call,) = first.message.tool_calls
+        assert (first.finish_reason, call.function.name, json.loads(call.function.arguments)) == (
+            "tool_calls",
+            "add",
+            {"a": 1},
+        )
+        assert '"name": "add"' in tokenizer("qwen").decode(list(fresh.pool.log[0][0]))
+        messages = [*HELLO, first.message, {"role": "tool", "tool_call_id": call.id, "content": "7"}]
+        chunks = list(client.chat.completions.create(model="toy", messages=messages, tools=TOOLS, stream=True))
+    assert chunks[0].choices[0].delta.tool_calls[0].function.name == "add"
+    (prompt, said), (second, _) = fresh.pool.log
+    assert second[: len(prompt) + len(said.tokens)] == (*prompt, *said.tokens)
+    assert "7" in tokenizer("qwen").decode(list(second[len(prompt) + len(said.tokens) :]))
+
+
+def test_completions_take_text_and_token_ids(one):
+    with one.client() as client:
+        for prompt in ("hello", [5, 6, 7]):
+            found = client.completions.create(model="toy", prompt=prompt, logprobs=0, stop=["the"]).choices[0]
+            tokens, response = one.pool.log[-1]
+            assert tokens == tuple(tokenizer("qwen")(prompt)["input_ids"] if prompt == "hello" else prompt)
+            assert found.text == text_of(response.tokens).partition("the")[0]
+            assert found.logprobs.token_logprobs == list(response.log_probs)
+        parts = [chunk.choices[0].text for chunk in client.completions.create(model="toy", prompt="hi", stream=True)]
+    assert "".join(parts)
+
+
+def test_the_token_route_answers_as_vllm_does(fresh):
+    """The request and the answer are those of the training client of verifiers 0.4."""
+
+    def generate(ids):
+        sampling = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 20, "stop_token_ids": [9], "logprobs": 1}
+        body = {"model": "toy", "token_ids": ids, "sampling_params": {**sampling, "skip_special_tokens": False}}
+        answer = fresh.ask("/inference/v1/generate", body, headers={"X-Session-ID": "trace-1"})
+        assert answer.status_code == 200, answer.text
+        (choice,) = answer.json()["choices"]
+        assert answer.json()["request_id"]
+        tokens = [int(entry["token"].removeprefix("token_id:")) for entry in choice["logprobs"]["content"]]
+        assert tokens == choice["token_ids"] == list(fresh.pool.log[-1][1].tokens)
+        assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == list(fresh.pool.log[-1][1].log_probs)
+        assert choice["finish_reason"] in ("stop", "length")
+        return choice["token_ids"]
+
+    first = generate([5, 6])
+    second = generate([5, 6, *first, 8])
+    generate([5, 7, *second])
+    (session,) = fresh.keys.sessions()
+    assert check_law(fresh.pool.log, [session]) > 0
+    assert len(next(session.branches()).tokens) == 3 + len(first) + len(second)
+    assert session.id == "trace-1"
+
+
+def test_a_session_shows_what_was_sampled_and_refuses_another_history(fresh):
+    name, key = fresh.session()
+    first = fresh.chat(key).json()["choices"][0]["message"]
+    follow = [*HELLO, first, {"role": "tool", "content": "1"}]
+    assert fresh.chat(key, follow).status_code == 200
+    refused = fresh.chat(key, [*HELLO, {**first, "content": "mine"}, *follow[2:]])
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "history_not_recorded")
+    assert "'mine' was sent" in refused.json()["error"]["message"]
+    shown = fresh.ask(f"/v1/sessions/{name}", key=key).json()
+    assert shown["counts"] == {"answered": 2, "history_not_recorded": 1}
+    (branch,) = shown["branches"]
+    assert sum(branch["mask"]) == sum(len(response.tokens) for _, response in fresh.pool.log)
+    assert {len(branch[field]) for field in ("mask", "logprobs", "weight_versions")} == {len(branch["token_ids"])}
+
+
+def test_without_a_session_nothing_is_recorded(one):
+    assert one.chat(messages=[*HELLO, {"role": "assistant", "content": "never"}, *HELLO]).status_code == 200
+    assert all(not session.turns for session in one.keys.sessions())
+
+
+def test_spaces_in_arguments_and_empty_fields_do_not_change_a_history(fresh):
+    fresh.pool.said = ['<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>']
+    _, key = fresh.session()
+    first = fresh.chat(key, tools=TOOLS).json()["choices"][0]["message"]
+    first["tool_calls"][0]["function"]["arguments"] = '{"b":2,"a":1}'
+    result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "3"}
+    again = [*HELLO, {**first, "annotations": [], "refusal": None}, result]
+    assert fresh.chat(key, again, tools=TOOLS).status_code == 200
+    assert fresh.chat(key, again).status_code == 409  # without the tools

@@ -1,0 +1,50 @@
+"""Twins of the server of ``anytron serve``."""
+
+from __future__ import annotations
+
+from tests.docs.twins.twin import Twin
+
+SERVING = (
+    Twin(
+        "tests/core/serving/test_attacks.py::test_without_the_key_nothing_is_answered",
+        "core/anytron/serving/keys.py",
+        "        if session is None:\n            raise Refusal(401",
+        "        if session is None and authorization is None:\n            raise Refusal(401",
+    ),
+    Twin(
+        "tests/core/serving/test_attacks.py::test_a_key_of_a_session_sees_no_other_session",
+        "core/anytron/serving/keys.py",
+        "        if found is None or (session is not None and session is not found):",
+        "        if found is None:",
+    ),
+    Twin(
+        "tests/core/serving/test_attacks.py::test_a_body_that_is_too_large_is_refused",
+        "core/anytron/serving/app.py",
+        "            if size > self._limits.body_bytes:",
+        "            if size < 0:",
+    ),
+    Twin(
+        "tests/core/serving/test_attacks.py::test_slow_headers_and_slow_bodies_end",
+        "core/anytron/serving/server.py",
+        "self.loop.call_later(self._limits.headers_s, self._late)",
+        "self.loop.call_later(3600.0, self._late)",
+    ),
+    Twin(
+        "tests/core/serving/test_attacks.py::test_a_thousand_connections_keep_nobody_out",
+        "core/anytron/serving/server.py",
+        "        if len(self._others) > self._limits.connections:",
+        "        if len(self._others) < 0:",
+    ),
+    Twin(
+        "tests/core/serving/test_attacks.py::test_too_many_requests_sessions_and_tokens_are_refused",
+        "core/anytron/serving/app.py",
+        "        if self._busy >= self._limits.requests:",
+        "        if self._busy < 0:",
+    ),
+    Twin(
+        "tests/core/cli/test_serve_command.py::test_a_key_that_others_can_read_is_refused",
+        "core/anytron/serving/keys.py",
+        "    if mode & (stat.S_IRWXG | stat.S_IRWXO):",
+        "    if mode < 0:",
+    ),
+)
