@@ -112,7 +112,7 @@ class WorkerExtension:
                 torch.accelerator.synchronize(device)
 
     @contextmanager
-    def _anytron_loading(self) -> Iterator[nn.Module]:
+    def _anytron_loading(self) -> Iterator[Any]:
         """Yield the model, in the context in which vLLM loads weights."""
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):  # type: ignore[attr-defined]
             yield self.model_runner.get_model()  # type: ignore[attr-defined]
