@@ -155,7 +155,7 @@ def test_the_sample_keeps_the_rules(tmp_path, offer):
     failed = [result.explanation for result in results if result.status == "failed"]
     assert failed == []
     skipped = {title(result.name) for result in results if result.status == "skipped"}
-    by_declaration = {"own-device"}
+    by_declaration = {"own-device", "own-operators"}
     by_machine = {"peak-memory", "streams-order-work", "pinned-memory"}
     of_two_devices = {
         "environment-reaches-ranks",

@@ -146,7 +146,7 @@ def test_outputs_and_gradients_are_the_definitions_for_every_trait_in_every_layo
         key_starts=starts[:-1],
         scale=DIM**-0.5,
         causal=causal,
-        window=window,
+        window=None if not causal and window == (-1, 0) else window,  # as Transformer Engine corrects it
         sinks=sinks,
     ).flatten(-2)
     got = attend_flat(attention, inputs[:3], layout, lengths, starts)
