@@ -17,6 +17,7 @@ from tests.conformance import attention_mutants, device_mutants, kernel_mutants,
 from tests.conformance.mutant import mutants_of
 from tests.conformance.verified import every_mutant
 from tests.house import ROOT
+from tests.invented_device.faults import FAULTS
 
 MODULES = (device_mutants, sequence_mutants, attention_mutants, kernel_mutants, no_rows_mutants)
 MUTANTS = [mutant for module in MODULES for mutant in mutants_of(module)]
@@ -75,7 +76,6 @@ libc.free(freed)
 from anytron_cpu import CpuPlatform
 from tests.conformance.device_mutants import PeakStays
 from tests.conformance.test_mutants import result_of
-from tests.invented_device.faults import FAULTS
 for rule, platform in (("peak-memory", PeakStays), ("peak-memory", CpuPlatform), ("memory-figures", CpuPlatform)):
     print(result_of(rule, platform(), pathlib.Path(sys.argv[1])).status)
 """
