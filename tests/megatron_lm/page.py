@@ -32,7 +32,7 @@ Many of the tests need eight ranks; on one rank they fail, in the class `ranks`.
 version and no function, nothing is downloaded from Hugging Face, and megatron-core's extension is not compiled again.
 
 With `-- --ranks 8` the command runs the tests of the folders `tensor_parallel`, `pipeline_parallel`, `distributed` and
-`transformer` in eight processes, file by file. It takes about an hour on a machine with eight cores.
+`transformer` in eight processes, file by file.
 """
 
 
