@@ -57,6 +57,7 @@ def read_key(path: Path) -> str:
         ConfigError: The file cannot be read, belongs to another user, other users have permissions on it, or its key
             cannot be used.
     """
+    file = quote(str(path))
     try:
         status, data = _opened(path)
         key = data.decode("ascii").strip()
@@ -64,7 +65,7 @@ def read_key(path: Path) -> str:
         if isinstance(error, OSError) and (known := exhausted(error, str(path))) is not None:
             raise known from error
         why = "it is not ASCII text" if isinstance(error, UnicodeDecodeError) else str(error)
-        fix = f"write a key into the file: (umask 077; openssl rand -hex 32 > {quote(str(path))})"
+        fix = f"write a key into the file: (umask 077; openssl rand -hex 32 > {file})"
         raise ConfigError("The file with the server's key cannot be read.", where=str(path), why=why, fix=fix) from None
     if status.st_uid != os.geteuid():
         raise ConfigError(
@@ -79,7 +80,7 @@ def read_key(path: Path) -> str:
             "The file with the server's key can be used by others.",
             where=str(path),
             why=f"its permissions are {stat.S_IMODE(mode):03o}",
-            fix=f"make it private: chmod 600 {quote(str(path))}; and write a new key into it",
+            fix=f"make it private: chmod 600 {file}; and write a new key into it",
         )
     return check_key(key, str(path))
 

@@ -115,6 +115,7 @@ def test_too_many_requests_sessions_and_tokens_are_refused(fresh):
     wait_until(lambda: len(fresh.pool.waiting) == 4)
     busy = fresh.chat()
     assert (busy.status_code, busy.json()["error"]["code"]) == (503, "busy")
+    assert fresh.ask("/v1/sessions/a").status_code == 503
     fresh.pool.held = False
     for thread in waiting:
         thread.join()
