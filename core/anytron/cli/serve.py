@@ -9,7 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from anytron.base.components import EXECUTORS, load_component
-from anytron.base.errors import ConfigError
+from anytron.base.errors import ConfigError, WorkerError
 from anytron.cli.answering import (
     OF_ANSWERS,
     OF_EXPORT,
@@ -30,7 +30,7 @@ from anytron.serving.limits import Limits
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from rich.console import Console
@@ -114,11 +114,17 @@ def _serve(
 
     model = DirectoryModel(run.config)
     limits, desk = Limits(), Desk()
-    renderer = Renderer(model.tokenizer, model.vocab_size, run.config.data.chat_template_kwargs)
-    served = ServedModel(name, model.tokenizer, model.vocab_size, _context(run.config, model.context), model.sampling)
-    routes = Routes(Service(served, renderer, desk, limits), Keyring(key, limits))
-    server = Server(routes.app(), bound, limits)
-    try:
+    with contextlib.ExitStack() as ends:
+        renderer = Renderer(model.tokenizer, model.vocab_size, run.config.data.chat_template_kwargs)
+        ends.callback(renderer.close)
+        context = _context(run.config, model.context)
+        served = ServedModel(name, model.tokenizer, model.vocab_size, context, model.sampling)
+        routes = Routes(Service(served, renderer, desk, limits), Keyring(key, limits))
+        ends.callback(lambda: notes.print(_ended(routes.counts)))
+        server = Server(routes.app(), bound, limits)
+        ends.callback(server.stop)
+        ends.callback(desk.close)
+        url = url_of(bound)
         model.start(executor)
         model.load()
         server.start()
@@ -128,15 +134,20 @@ def _serve(
             )
         if shown is not None:
             notes.print(f"key of this server (new at each start; {KEY_VARIABLE} or --key-file sets one): {shown}")
-        notes.print(f"serving {name} at {url_of(bound)}; Ctrl-C ends")
+        notes.print(f"serving {name} at {url}; Ctrl-C ends")
         while server.alive:
             desk.work(model.pool, ROUND_S)
-    finally:
-        desk.close()
-        server.stop()
-        renderer.close()
-        counted = ", ".join(f"{count} {what}" for what, count in sorted(routes.counts.items()))
-        notes.print(f"the server has ended; requests: {counted or 'none'}")
+        raise WorkerError(
+            "The server has ended by itself.",
+            where=url,
+            why=f"its thread failed: {server.failure!r}",
+            fix="start it again; if it ends again, report this as a bug of Anytron",
+        ) from server.failure
+
+
+def _ended(counts: Mapping[str, int]) -> str:
+    counted = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+    return f"the server has ended; requests: {counted or 'none'}"
 
 
 def _context(config: RunConfig, model: int | None) -> int | None:
@@ -146,10 +157,10 @@ def _context(config: RunConfig, model: int | None) -> int | None:
 
 
 def _key(file: Path | None) -> tuple[str, bool]:
-    """Return the server's key, and whether the user has chosen it."""
+    """Return the server's key, and whether the user has chosen it. Processes that start later do not inherit it."""
+    given = os.environ.pop(KEY_VARIABLE, None)
     if file is not None:
         return read_key(file), True
-    given = os.environ.get(KEY_VARIABLE)
     return (new_key(), False) if given is None else (check_key(given.strip(), KEY_VARIABLE), True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
 import time
@@ -14,7 +15,7 @@ from anytron.serving.refusal import Refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from anytron.serving.sessions import Branch, Session
+    from anytron.serving.sessions import Turn
     from anytron.workers.engines.rollout_engine import Response
 
 
@@ -115,7 +116,7 @@ def chat_log_probs(response: Response, decode: Callable[[Sequence[int]], str]) -
 def completion_log_probs(response: Response, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
     """Return ``logprobs`` of a choice of a completion; arguments as in :func:`chat_log_probs`."""
     texts = [decode([token]) for token in response.tokens]
-    offsets = [sum(map(len, texts[:place])) for place in range(len(texts))]
+    offsets = list(itertools.accumulate(map(len, texts), initial=0))[:-1]
     return {
         "tokens": texts,
         "token_logprobs": list(response.log_probs),
@@ -139,15 +140,24 @@ def tokens_answer(response: Response) -> dict[str, Any]:
     return {"request_id": new_id("generate"), "choices": [choice]}
 
 
-def session_answer(session: Session) -> dict[str, Any]:
-    """Return what a session has recorded."""
-    return {"id": session.id, "counts": dict(session.counts), "branches": list(map(_branch, session.branches()))}
+def session_answer(name: str, counts: Mapping[str, int], turns: Sequence[Turn]) -> dict[str, Any]:
+    """Return what a session has recorded: each turn has its own tokens only, so that each token is there once.
+
+    Args:
+        name: Name of the session.
+        counts: How often what happened.
+        turns: The recorded turns; a turn stands after the one that it continues.
+    """
+    numbers = {id(turn): number for number, turn in enumerate(turns)}
+    return {"id": name, "counts": dict(counts), "turns": [_turn(turn, numbers) for turn in turns]}
 
 
-def _branch(branch: Branch) -> dict[str, Any]:
+def _turn(turn: Turn, numbers: Mapping[int, int]) -> dict[str, Any]:
+    given, response = len(turn.given), turn.response
     return {
-        "token_ids": list(branch.tokens),
-        "mask": [int(one) for one in branch.mask],
-        "logprobs": list(branch.log_probs),
-        "weight_versions": list(branch.versions),
+        "parent": None if turn.before is None else numbers[id(turn.before)],
+        "token_ids": [*turn.given, *response.tokens],
+        "mask": [0] * given + [1] * len(response.tokens),
+        "logprobs": [0.0] * given + list(response.log_probs),
+        "weight_versions": [*[None] * given, *response.versions],
     }

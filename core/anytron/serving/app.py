@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from anytron.serving.answers import Written
     from anytron.serving.keys import Keyring
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from anytron.serving.sessions import Session
     from anytron.workers.engines.rollout_engine import Response as Sampled
 
+Body = TypeVar("Body", ChatBody, CompletionBody, TokensBody)
 EARLY = frozenset({401, 408, 413, 503})
 """Statuses that are answered before the whole body has arrived: the connection is closed, and the rest is not read."""
 
@@ -55,39 +59,54 @@ class Routes:
         """Return the application."""
         return Starlette(
             routes=[
-                Route("/v1/models", self._handled(self._models)),
+                Route("/v1/models", self._handled(self._models, place=False)),
                 Route("/v1/chat/completions", self._handled(self._chat), methods=["POST"]),
                 Route("/v1/completions", self._handled(self._completion), methods=["POST"]),
                 Route("/inference/v1/generate", self._handled(self._tokens), methods=["POST"]),
                 Route("/v1/sessions", self._handled(self._begin), methods=["POST"]),
                 Route("/v1/sessions/{name}", self._handled(self._show)),
-                Route("/v1/sessions/{name}", self._handled(self._delete), methods=["DELETE"]),
+                Route("/v1/sessions/{name}", self._handled(self._delete, place=False), methods=["DELETE"]),
             ],
+            middleware=[Middleware(_Admission, routes=self)],
             exception_handlers={HTTPException: _http_error, Exception: _bug},
         )
 
+    def admit(self, headers: Headers) -> Session | None:
+        """Check the key of a request, whatever it asks; return the key's session, None for the server's key.
+
+        Raises:
+            Refusal: The key is missing or wrong.
+        """
+        try:
+            return self._keys.admit(headers.get("authorization"))
+        except Refusal as refusal:
+            self._count(refusal.code, None)
+            raise
+
     def _handled(
-        self, handler: Callable[[Request, Session | None], Awaitable[Response]]
+        self, handler: Callable[[Request, Session | None], Awaitable[Response]], *, place: bool = True
     ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Let a handler be called only with a valid key, and turn refusals into answers."""
+        """Turn refusals of a handler into answers; ``place``: whether the limit of requests counts it."""
 
         async def handle(request: Request) -> Response:
-            session = None
             try:
-                session = self._keys.admit(request.headers.get("authorization"))
-                session = self._session_of(request, session)
-                with self._place(session) if request.method == "POST" else contextlib.nullcontext():
-                    return await handler(request, session)
+                with self._place() if place else contextlib.nullcontext():
+                    return await handler(request, request.state.session)
             except Refusal as refusal:
-                self._count(refusal.code, session)
+                self._count(refusal.code, request.state.session)
                 return _refused(refusal)
 
         return handle
 
-    def _session_of(self, request: Request, session: Session | None) -> Session | None:
-        """Find the session that records a request: that of its key, or the one that the server's key names."""
+    async def _asked(self, request: Request, session: Session | None, kind: type[Body]) -> tuple[Body, Session | None]:
+        """Read the body of a request to generate, and find its session: the key's, or what the server's key names."""
+        body = read(await self._body(request), kind)
         name = request.headers.get("x-session-id")
-        return self._keys.named(name) if session is None and name is not None else session
+        if session is None and name is not None:
+            request.state.session = session = self._keys.named(name)
+        if session is not None:
+            self._keys.check_room()
+        return body, session
 
     async def _models(self, request: Request, session: Session | None) -> Response:
         del request, session
@@ -103,21 +122,24 @@ class Routes:
         return JSONResponse({"id": begun.id, "key": key}, status_code=201)
 
     async def _show(self, request: Request, session: Session | None) -> Response:
-        return JSONResponse(answers.session_answer(self._keys.visible(request.path_params["name"], session)))
+        shown = self._keys.visible(request.path_params["name"], session)
+        known = (shown.id, dict(shown.counts), list(shown.turns))
+        # In a thread: other requests are answered while millions of tokens are written.
+        return await asyncio.to_thread(lambda: JSONResponse(answers.session_answer(*known)))
 
     async def _delete(self, request: Request, session: Session | None) -> Response:
         self._keys.delete(self._keys.visible(request.path_params["name"], session))
         return JSONResponse({"deleted": True})
 
     async def _chat(self, request: Request, session: Session | None) -> Response:
-        body = read(await self._body(request), ChatBody)
+        body, session = await self._asked(request, session, ChatBody)
         tools = bool(body.tools) and body.tool_choice != "none"
         return await self._generated(
             request, session, body, lambda: self._service.chat(body, session), _Form(self._service, body), tools=tools
         )
 
     async def _completion(self, request: Request, session: Session | None) -> Response:
-        body = read(await self._body(request), CompletionBody)
+        body, session = await self._asked(request, session, CompletionBody)
         return await self._generated(
             request,
             session,
@@ -128,7 +150,7 @@ class Routes:
         )
 
     async def _tokens(self, request: Request, session: Session | None) -> Response:
-        body = read(await self._body(request), TokensBody)
+        body, session = await self._asked(request, session, TokensBody)
 
         async def answer() -> Response:
             (one,) = await self._service.answers(self._service.tokens(body, session), 1, tools=False)
@@ -160,9 +182,9 @@ class Routes:
     async def _streamed(self, asked: Asked, session: Session | None, form: _Form, *, tools: bool) -> AsyncIterator[str]:
         """Yield the events of a stream. A refusal after the beginning is an event, too."""
         try:
-            with self._place(session):
+            with self._place():
                 async for text, part, whole in self._service.stream(asked, tools=tools):
-                    yield form.chunk(text, part, whole)
+                    yield form.chunk(asked, text, part, whole)
                     if whole is not None and form.body.usage:
                         yield form.usage_chunk(asked, whole)
             self._count("answered", None)
@@ -190,13 +212,11 @@ class Routes:
         return answer
 
     @contextlib.contextmanager
-    def _place(self, session: Session | None) -> Iterator[None]:
+    def _place(self) -> Iterator[None]:
         """Take one of the places for requests that are answered at the same time."""
         if self._busy >= self._limits.requests:
             most = f"{self._limits.requests} requests are being answered"
             raise Refusal(503, "busy", f"The server is busy: {most}; ask again later.")
-        if session is not None:
-            self._keys.check_room()
         self._busy += 1
         try:
             yield
@@ -227,6 +247,21 @@ class Routes:
             session.counts[what] += 1
 
 
+class _Admission:
+    """Checks the key of each request before its path and method are looked at."""
+
+    def __init__(self, app: ASGIApp, routes: Routes) -> None:
+        self._app, self._routes = app, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._app
+        try:
+            scope.setdefault("state", {})["session"] = self._routes.admit(Headers(scope=scope))
+        except Refusal as refusal:
+            answer = _refused(refusal)
+        await answer(scope, receive, send)
+
+
 class _Form:
     """The form of the answer to a chat completion or a completion."""
 
@@ -244,9 +279,10 @@ class _Form:
             choices.append(self._choice(place, said, one.response, one.finish_reason))
         prompt = {"prompt_token_ids": list(asked.tokens)} if self.body.return_token_ids else {}
         kind = "chat.completion" if self._chat else "text_completion"
-        return {**self._head(kind), "choices": choices, "usage": answers.usage(len(asked.tokens), found), **prompt}
+        used = answers.usage(len(asked.tokens), found)
+        return {**self._head(kind), "choices": choices, "usage": used, **prompt, **self._session(asked)}
 
-    def chunk(self, text: str, part: Sampled, last: Written | None) -> str:
+    def chunk(self, asked: Asked, text: str, part: Sampled, last: Written | None) -> str:
         """Return the event of a part of the answer; ``last`` is the whole answer, with its last part."""
         if self._chat:
             delta: dict[str, Any] = {} if self._begun else {"role": "assistant"}
@@ -259,11 +295,18 @@ class _Form:
             said = {"text": text}  # type: ignore[dict-item]
         self._begun = True
         choice = self._choice(0, said, part, None if last is None else last.finish_reason)
-        return _event({**self._head(self._kind), "choices": [choice]})
+        extension = {} if last is None else self._session(asked)
+        return _event({**self._head(self._kind), "choices": [choice], **extension})
 
     def usage_chunk(self, asked: Asked, whole: Written) -> str:
         """Return the event that counts the tokens."""
         return _event({**self._head(self._kind), "choices": [], "usage": answers.usage(len(asked.tokens), [whole])})
+
+    def _session(self, asked: Asked) -> dict[str, Any]:
+        """Return the field that says what records the answer, and how much of the history no engine wrote for it."""
+        if not self._chat or asked.session is None:
+            return {}
+        return {"session": {"id": asked.session.id, "examples": asked.examples}}
 
     @property
     def _kind(self) -> str:
@@ -295,7 +338,7 @@ def _event(value: dict[str, Any]) -> str:
 
 def _refused(refusal: Refusal) -> Response:
     headers = {"connection": "close"} if refusal.status in EARLY else {}
-    return JSONResponse(refusal.body, refusal.status, headers)
+    return JSONResponse(refusal.body, refusal.status, {**headers, **refusal.headers})
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

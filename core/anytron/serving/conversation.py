@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
 """Fields of a message that a template may read; other fields must be null."""
+SHOWN = 100
+"""Most letters of a client's names that an error shows."""
 DEEPEST = 16
 """Most levels of nesting in the arguments of a tool call."""
 
@@ -71,8 +73,9 @@ def check_messages(messages: Sequence[Any]) -> None:
         Refusal: A message has no known role, content other than text, or a field that would be ignored.
     """
     for place, message in enumerate(messages):
-        why = _mistake(message)
-        if why is None and not all(is_writable(text) for _, text in strings(message)):
+        if all(is_writable(text) for _, text in strings(message)):
+            why = _mistake(message)
+        else:
             why = "it has half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
         if why is not None:
             raise Refusal(400, "invalid_message", f"messages[{place}] cannot be used: {why}.", f"messages[{place}]")
@@ -86,7 +89,7 @@ def _mistake(message: Any) -> str | None:
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         return f"it must be an object whose role is one of {', '.join(ROLES)}"
     if other := sorted(name for name, value in message.items() if name not in FIELDS and value not in (None, [], {})):
-        return f"the server does not read {', '.join(other)}; remove it"
+        return f"the server does not read {', '.join(other)[:SHOWN]}; remove it"
     for name in ("name", "tool_call_id", "reasoning_content"):
         if not isinstance(message.get(name, ""), (str, type(None))):
             return f"{name} must be text"
@@ -138,7 +141,8 @@ def _digest(before: bytes, value: Any) -> bytes:
 def tool_calls_in(text: str) -> tuple[str, list[tuple[str, str]]]:
     """Read ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as Hermes, Qwen2.5 and Qwen3 write it.
 
-    As in other inference servers, a text with one malformed call counts as one without calls.
+    As in other inference servers, a text with one malformed call counts as one without calls. A call with a number that
+    is not finite or with half of a surrogate pair is malformed: no client could read it.
 
     Returns:
         The text before the first call, and for each call the tool's name and its arguments as JSON.
@@ -149,12 +153,18 @@ def tool_calls_in(text: str) -> tuple[str, list[tuple[str, str]]]:
     found = []
     for part in rest.split("<tool_call>"):
         try:
-            call = parse_json(part.partition("</tool_call>")[0], DEEPEST + 2)
+            name, arguments = _written_call(parse_json(part.partition("</tool_call>")[0], DEEPEST + 2))
         except ValueError:
             return text, []
-        match call:
-            case {"name": str(name), "arguments": dict(arguments)}:
-                found.append((name, json.dumps(arguments, ensure_ascii=False)))
-            case _:
-                return text, []
+        found.append((name, arguments))
     return before, found
+
+
+def _written_call(call: object) -> tuple[str, str]:
+    """Return name and arguments of a call that the model wrote; ValueError if it is malformed."""
+    match call:
+        case {"name": str(name), "arguments": dict(arguments)}:
+            text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+            if is_writable(name) and is_writable(text):
+                return name, text
+    raise ValueError("a call has a name and arguments")

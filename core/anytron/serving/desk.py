@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from dataclasses import dataclass
@@ -40,7 +41,8 @@ class _Ticket:
 
     def tell(self, response: Response | Refusal) -> None:
         """Give the answer to the event loop, from another thread."""
-        self.loop.call_soon_threadsafe(self._set, response)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: its server has ended, and nobody waits
+            self.loop.call_soon_threadsafe(self._set, response)
 
     def _set(self, response: Response | Refusal) -> None:
         if self.answer.done():  # its client is gone

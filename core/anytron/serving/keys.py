@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 import secrets
 import stat
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from anytron.base.errors import ConfigError
 from anytron.base.files import exhausted
-from anytron.config.json_files import read_bytes
 from anytron.serving.refusal import Refusal
 from anytron.serving.sessions import Session
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SHORTEST = 16
 """Fewest characters of a key."""
+LARGEST = 1 << 12
+"""Most bytes of a file with a key."""
 _KEY = re.compile(r"[!-~]{16,512}")
 _NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
@@ -48,28 +51,55 @@ def check_key(key: str, where: str) -> str:
 
 
 def read_key(path: Path) -> str:
-    """Read the server's key from a file that only its owner can read.
+    """Read the server's key from a file that only this user can read.
 
     Raises:
-        ConfigError: The file cannot be read, other users have permissions on it, or its key cannot be used.
+        ConfigError: The file cannot be read, belongs to another user, other users have permissions on it, or its key
+            cannot be used.
     """
+    file = quote(str(path))
     try:
-        mode = path.stat().st_mode
-        key = read_bytes(path, 1 << 12).decode("ascii").strip()
+        status, data = _opened(path)
+        key = data.decode("ascii").strip()
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and (known := exhausted(error, str(path))) is not None:
             raise known from error
         why = "it is not ASCII text" if isinstance(error, UnicodeDecodeError) else str(error)
-        fix = f"write a key into the file: (umask 077; openssl rand -hex 32 > {path})"
+        fix = f"write a key into the file: (umask 077; openssl rand -hex 32 > {file})"
         raise ConfigError("The file with the server's key cannot be read.", where=str(path), why=why, fix=fix) from None
+    if status.st_uid != os.geteuid():
+        raise ConfigError(
+            "The file with the server's key belongs to another user.",
+            where=str(path),
+            why=f"its owner is the user {status.st_uid}, and this is the user {os.geteuid()}",
+            fix="write a key into a file of yours: (umask 077; openssl rand -hex 32 > FILE)",
+        )
+    mode = status.st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
             "The file with the server's key can be used by others.",
             where=str(path),
             why=f"its permissions are {stat.S_IMODE(mode):03o}",
-            fix=f"make it private: chmod 600 {path}; and write a new key into it",
+            fix=f"make it private: chmod 600 {file}; and write a new key into it",
         )
     return check_key(key, str(path))
+
+
+def _opened(path: Path) -> tuple[os.stat_result, bytes]:
+    """Read a file and what the kernel says of it: of the open file, because the path may name another one later.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is too large.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise FileNotFoundError("it is a directory, a pipe or a device")
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"it has more than {LARGEST} bytes")
+    return status, data
 
 
 class Keyring:

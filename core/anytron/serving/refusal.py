@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+FINAL = frozenset(
+    {"history_not_recorded", "template_rerenders", "too_many_sessions", "too_many_tokens", "not_finite", "not_streamed"}
+)
+"""Codes of requests that fail again if they are repeated, though clients repeat requests with their statuses."""
+
 
 class Refusal(Exception):  # noqa: N818 - the answer of a server that works
     """A request that is not answered; the client gets it as an error of OpenAI's API.
@@ -16,8 +21,15 @@ class Refusal(Exception):  # noqa: N818 - the answer of a server that works
     """
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+        message = message.encode("utf-8", "replace").decode()  # it may quote half of a surrogate pair
         super().__init__(message)
-        self.status, self.code, self.message, self.param = status, code, message, param
+        self.status, self.code, self.message = status, code, message
+        self.param = None if param is None else param.encode("utf-8", "replace").decode()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer: ``x-should-retry`` keeps OpenAI's client from repeating what fails again."""
+        return {"x-should-retry": "false"} if self.code in FINAL else {}
 
     @property
     def body(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from anytron.task.isolation.reader import ConfinedReader, Errand
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+_log = logging.getLogger(__name__)
 TURN = "anytron stands for a turn"
 """Stands for the model's last turn when the text after it is rendered."""
 
@@ -43,7 +45,11 @@ class Renderer:
         self._errand = Errand(DataError, "The request cannot be tokenised.", where, fix)
         self._reader = ConfinedReader(_service(tokenizer, vocab_size, template), memory=MEMORY)
         self._lock = asyncio.Lock()
-        self._ask(("text", "a"))
+        try:
+            list(self._reader.ask(("text", "a"), self._errand))
+        except BaseException:
+            self.close()
+            raise
 
     async def text(self, text: str) -> tuple[int, ...]:
         """Tokenise a text as it is, after the special tokens with which the tokenizer begins a text."""
@@ -59,7 +65,8 @@ class Renderer:
         Args:
             conversation: The whole conversation.
             covered: Number of messages up to and with the turn.
-            last: Last token of the turn: an end token that the template writes there is not repeated.
+            last: End token with which the turn ended: if the template writes it there, it is not repeated. None = the
+                turn ended without one.
 
         Raises:
             Refusal: The template renders the messages before in another way because of those that follow.
@@ -86,7 +93,11 @@ class Renderer:
         try:
             (answer,) = self._reader.ask(call, self._errand)
         except AnytronError as error:
-            raise Refusal(400, "not_tokenised", str(error)) from error
+            if self._reader.alive:
+                raise Refusal(400, "not_tokenised", f"{error.what} {error.why}") from error
+            _log.error("%s", error)
+            why = "the process that tokenises has ended, and the server's log says why"
+            raise Refusal(503, "not_tokenised", f"The request cannot be tokenised: {why}; ask again.") from error
         match answer:
             case {"tokens": [*tokens]} if all(type(token) is int for token in tokens):
                 return tuple(tokens)

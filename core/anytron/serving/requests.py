@@ -208,4 +208,4 @@ def sampling_of(body: Common | TokenSampling, default: SamplingParams, longest: 
         ends = (*default.end_token_ids, *(one for one in body.stop_token_ids or () if one not in default.end_token_ids))
         shortest = min(body.min_tokens or 0, found.max_new_tokens)
         return replace(found, end_token_ids=ends, min_new_tokens=shortest)
-    return replace(found, stop=body.stops or default.stop, min_new_tokens=0)
+    return replace(found, stop=default.stop if body.stop is None else body.stops, min_new_tokens=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import socket
@@ -28,7 +29,7 @@ BACKLOG = 512
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind the server's address; connections wait until the server is started.
+    """Take the server's address: nobody else can, and connections wait until the server is started.
 
     Args:
         host: Name or address of an interface of this machine.
@@ -43,6 +44,7 @@ def bind(host: str, port: int) -> socket.socket:
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
+            bound.listen(BACKLOG)
         except OSError:
             bound.close()
             raise
@@ -50,6 +52,8 @@ def bind(host: str, port: int) -> socket.socket:
         if (known := exhausted(error)) is not None:
             raise known from error
         fix = "choose another port with --port; 0 takes a free one"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            fix = "name an address of this machine with --host, for example 127.0.0.1; 'ip address' lists them"
         raise ConfigError(
             "The server cannot listen at this address.", where=f"{host}:{port}", why=str(error), fix=fix
         ) from error
@@ -74,6 +78,9 @@ class Server:
         app: The application.
         bound: The address.
         limits: Limits of connections and headers.
+
+    Attributes:
+        failure: What has ended the thread before :meth:`stop`; None = nothing has.
     """
 
     def __init__(self, app: Starlette, bound: socket.socket, limits: Limits) -> None:
@@ -88,6 +95,7 @@ class Server:
             server_header=False, proxy_headers=False, backlog=BACKLOG, timeout_graceful_shutdown=ENDING_S,
         )  # fmt: skip
         self._server, self._bound = uvicorn.Server(config), bound
+        self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="anytron-serve", daemon=True)
 
     def start(self) -> None:
@@ -102,11 +110,15 @@ class Server:
     def stop(self) -> None:
         """Accept no more connections, let answers be sent, and end the thread."""
         self._server.should_exit = True
-        self._thread.join(ENDING_S + 5)
+        if self._thread.ident is not None:
+            self._thread.join(ENDING_S + 5)
         self._bound.close()
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve([self._bound]))
+        try:
+            asyncio.run(self._server.serve([self._bound]))
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self.failure = error
 
 
 class _Connection(H11Protocol):

@@ -65,6 +65,7 @@ class Asked:
         sampling: Sampling parameters.
         seed: Seed of the first answer.
         conversation: The messages; None on a route of token ids or text.
+        examples: Number of the assistant's messages that the session accepts though no engine wrote them for it.
     """
 
     session: Session | None
@@ -74,6 +75,7 @@ class Asked:
     sampling: SamplingParams
     seed: int
     conversation: Conversation | None = None
+    examples: int = 0
 
 
 class Service:
@@ -102,18 +104,20 @@ class Service:
         if not self._renderer.templated:
             why = "the tokenizer of this model has no chat template: use /v1/completions"
             raise Refusal(400, "no_chat_template", f"Messages cannot be rendered: {why}.", "messages")
-        tools = [] if body.tool_choice == "none" else body.tools or []
-        conversation = Conversation(body.messages, tools, template_arguments(body))
+        conversation = Conversation(body.messages, body.tools or [], template_arguments(body))
         before, covered = (None, 0) if session is None else session.find(conversation)
         if before is None:
             given = await self._renderer.prompt(conversation)
             tokens = given
         else:
-            given = await self._renderer.continuation(conversation, covered, (before.tokens() or (None,))[-1])
-            tokens = before.tokens() + given
-        return Asked(
-            session, before, given, tokens, self._sampling(body, tokens), self._seed_of(body.seed), conversation
-        )
+            known = before.tokens()
+            last = known[-1] if known and known[-1] in self.model.sampling.end_token_ids else None
+            given = await self._renderer.continuation(conversation, covered, last)
+            tokens = known + given
+        sampling, seed = self._sampling(body, tokens), self._seed_of(body.seed)
+        written_here = [] if before is None else before.path()
+        examples = 0 if session is None else len(conversation.assistants()) - len(written_here)
+        return Asked(session, before, given, tokens, sampling, seed, conversation, examples)
 
     async def completion(self, body: CompletionBody, session: Session | None) -> Asked:
         """Check and tokenise a request to continue a text or token ids.
@@ -164,7 +168,9 @@ class Service:
         finally:
             for one in waiting:
                 one.cancel()
-        return [self._recorded(asked, response, tools=tools) for response in responses]
+        found = [self._written(asked, response, tools=tools) for response in responses]
+        self._record(asked, found)
+        return found
 
     async def stream(self, asked: Asked, *, tools: bool) -> AsyncIterator[tuple[str, Response, Written | None]]:
         """Let an engine answer in slices, and record the answer when it is complete.
@@ -203,17 +209,24 @@ class Service:
             new = text[len(shown) :] if text.startswith(shown) else ""
             shown += new
             yield new, part, None
-        whole = self._recorded(asked, _joined(parts), tools=False)
+        whole = self._written(asked, _joined(parts), tools=False)
         if not whole.text.startswith(shown):
             raise Refusal(500, "not_streamed", "The tokenizer changed text that was streamed; ask without stream.")
+        self._record(asked, [whole])
         yield whole.text[len(shown) :], parts[-1], whole
 
-    def _recorded(self, asked: Asked, response: Response, *, tools: bool) -> Written:
+    def _written(self, asked: Asked, response: Response, *, tools: bool) -> Written:
         check_finite(response)
-        found = written(response, self.model.decode(response.tokens), asked.sampling.stop, tools=tools)
-        if asked.session is not None:
-            asked.session.record(asked.before, asked.given, response, asked.conversation, found.message)
-        return found
+        return written(response, self.model.decode(response.tokens), asked.sampling.stop, tools=tools)
+
+    def _record(self, asked: Asked, found: Sequence[Written]) -> None:
+        """Record answers that can all be sent."""
+        if asked.session is None:
+            return
+        if asked.before is None and asked.examples:
+            asked.session.counts["examples"] += asked.examples
+        for one in found:
+            asked.session.record(asked.before, asked.given, one.response, asked.conversation, one.message)
 
     def _of_tokens(self, body: Any, tokens: tuple[int, ...], session: Session | None, seed: int | None) -> Asked:
         if any(token >= self.model.vocab_size for token in tokens):

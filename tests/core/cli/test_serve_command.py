@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from anytron.base.errors import ConfigError
+from anytron.base.errors import ConfigError, WorkerError
 from anytron.cli import serve
 from anytron.cli.serve import run_serve
 from anytron.serving.keys import read_key
@@ -100,6 +100,40 @@ def test_a_key_that_others_can_read_is_refused(tmp_path):
         with pytest.raises(ConfigError, match=f"its permissions are {mode:o}") as raised:
             read_key(file)
         assert KEY not in str(raised.value)
+
+
+def test_the_key_file_of_another_user_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "key"
+    file.write_text(KEY)
+    file.chmod(0o600)
+    other = os.geteuid() + 1
+    monkeypatch.setattr("anytron.serving.keys.os.geteuid", lambda: other)
+    with pytest.raises(ConfigError, match=f"this is the user {other}"):
+        read_key(file)
+
+
+def test_a_pipe_is_no_key_file_and_remedies_quote_the_path(tmp_path):
+    pipe = tmp_path / "a pipe"
+    os.mkfifo(pipe, 0o600)
+    with pytest.raises(ConfigError, match="it is a directory, a pipe or a device") as raised:
+        read_key(pipe)
+    assert f"'{pipe}'" in raised.value.fix
+
+
+def test_the_key_leaves_the_environment(monkeypatch):
+    monkeypatch.setenv(serve.KEY_VARIABLE, KEY)
+    assert serve._key(None) == (KEY, True)
+    assert serve.KEY_VARIABLE not in os.environ
+
+
+def test_a_server_whose_thread_fails_is_an_error(model, monkeypatch):
+    async def failing(self, sockets):
+        raise RuntimeError("the loop is broken")
+
+    monkeypatch.setenv("ANYTRON_PLATFORM", "cpu")
+    monkeypatch.setattr("anytron.serving.server.uvicorn.Server.serve", failing)
+    with pytest.raises(WorkerError, match="the loop is broken"):
+        run_serve(model, [], **OPTIONS)
 
 
 @pytest.mark.parametrize("content", [b"short", b"two words that are long", b"\xc3\xa9" * 20, b"x" * 5000, b""])

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from anytron.serving.conversation import Conversation
+from anytron.serving.conversation import Conversation, tool_calls_in
 from anytron.serving.refusal import Refusal
 from anytron.serving.rendering import TURN, continuation_tokens, prompt_tokens
 from anytron.serving.requests import ChatBody
 from anytron.serving.service import ServedModel, Service
 from anytron.serving.sessions import Session
+from anytron.workers.engines.rollout_engine import Response
 from tests.core.serving.toys import SAID, SAMPLING, TEMPLATES, TOOLS, RandomPool, check_law, tokenizer
 
 HONEST = ("begin", "user", "tool", "again", "earlier")
@@ -189,6 +190,72 @@ def test_an_end_token_that_was_sampled_is_not_repeated():
 
     assert cut == (1, *ended)
     assert one.decode(list(ended)) == "<|im_start|>user\n\nc<|im_end|><|im_start|>assistant\n\n"
+
+
+@pytest.mark.parametrize(("end", "last"), [(1, 1), (7, None)])
+def test_only_an_end_token_counts_as_the_end_of_a_turn(end, last, monkeypatch):
+    pool, session, seen = RandomPool(0, "plain"), Session("client"), []
+    service = service_of("plain", pool)
+    monkeypatch.setattr(pool, "answer", lambda *_: Response((9, end), (-1.0, -1.0), "length", (0, 0)))
+
+    async def continuation(conversation, covered, last):
+        seen.append(last)
+        return (5,)
+
+    monkeypatch.setattr(service._renderer, "continuation", continuation)
+
+    async def two_turns():
+        first = [{"role": "user", "content": "a"}]
+        asked = await service.chat(ChatBody(model="toy", messages=first), session)
+        (one,) = await service.answers(asked, 1, tools=False)
+        again = ChatBody(model="toy", messages=[*first, dict(one.message), QUESTION])
+        return await service.chat(again, session)
+
+    asked = asyncio.run(two_turns())
+    assert seen == [last]
+    assert asked.examples == 0
+
+
+def test_no_answer_is_recorded_if_one_cannot_be_sent(monkeypatch):
+    pool, session = RandomPool(0, "plain"), Session("client")
+    service, numbers = service_of("plain", pool), iter([-1.0, float("nan")])
+    monkeypatch.setattr(pool, "answer", lambda *_: Response((9,), (next(numbers),), "length", (0,)))
+
+    async def two_answers():
+        asked = await service.chat(ChatBody(model="toy", messages=[QUESTION]), session)
+        await service.answers(asked, 2, tools=False)
+
+    with pytest.raises(Refusal, match="not finite"):
+        asyncio.run(two_answers())
+    assert session.turns == []
+
+
+def test_a_stream_that_changes_what_was_sent_is_not_recorded(monkeypatch):
+    pool, session = RandomPool(0, "plain"), Session("client")
+    service, texts = service_of("plain", pool), iter(["sent", "another"])
+    monkeypatch.setattr(pool, "answer", lambda tokens, sampling, seed: response_of(sampling.max_new_tokens))
+    monkeypatch.setattr(ServedModel, "decode", lambda self, tokens: next(texts))
+
+    async def streamed():
+        asked = await service.chat(ChatBody(model="toy", messages=[QUESTION], max_tokens=20), session)
+        return [part async for part in service.stream(asked, tools=False)]
+
+    with pytest.raises(Refusal, match="changed text that was streamed"):
+        asyncio.run(streamed())
+    assert session.turns == []
+
+
+def response_of(size):
+    return Response((9,) * size, (-1.0,) * size, "length", (0,) * size)
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud800"}', '{"a": NaN}', '{"a": [1e999]}', '{"\\udfff": 1}', '{"a": -Infinity}', "[]"]
+)
+def test_a_call_that_no_client_can_read_stays_text(arguments):
+    text = f'so <tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
+    assert tool_calls_in(text) == (text, [])
+    assert tool_calls_in(text.replace(arguments, '{"a": "\\ud83d\\ude00"}')) == ("so ", [("add", '{"a": "😀"}')])
 
 
 THOUGHT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"}]

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from tests.core.serving.served import HELLO, text_of
-from tests.core.serving.toys import END, TOOLS, check_law, tokenizer
+import httpx
+import openai
+import pytest
+
+from anytron.serving.answers import completion_log_probs
+from anytron.serving.refusal import Refusal
+from anytron.serving.requests import ChatBody, sampling_of
+from anytron.workers.engines.rollout_engine import Response
+from tests.core.serving.served import HELLO, KEY, text_of
+from tests.core.serving.toys import END, SAMPLING, TOOLS, check_law, tokenizer
 
 
 def test_the_openai_client_chats(one):
@@ -70,8 +79,8 @@ def test_a_stream_of_a_session_is_one_turn(fresh):
     name, key = fresh.session()
     with fresh.client(key) as client:
         list(client.chat.completions.create(model="toy", messages=HELLO, stream=True, max_tokens=500))
-    (branch,) = fresh.ask(f"/v1/sessions/{name}").json()["branches"]
-    sampled = [token for token, own in zip(branch["token_ids"], branch["mask"], strict=True) if own]
+    (turn,) = fresh.ask(f"/v1/sessions/{name}").json()["turns"]
+    sampled = [token for token, own in zip(turn["token_ids"], turn["mask"], strict=True) if own]
     assert sampled == [*fresh.pool.script, END]
     assert len(fresh.pool.log) > 1
 
@@ -144,9 +153,18 @@ def test_a_session_shows_what_was_sampled_and_refuses_another_history(fresh):
     assert "'mine' was sent" in refused.json()["error"]["message"]
     shown = fresh.ask(f"/v1/sessions/{name}", key=key).json()
     assert shown["counts"] == {"answered": 2, "history_not_recorded": 1}
-    (branch,) = shown["branches"]
-    assert sum(branch["mask"]) == sum(len(response.tokens) for _, response in fresh.pool.log)
-    assert {len(branch[field]) for field in ("mask", "logprobs", "weight_versions")} == {len(branch["token_ids"])}
+    turns = shown["turns"]
+    assert [turn["parent"] for turn in turns] == [None, 0]
+    for turn, (_, response) in zip(turns, fresh.pool.log, strict=True):
+        given, size = turn["token_ids"][: -len(response.tokens)], len(response.tokens)
+        assert turn["token_ids"] == [*given, *response.tokens]
+        assert turn["mask"] == [0] * len(given) + [1] * size
+        assert turn["logprobs"] == [0.0] * len(given) + list(response.log_probs)
+        assert turn["weight_versions"] == [None] * len(given) + list(response.versions)
+    assert [token for turn in turns for token in turn["token_ids"]] == [
+        *fresh.pool.log[1][0],
+        *fresh.pool.log[1][1].tokens,
+    ]
 
 
 def test_without_a_session_nothing_is_recorded(one):
@@ -163,3 +181,75 @@ def test_spaces_in_arguments_and_empty_fields_do_not_change_a_history(fresh):
     again = [*HELLO, {**first, "annotations": [], "refusal": None}, result]
     assert fresh.chat(key, again, tools=TOOLS).status_code == 200
     assert fresh.chat(key, again).status_code == 409  # without the tools
+
+
+def test_what_conversations_share_is_shown_once(fresh):
+    name, key = fresh.session()
+    first = fresh.chat(key, [{"role": "user", "content": "long " * 200}]).json()["choices"][0]["message"]
+    for question in "abc":
+        history = [{"role": "user", "content": "long " * 200}, first, {"role": "tool", "content": question}]
+        assert fresh.chat(key, history).status_code == 200
+    turns = fresh.ask(f"/v1/sessions/{name}", key=key).json()["turns"]
+    (session,) = fresh.keys.sessions()
+    assert [turn["parent"] for turn in turns] == [None, 0, 0, 0]
+    assert sum(len(turn["token_ids"]) for turn in turns) == session.size
+    assert sum(len(branch.tokens) for branch in session.branches()) > 2 * session.size
+
+
+def test_what_fails_again_is_not_repeated_by_the_openai_client(fresh):
+    _, key = fresh.session()
+    fresh.chat(key)
+    history = [*HELLO, {"role": "assistant", "content": "mine"}, *HELLO]
+    http = openai.DefaultHttpxClient(trust_env=False)
+    with openai.OpenAI(base_url=fresh.url, api_key=key, http_client=http) as client:
+        assert client.max_retries > 0
+        with pytest.raises(openai.ConflictError, match="has not recorded"):
+            client.chat.completions.create(model="toy", messages=history)
+    assert fresh.routes.counts["history_not_recorded"] == 1
+    assert "x-should-retry" not in Refusal(503, "busy", "The server is busy.").headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_examples_are_counted(fresh, stream):
+    history = [*HELLO, {"role": "assistant", "content": "an example"}, *HELLO]
+    answer = fresh.ask(
+        "/v1/chat/completions",
+        {"model": "toy", "messages": history, "n": 1 if stream else 2, "stream": stream},
+        headers={"X-Session-ID": "a"},
+    )
+    assert '"session":{"id":"a","examples":1}' in answer.text.replace(" ", "")
+    assert fresh.ask("/v1/sessions/a").json()["counts"]["examples"] == 1
+
+
+def test_with_tool_choice_none_tools_are_shown_and_calls_stay_text(fresh):
+    fresh.pool.said = ['<tool_call>{"name": "add", "arguments": {}}</tool_call>']
+    choice = fresh.chat(tools=TOOLS, tool_choice="none").json()["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": fresh.pool.said[0]}
+    assert '"name": "add"' in tokenizer("qwen").decode(list(fresh.pool.log[0][0]))
+
+
+def test_an_empty_list_of_stop_strings_is_none():
+    default = replace(SAMPLING, stop=("x",))
+    for stop, found in ((None, ("x",)), ([], ()), ("y", ("y",))):
+        assert sampling_of(ChatBody(model="toy", messages=HELLO, stop=stop), default, 100).stop == found
+
+
+def test_offsets_of_texts():
+    response = Response((1, 2, 3), (-1.0,) * 3, "stop", (0,) * 3)
+    assert completion_log_probs(response, lambda ids: "ab" * ids[0])["text_offset"] == [0, 2, 6]
+    assert completion_log_probs(Response((), (), "stop", ()), str)["text_offset"] == []
+
+
+def test_a_header_of_a_session_acts_on_generation_alone(fresh):
+    named = {"X-Session-ID": "mine"}
+    begun = fresh.ask("/v1/sessions", {}, headers=named)
+    assert begun.status_code == 201
+    path = f"/v1/sessions/{begun.json()['id']}"
+    assert fresh.ask(path, headers=named).status_code == 200
+    assert fresh.ask("/v1/models", headers={"X-Session-ID": "a b"}).status_code == 200
+    authorized = {"Authorization": f"Bearer {KEY}", **named}
+    assert httpx.delete(fresh.url.removesuffix("/v1") + path, headers=authorized, trust_env=False).status_code == 200
+    assert fresh.ask("/v1/chat/completions", {"model": 1}, headers=named).status_code == 400
+    assert fresh.keys.sessions() == []
+    assert fresh.ask("/v1/chat/completions", {"model": "toy", "messages": HELLO}, headers=named).status_code == 200
+    assert [session.id for session in fresh.keys.sessions()] == ["mine"]

@@ -30,7 +30,7 @@ SERVING = (
         "self.loop.call_later(3600.0, self._late)",
     ),
     Twin(
-        "tests/core/serving/test_attacks.py::test_a_thousand_connections_keep_nobody_out",
+        "tests/core/serving/test_attacks.py::test_connections_that_send_nothing_keep_nobody_out",
         "core/anytron/serving/server.py",
         "        if len(self._others) > self._limits.connections:",
         "        if len(self._others) < 0:",

@@ -124,6 +124,11 @@ class ConfinedReader:
             if not whole:
                 self.close()
 
+    @property
+    def alive(self) -> bool:
+        """Whether there is a child: after an error, whether it has told the error and goes on."""
+        return self._child is not None
+
     def close(self) -> None:
         """End the child, if there is one."""
         if self._child is not None:
