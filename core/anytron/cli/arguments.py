@@ -19,3 +19,10 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+ModelPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PATH",
+        help="A run, a directory of a Hugging Face model, a checkpoint, or checkpoints/best of a run.",
+    ),
+]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from anytron.cli.arguments import ConfigPath, Overrides  # noqa: TC001 - typer reads the annotations
+from anytron.cli.arguments import ConfigPath, ModelPath, Overrides  # noqa: TC001 - typer reads the annotations
 from anytron.cli.signals import INTERRUPTED, handle_signals
 
 
@@ -104,13 +104,7 @@ def replay(
 
 
 def chat(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PATH",
-            help="A run, a directory of a Hugging Face model, a checkpoint, or checkpoints/best of a run.",
-        ),
-    ],
+    path: ModelPath,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -188,13 +182,7 @@ def chat(
 
 
 def serve(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PATH",
-            help="Directory of a run or of a Hugging Face model, a checkpoint, or checkpoints/best of a run.",
-        ),
-    ],
+    path: ModelPath,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(

@@ -80,7 +80,7 @@ def check_messages(messages: Sequence[Any]) -> None:
         if why is not None:
             raise Refusal(400, "invalid_message", f"messages[{place}] cannot be used: {why}.", f"messages[{place}]")
     if not messages or messages[-1]["role"] == "assistant":
-        why = "the last message must be the user's or a tool's: the server writes the assistant's next message"
+        why = "the last message must not be the assistant's: the server writes the assistant's next message"
         raise Refusal(400, "invalid_message", f"There is nothing to answer: {why}.", "messages")
 
 

@@ -103,17 +103,13 @@ class Desk:
             for number, response in pool.poll(seconds):
                 self._open.pop(number).tell(response)
 
-    def close(self, why: str = ENDED) -> None:
-        """Refuse all requests that are not answered yet, and later ones; the pool is not used any more.
-
-        Args:
-            why: The reason, for clients.
-        """
+    def close(self) -> None:
+        """Refuse all requests that are not answered yet, and later ones; the pool is not used any more."""
         with self._closing:
             self._closed = True
         waiting = [ticket for ticket, wanted in self._take(0.0) if wanted]
         for ticket in [*waiting, *self._open.values()]:
-            ticket.tell(Refusal(503, "server_ends", why))
+            ticket.tell(Refusal(503, "server_ends", ENDED))
         self._open.clear()
 
     def _take(self, seconds: float) -> list[tuple[_Ticket, bool]]:

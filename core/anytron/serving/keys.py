@@ -115,10 +115,6 @@ class Keyring:
         self._sessions: dict[str, Session] = {}
         self._names: dict[bytes, str] = {}
 
-    def sessions(self) -> list[Session]:
-        """Return all sessions, the oldest first."""
-        return list(self._sessions.values())
-
     def admit(self, authorization: str | None) -> Session | None:
         """Check the header ``Authorization``.
 
