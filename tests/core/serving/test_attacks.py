@@ -147,7 +147,11 @@ def test_the_request_of_a_client_that_leaves_is_given_up(fresh, stream):
     [
         ({"model": "other"}, 404, "this server has the model toy"),
         ({"messages": []}, 400, "There is nothing to answer"),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "x"}]}, 400, "the last message must not be the assistant's"),
+        (
+            {"messages": [*HELLO, {"role": "assistant", "content": "x"}]},
+            400,
+            "the last message must not be the assistant's",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "list of parts of the type text"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "surrogate"),
         ({"messages": [{"role": "user", "content": "x", "\ud800": "y"}]}, 400, "surrogate"),
