@@ -24,7 +24,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tests
 from tests.house import ROOT
@@ -72,7 +72,8 @@ def files_of(names: Sequence[str], unit_tests: Path) -> list[str]:
 def checkout_without_core(source: Path, target: Path) -> Path:
     """Copy a checkout without ``megatron/core``, which the installed package replaces."""
     core = source / "megatron" / "core"
-    shutil.copytree(source, target, ignore=lambda at, _: ["core"] if Path(at) == core.parent else [".git"])
+    if not target.exists():
+        shutil.copytree(source, target, ignore=lambda at, _: ["core"] if Path(at) == core.parent else [".git"])
     return target
 
 
@@ -83,16 +84,24 @@ def run_group(name: str, root: Path, out: Path, arguments: argparse.Namespace) -
     end = monotonic() + arguments.group_seconds
     at_once = AT_ONCE if arguments.ranks > 1 else None
     ends_early = 0
-    while ends_early < RESTARTS and monotonic() < end - 5:
+    while not _complete(files) and ends_early < RESTARTS and monotonic() < end - 5:
         begun = _started(files)
         limits = Limits(arguments.test_seconds, end - monotonic(), arguments.gib, at_once)
         run_ranks(root, name.split(","), files, begun, limits)
-        last = [record for file in files for record in read(file)[-1:]]
-        finished = all("finished" in record for record in last)
-        ends_early += not finished
-        if (finished and not any(record["left"] for record in last)) or _started(files) == begun:
+        ends_early += not all("finished" in record for record in _last(files))
+        if _started(files) == begun:
             break
     return files
+
+
+def _last(files: Sequence[Path]) -> list[dict[str, Any]]:
+    return [record for file in files for record in read(file)[-1:]]
+
+
+def _complete(files: Sequence[Path]) -> bool:
+    """Return whether each rank has ended after the last test of the group."""
+    last = _last(files)
+    return len(last) == len(files) and all("finished" in record and not record["left"] for record in last)
 
 
 def _started(files: Sequence[Path]) -> set[str]:
@@ -113,7 +122,11 @@ def main() -> None:
         help="time limit of a group, which is a file if there are several ranks (default: 900)",
     )
     parser.add_argument("--gib", type=float, default=8, help="memory that one rank may have, in GiB (default: 8)")
-    parser.add_argument("--out", type=Path, help="empty folder for the records and the tests' output")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for the records and the tests' output; with the records of an interrupted run, that run goes on",
+    )
     arguments = parser.parse_args()
     checkout = os.environ.get(VARIABLE)
     if not checkout or not (Path(checkout) / "tests" / "unit_tests").is_dir():
