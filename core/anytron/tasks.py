@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from anytron.config.algorithm import AlgorithmSection
     from anytron.record.sinks import MetricSink, SinkRun
     from anytron.task.data import Prompt
-    from anytron.task.environments import Observation, Task, Turn
+    from anytron.task.environments import AgentResult, AgentTask, Observation, Task, Turn
     from anytron.task.rewards import Sample
 else:
 
@@ -21,6 +21,8 @@ else:
 __all__ = [
     "AdvantageFunction",
     "Advantages",
+    "AgentResult",
+    "AgentTask",
     "AlgorithmSection",
     "MetricSink",
     "Observation",

@@ -50,6 +50,7 @@ class Called:
         gives: What it must return, as a phrase that follows "return".
         method: Name of the method; empty = it is a function.
         optional: Whether a class may lack the method.
+        awaited: Whether the function may be async.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Called:
     gives: str = "nothing"
     method: str = ""
     optional: bool = False
+    awaited: bool = False
 
     @property
     def signature(self) -> str:
@@ -75,7 +77,8 @@ class Called:
         named = list(options)
         called = _called(function)  # not what is behind decorators: one may wait for what is async
         called = called.__init__ if inspect.isclass(called) else called
-        if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        is_async = inspect.iscoroutinefunction(called) and not self.awaited
+        if is_async or inspect.isasyncgenfunction(called):
             return Fault(
                 f"{self.name} is async.",
                 f"{place(function)}, is async, and is called without await",

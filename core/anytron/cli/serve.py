@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from importlib.util import find_spec
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from anytron.base.components import EXECUTORS, load_component
-from anytron.base.errors import ConfigError, WorkerError
 from anytron.cli.answering import (
     OF_ANSWERS,
     OF_EXPORT,
@@ -25,8 +22,8 @@ from anytron.cli.chat_model import check_tokenizer, find_model
 from anytron.cli.output import LOGS, ScratchDirectory, error_console
 from anytron.cli.single_rank import override
 from anytron.config.dump import to_yaml
-from anytron.serving.keys import check_key, new_key, read_key
-from anytron.serving.limits import Limits
+from anytron.serving.installation import check_installed
+from anytron.serving.keys import KEY_VARIABLE, new_key, read_key, variable_key
 
 if TYPE_CHECKING:
     import socket
@@ -35,13 +32,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from anytron.config.schema import RunConfig
     from anytron.run.preflight.open_run import OpenRun
     from anytron.workers.executor.protocol import Executor
 
 COMMAND = "anytron serve"
-KEY_VARIABLE = "ANYTRON_SERVE_KEY"
-"""Environment variable that holds the server's key."""
 ROUND_S = 0.05
 """Seconds after which the rollout engines are asked again, and new requests are passed to them."""
 
@@ -71,7 +65,7 @@ def run_serve(
         AnytronError: The packages of the server are missing, the address or the key cannot be used, ``path`` has no
             usable model, or the model cannot be started or fails later.
     """
-    _check_installed()
+    check_installed(COMMAND)
     check_keys(overrides, COMMAND)
     key, chosen_key = _key(key_file)
     found = find_model(path, COMMAND)
@@ -105,44 +99,30 @@ def _serve(
 ) -> None:
     """Load the model, and answer requests until a signal."""
     from anytron.run.rollout.directory_model import DirectoryModel
-    from anytron.serving.app import Routes
-    from anytron.serving.desk import Desk
-    from anytron.serving.keys import Keyring
-    from anytron.serving.rendering import Renderer
-    from anytron.serving.server import Server, is_loopback, url_of
-    from anytron.serving.service import ServedModel, Service
+    from anytron.run.rollout.endpoint import longest_context
+    from anytron.serving.endpoint import Endpoint
+    from anytron.serving.service import ServedModel
 
     model = DirectoryModel(run.config)
-    limits, desk = Limits(), Desk()
+    context = longest_context(run.config, model.context)
+    served = ServedModel(name, model.tokenizer, model.vocab_size, context, model.sampling)
     with contextlib.ExitStack() as ends:
-        renderer = Renderer(model.tokenizer, model.vocab_size, run.config.data.chat_template_kwargs)
-        ends.callback(renderer.close)
-        context = _context(run.config, model.context)
-        served = ServedModel(name, model.tokenizer, model.vocab_size, context, model.sampling)
-        routes = Routes(Service(served, renderer, desk, limits), Keyring(key, limits))
-        ends.callback(lambda: notes.print(_ended(routes.counts)))
-        server = Server(routes.app(), bound, limits)
-        ends.callback(server.stop)
-        ends.callback(desk.close)
-        url = url_of(bound)
+        endpoint = Endpoint(served, run.config.data.chat_template_kwargs, key, bound)
+        ends.callback(lambda: notes.print(_ended(endpoint.counts)))
+        ends.enter_context(endpoint)
         model.start(executor)
         model.load()
-        server.start()
-        if not is_loopback(bound):
+        endpoint.start()
+        if not endpoint.is_loopback:
             notes.print(
                 "warning: other machines can reach this address; keys, prompts and answers are sent unencrypted"
             )
         if shown is not None:
             notes.print(f"key of this server (new at each start; {KEY_VARIABLE} or --key-file sets one): {shown}")
-        notes.print(f"serving {name} at {url}; Ctrl-C ends")
-        while server.alive:
-            desk.work(model.pool, ROUND_S)
-        raise WorkerError(
-            "The server has ended by itself.",
-            where=url,
-            why=f"its thread failed: {server.failure!r}",
-            fix="start it again; if it ends again, report this as a bug of Anytron",
-        ) from server.failure
+        notes.print(f"serving {name} at {endpoint.url}; Ctrl-C ends")
+        while True:
+            endpoint.check()
+            endpoint.desk.work(model.pool, ROUND_S)
 
 
 def _ended(counts: Mapping[str, int]) -> str:
@@ -150,31 +130,14 @@ def _ended(counts: Mapping[str, int]) -> str:
     return f"the server has ended; requests: {counted or 'none'}"
 
 
-def _context(config: RunConfig, model: int | None) -> int | None:
-    """Return the most tokens of prompt and answer that the rollout engine takes."""
-    limits = [limit for limit in (model, config.rollout.options.get("max_model_len")) if isinstance(limit, int)]
-    return min(limits, default=None)
-
-
 def _key(file: Path | None) -> tuple[str, bool]:
-    """Return the server's key, and whether the user has chosen it. Processes that start later do not inherit it."""
-    given = os.environ.pop(KEY_VARIABLE, None)
+    """Return the server's key, and whether the user has chosen it."""
+    given = variable_key()
     if file is not None:
         return read_key(file), True
-    return (new_key(), False) if given is None else (check_key(given.strip(), KEY_VARIABLE), True)
+    return (new_key(), False) if given is None else (given, True)
 
 
 def _name_of(path: Path) -> str:
     """Return the name of a model: that of its directory."""
     return path.resolve().name or "model"
-
-
-def _check_installed() -> None:
-    missing = [package for package in ("starlette", "uvicorn") if find_spec(package) is None]
-    if missing:
-        raise ConfigError(
-            "The packages of the server are not installed.",
-            where=COMMAND,
-            why=f"not installed: {', '.join(missing)}",
-            fix="install them: pip install 'anytron[serve]'",
-        )

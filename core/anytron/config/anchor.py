@@ -27,7 +27,8 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
     The paths are ``model.path``, ``model.tokenizer``, ``model.processor``, ``model.lora.path``, ``critic.path``,
     ``teacher.path``, ``reward_model.path``, the file in every ``file.py:function`` and ``file.py:Class``, the paths
     among the options of registered sources of prompts, and ``rollout.python`` (its symbolic links stay, because an
-    environment is identified by the path of its interpreter). The paths in ``validation.sets`` are resolved too.
+    environment is identified by the path of its interpreter), ``rollout.endpoint.key_file``, and the program of
+    ``environment.command`` if it has a directory. The paths in ``validation.sets`` are resolved too.
 
     Args:
         config: The configuration, as read from the file.
@@ -53,10 +54,18 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
         reward_model = reward_model.model_copy(update={"path": _absolute(reward_model.path, directory)})
     environment = config.environment
     if environment is not None:
-        environment = environment.model_copy(update={"path": _reference(environment.path, directory)})
+        named = {"path": environment.path, "agent": environment.agent}
+        found: dict[str, object] = {key: _reference(name, directory) for key, name in named.items() if name is not None}
+        if environment.command:
+            found["command"] = [_program(environment.command[0], directory), *environment.command[1:]]
+        environment = environment.model_copy(update=found)
     sinks = [one.model_copy(update={"sink": _reference(one.sink, directory)}) for one in config.tracking.sinks]
-    python = config.rollout.python
-    rollout = {} if python is None else {"python": os.path.abspath(directory / python)}  # noqa: PTH100 - no links
+    python, endpoint = config.rollout.python, config.rollout.endpoint
+    rollout: dict[str, object] = {}
+    if python is not None:
+        rollout["python"] = os.path.abspath(directory / python)  # noqa: PTH100 - no links
+    if endpoint is not None and endpoint.key_file is not None:
+        rollout["endpoint"] = endpoint.model_copy(update={"key_file": _absolute(endpoint.key_file, directory)})
     return config.model_copy(
         update={
             "critic": critic,
@@ -81,6 +90,11 @@ def anchor(config: RunConfig, directory: Path) -> RunConfig:
 
 def _absolute(path: str, directory: Path) -> str:
     return str((directory / path).resolve())
+
+
+def _program(name: str, directory: Path) -> str:
+    """A program's file with an absolute path; a name without a directory is looked up in PATH later."""
+    return _absolute(name, directory) if "/" in name else name
 
 
 def _reference(reference: str, directory: Path) -> str:

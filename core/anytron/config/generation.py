@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from anytron.config.section import Section, refuse_zero
+
+RUN_COMMAND = "anytron.task.environments.command:run_command"
+"""The agent that runs ``environment.command``."""
+
+
+class EndpointSection(Section):
+    """An OpenAI-compatible server over the rollout engines, while a run goes on; docs/how-to/train-an-agent.md."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at."""
+    port: int = Field(0, ge=0, le=65535)
+    """TCP port; 0 = a free one."""
+    key_file: str | None = None
+    """File with the server's key, which only you can read; default: the environment variable ``ANYTRON_SERVE_KEY``.
+    Agents of the run have keys of their own, and need neither."""
 
 
 class RolloutSection(Section):
@@ -66,6 +81,8 @@ class RolloutSection(Section):
     """Interpreter of the environment in which the rollout engine runs, for an engine whose packages conflict with the
     training engine's; relative paths are relative to the YAML file. Anytron must be installed there, in the same
     version. Default: the environment of ``anytron train``."""
+    endpoint: EndpointSection | None = None
+    """Serve the model to programs while it is trained. An environment that is an agent has an endpoint in any case."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the engine, which checks them; the options of Anytron's engines are listed below."""
 
@@ -73,18 +90,56 @@ class RolloutSection(Section):
 class EnvironmentSection(Section):
     """The environment that replies to the model (a tool, a game, a user); docs/how-to/use-tools-and-environments.md."""
 
-    path: str
+    path: str | None = None
     """The environment's class: ``module:Class`` or ``file.py:Class``."""
+    agent: str | None = None
+    """In place of ``path``: the function of an agent, a program that reaches the model by OpenAI's API;
+    docs/how-to/train-an-agent.md."""
+    command: list[str] = Field(default_factory=list)
+    """In place of ``path``: the program and the arguments of an agent."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the class."""
+    """Keyword arguments of the class or of the agent's function."""
     max_turns: int = Field(8, ge=1)
     """Turns of the model in a response; each may have ``rollout.max_new_tokens`` tokens."""
     max_observation_tokens: int = Field(1024, ge=1)
     """Longest observation, in tokens. A longer observation ends the response, and so does one that is too long for the
     model's context: the model never gets a part of it."""
     processes: int = Field(1, ge=1)
-    """Processes that call environments; each makes one call at a time, and holds many environments."""
+    """Processes that call environments; each makes one call at a time, and holds many environments. So many agents run
+    at the same time."""
     timeout_s: float = Field(120.0, gt=0.0)
-    """Seconds that one call may take. If a call takes longer, its sample is not trained on."""
+    """Seconds that one call may take; the call of an agent is its whole work. If a call takes longer, its sample is not
+    trained on."""
+    attempts: int = Field(1, ge=1)
+    """Times that an agent is started for a response until it does not fail."""
     memory_gib: float | None = Field(None, gt=0.0)
     """Memory that a process may allocate, in GiB; null = no limit."""
+
+    @model_validator(mode="after")
+    def _one_of_three(self) -> EnvironmentSection:
+        given = [name for name in ("path", "agent", "command") if getattr(self, name)]
+        if len(given) != 1:
+            said = f"it has {' and '.join(given)}" if given else "it has none of them"
+            raise ValueError(f"an environment has exactly one of path, agent and command, and {said}")
+        if self.command and self.options:
+            raise ValueError("options are keyword arguments of a function, and command has none: use its arguments")
+        if self.attempts > 1 and not self.is_agent:
+            raise ValueError("attempts applies to agents only: remove it, or name an agent")
+        return self
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether the environment is a program that reaches the model by OpenAI's API."""
+        return self.path is None
+
+    @property
+    def called(self) -> tuple[str, str]:
+        """The key that names the environment, and the class or the function."""
+        if self.path is not None:
+            return "environment.path", self.path
+        return ("environment.command", RUN_COMMAND) if self.agent is None else ("environment.agent", self.agent)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the class or the function."""
+        return {"command": self.command} if self.command else self.options

@@ -15,7 +15,7 @@ from anytron.serving.refusal import Refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from anytron.serving.sessions import Turn
+    from anytron.serving.sessions import Reward, Turn
     from anytron.workers.engines.rollout_engine import Response
 
 
@@ -27,11 +27,13 @@ class Written:
         response: The response, as the engine returned it.
         text: Its text, without special tokens, up to a stop string.
         message: The assistant's message: the text, and the tool calls in it.
+        stop: The stop string before which the text ends; None = it ends where the response does.
     """
 
     response: Response
     text: str
     message: Mapping[str, Any]
+    stop: str | None = None
 
     @property
     def finish_reason(self) -> str:
@@ -50,7 +52,8 @@ def written(response: Response, text: str, stops: Sequence[str], *, tools: bool)
         stops: Stop strings: the text ends before the first of them.
         tools: Whether tool calls are looked for.
     """
-    cut = text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+    place, stop = min(((place, stop) for stop in stops if (place := text.find(stop)) >= 0), default=(len(text), None))
+    cut = text[:place]
     content, calls = tool_calls_in(cut) if tools else (cut, [])
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
@@ -58,7 +61,7 @@ def written(response: Response, text: str, stops: Sequence[str], *, tools: bool)
             {"id": new_id("call"), "type": "function", "function": {"name": name, "arguments": arguments}}
             for name, arguments in calls
         ]
-    return Written(response, cut, message)
+    return Written(response, cut, message, stop)
 
 
 def new_id(kind: str) -> str:
@@ -140,16 +143,20 @@ def tokens_answer(response: Response) -> dict[str, Any]:
     return {"request_id": new_id("generate"), "choices": [choice]}
 
 
-def session_answer(name: str, counts: Mapping[str, int], turns: Sequence[Turn]) -> dict[str, Any]:
+def session_answer(
+    name: str, counts: Mapping[str, int], turns: Sequence[Turn], reward: Reward | None
+) -> dict[str, Any]:
     """Return what a session has recorded: each turn has its own tokens only, so that each token is there once.
 
     Args:
         name: Name of the session.
         counts: How often what happened.
         turns: The recorded turns; a turn stands after the one that it continues.
+        reward: The session's reward; None = none was sent.
     """
     numbers = {id(turn): number for number, turn in enumerate(turns)}
-    return {"id": name, "counts": dict(counts), "turns": [_turn(turn, numbers) for turn in turns]}
+    worth = None if reward is None else {"reward": reward.reward, "metrics": dict(reward.metrics)}
+    return {"id": name, "counts": dict(counts), "turns": [_turn(turn, numbers) for turn in turns], "reward": worth}
 
 
 def _turn(turn: Turn, numbers: Mapping[int, int]) -> dict[str, Any]:

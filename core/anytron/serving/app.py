@@ -17,7 +17,8 @@ from starlette.routing import Route
 
 from anytron.serving import answers
 from anytron.serving.refusal import Refusal
-from anytron.serving.requests import ChatBody, CompletionBody, TokensBody, read
+from anytron.serving.requests import ChatBody, CompletionBody, RewardBody, TokensBody, read
+from anytron.serving.sessions import Reward
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -63,6 +64,7 @@ class Routes:
                 Route("/v1/chat/completions", self._handled(self._chat), methods=["POST"]),
                 Route("/v1/completions", self._handled(self._completion), methods=["POST"]),
                 Route("/inference/v1/generate", self._handled(self._tokens), methods=["POST"]),
+                Route("/v1/reward", self._handled(self._reward), methods=["POST"]),
                 Route("/v1/sessions", self._handled(self._begin), methods=["POST"]),
                 Route("/v1/sessions/{name}", self._handled(self._show)),
                 Route("/v1/sessions/{name}", self._handled(self._delete, place=False), methods=["DELETE"]),
@@ -121,9 +123,17 @@ class Routes:
         begun, key = self._keys.begin()
         return JSONResponse({"id": begun.id, "key": key}, status_code=201)
 
+    async def _reward(self, request: Request, session: Session | None) -> Response:
+        body = read(await self._body(request), RewardBody)
+        if session is None:
+            why = "the server's key names none; use the session's key"
+            raise Refusal(400, "no_session", f"A reward belongs to a session: {why}.")
+        session.reward = Reward(body.reward, body.metrics)
+        return JSONResponse({"id": session.id})
+
     async def _show(self, request: Request, session: Session | None) -> Response:
         shown = self._keys.visible(request.path_params["name"], session)
-        known = (shown.id, dict(shown.counts), list(shown.turns))
+        known = (shown.id, dict(shown.counts), list(shown.turns), shown.reward)
         # In a thread: other requests are answered while millions of tokens are written.
         return await asyncio.to_thread(lambda: JSONResponse(answers.session_answer(*known)))
 
@@ -276,7 +286,7 @@ class _Form:
         choices = []
         for place, one in enumerate(found):
             said = {"message": one.message} if self._chat else {"text": one.text}
-            choices.append(self._choice(place, said, one.response, one.finish_reason))
+            choices.append(self._choice(place, said, one.response, one))
         prompt = {"prompt_token_ids": list(asked.tokens)} if self.body.return_token_ids else {}
         kind = "chat.completion" if self._chat else "text_completion"
         used = answers.usage(len(asked.tokens), found)
@@ -294,7 +304,7 @@ class _Form:
         else:
             said = {"text": text}  # type: ignore[dict-item]
         self._begun = True
-        choice = self._choice(0, said, part, None if last is None else last.finish_reason)
+        choice = self._choice(0, said, part, last)
         extension = {} if last is None else self._session(asked)
         return _event({**self._head(self._kind), "choices": [choice], **extension})
 
@@ -315,7 +325,7 @@ class _Form:
     def _head(self, kind: str) -> dict[str, Any]:
         return answers.head(kind, self._name, self._service.model.name)
 
-    def _choice(self, place: int, said: dict[str, Any], response: Sampled, reason: str | None) -> dict[str, Any]:
+    def _choice(self, place: int, said: dict[str, Any], response: Sampled, whole: Written | None) -> dict[str, Any]:
         log_probs = None
         decode = self._service.model.decode
         if isinstance(self.body, ChatBody) and self.body.logprobs:
@@ -323,7 +333,9 @@ class _Form:
         elif isinstance(self.body, CompletionBody) and self.body.logprobs is not None:
             log_probs = answers.completion_log_probs(response, decode)
         tokens = answers.token_fields(response) if self.body.return_token_ids else {}
-        return {"index": place, **said, "logprobs": log_probs, "finish_reason": reason, **tokens}
+        reason, stop = (None, None) if whole is None else (whole.finish_reason, whole.stop)
+        end = {"finish_reason": reason, "stop_reason": stop}
+        return {"index": place, **said, "logprobs": log_probs, **end, **tokens}
 
 
 async def _left(request: Request) -> None:

@@ -13,7 +13,7 @@ from anytron.serving.refusal import Refusal
 from anytron.workers.engines.rollout_engine import PromptInputs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from anytron.workers.engines.rollout_engine import Response, SamplingParams
 
@@ -23,11 +23,18 @@ ENDED = "The server ends, and answers no more requests."
 class Pool(Protocol):
     """Generates responses; :class:`anytron.run.rollout.pool.RolloutPool` is one."""
 
-    def ask(self, questions: Sequence[tuple[PromptInputs, SamplingParams, int]]) -> list[int]:
-        """Ask for a response to each (prompt, sampling parameters, seed); return the request numbers."""
+    def ask(
+        self,
+        questions: Sequence[tuple[PromptInputs, SamplingParams, int]],
+        answered: Callable[[int, Response], None],
+    ) -> list[int]:
+        """Ask for a response to each (prompt, sampling parameters, seed); return the request numbers.
+
+        ``answered`` is called with number and response of each request when it has finished, in the thread that polls.
+        """
 
     def poll(self, seconds: float) -> list[tuple[int, Response]]:
-        """Work for about the given time; return number and response of each request that has finished."""
+        """Work for about the given time."""
 
     def cancel(self, numbers: Collection[int]) -> None:
         """Give requests up: they are never returned."""
@@ -85,6 +92,11 @@ class Desk:
             self._arrived.put((ticket, False))
             raise
 
+    @property
+    def busy(self) -> bool:
+        """Whether the pool works on any question."""
+        return bool(self._open)
+
     def work(self, pool: Pool, seconds: float) -> None:
         """Pass questions to the pool, and its answers back, for about the given time.
 
@@ -92,16 +104,26 @@ class Desk:
             pool: The pool, which only this thread uses.
             seconds: Time to wait for a question or an answer; a signal interrupts it.
         """
-        for ticket, wanted in self._take(0.0 if self._open else seconds):
-            if wanted:
-                (number,) = pool.ask([ticket.question])
-                self._open[number] = ticket
-            elif given_up := [number for number, one in self._open.items() if one is ticket]:
-                pool.cancel(given_up)
-                del self._open[given_up[0]]
+        self._pass(pool, self._take(0.0 if self._open else seconds))
         if self._open:
-            for number, response in pool.poll(seconds):
-                self._open.pop(number).tell(response)
+            pool.poll(seconds)
+
+    def visit(self, pool: Pool) -> None:
+        """Pass the questions that have arrived to a pool that works already, and give up what clients gave up."""
+        self._pass(pool, self._take(0.0))
+
+    def _pass(self, pool: Pool, arrived: Sequence[tuple[_Ticket, bool]]) -> None:
+        given_up = [ticket for ticket, wanted in arrived if not wanted]
+        asked = [ticket for ticket, wanted in arrived if wanted and ticket not in given_up]
+        numbers = pool.ask([ticket.question for ticket in asked], self._answered) if asked else []
+        self._open |= dict(zip(numbers, asked, strict=True))
+        if dropped := [number for number, ticket in self._open.items() if ticket in given_up]:
+            pool.cancel(dropped)
+            for number in dropped:
+                del self._open[number]
+
+    def _answered(self, number: int, response: Response) -> None:
+        self._open.pop(number).tell(response)
 
     def close(self) -> None:
         """Refuse all requests that are not answered yet, and later ones; the pool is not used any more."""

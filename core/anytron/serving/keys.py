@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anytron.serving.limits import Limits
+    from anytron.serving.sessions import Terms
 
+KEY_VARIABLE = "ANYTRON_SERVE_KEY"
+"""Environment variable that holds the server's key."""
 SHORTEST = 16
 """Fewest characters of a key."""
 LARGEST = 1 << 12
@@ -32,6 +35,19 @@ _NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 def new_key() -> str:
     """Return a new key of 256 random bits."""
     return f"anytron-{secrets.token_urlsafe(32)}"
+
+
+def variable_key() -> str | None:
+    """Take the server's key out of the environment, so that processes that start later do not inherit it.
+
+    Returns:
+        The key; None = the variable is not set.
+
+    Raises:
+        ConfigError: The key cannot be used.
+    """
+    given = os.environ.pop(KEY_VARIABLE, None)
+    return None if given is None else check_key(given.strip(), KEY_VARIABLE)
 
 
 def check_key(key: str, where: str) -> str:
@@ -142,14 +158,18 @@ class Keyring:
         if session is not None:
             raise Refusal(403, "not_allowed", "A session's key cannot do this; use the server's key.")
 
-    def begin(self) -> tuple[Session, str]:
+    def begin(self, terms: Terms | None = None) -> tuple[Session, str]:
         """Begin a session; return it and its key.
+
+        Args:
+            terms: What a run requires of the session; None = no run trains on it.
 
         Raises:
             Refusal: There are too many sessions.
         """
         key = new_key()
         session = self.named(secrets.token_hex(12))
+        session.terms = terms
         self._names[_digest(key)] = session.id
         return session, key
 
@@ -182,6 +202,7 @@ class Keyring:
 
     def delete(self, session: Session) -> None:
         """Forget a session, its key and what it has recorded."""
+        session.ended = True
         self._sessions.pop(session.id, None)
         self._names = {digest: name for digest, name in self._names.items() if name != session.id}
 

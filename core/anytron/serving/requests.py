@@ -141,6 +141,15 @@ class TokensBody(_Body):
     priority: int | None = None
 
 
+class RewardBody(_Body):
+    """Body of ``POST /v1/reward``."""
+
+    reward: float
+    metrics: Annotated[dict[Annotated[str, Field(min_length=1, max_length=100)], float], Field(max_length=100)] = Field(
+        default_factory=dict
+    )
+
+
 def read(body: bytes, kind: type[Model]) -> Model:
     """Read the body of a request.
 
@@ -209,3 +218,28 @@ def sampling_of(body: Common | TokenSampling, default: SamplingParams, longest: 
         shortest = min(body.min_tokens or 0, found.max_new_tokens)
         return replace(found, end_token_ids=ends, min_new_tokens=shortest)
     return replace(found, stop=default.stop if body.stop is None else body.stops, min_new_tokens=0)
+
+
+def check_terms(body: Common | TokenSampling, asked: SamplingParams, run: SamplingParams) -> SamplingParams:
+    """Check that a request samples as the run does that trains on its answer.
+
+    Args:
+        body: The request.
+        asked: Its sampling parameters.
+        run: The run's sampling parameters.
+
+    Returns:
+        The sampling parameters, with the run's longest answer as the limit.
+
+    Raises:
+        Refusal: The answer would be sampled in another way.
+    """
+    others = [name for name in ("temperature", "top_p", "top_k") if getattr(asked, name) != getattr(run, name)]
+    others += [] if set(asked.end_token_ids) == set(run.end_token_ids) else ["stop_token_ids"]
+    others += [] if body.seed is None else ["seed"]
+    if others:
+        why = "a run trains on this answer and chooses how it is sampled"
+        raise Refusal(400, "other_sampling", f"{', '.join(others)}: {why}; leave it out of the request.", others[0])
+    shortest = max(asked.min_new_tokens, run.min_new_tokens)
+    longest = min(asked.max_new_tokens, run.max_new_tokens)
+    return replace(asked, max_new_tokens=longest, min_new_tokens=min(shortest, longest))

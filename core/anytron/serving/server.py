@@ -9,16 +9,19 @@ import logging
 import socket
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from concurrent import futures
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from anytron.base.errors import ConfigError
+from anytron.base.errors import ConfigError, WorkerError
 from anytron.base.files import exhausted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.applications import Starlette
 
     from anytron.serving.limits import Limits
@@ -26,14 +29,18 @@ if TYPE_CHECKING:
 ENDING_S = 5
 """Seconds in which answers may be sent when the server ends."""
 BACKLOG = 512
+ANSWER_S = 60.0
+"""Seconds in which the server's thread must come to a call of another thread."""
+Found = TypeVar("Found")
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, named: tuple[str, str] = ("--host ", "--port ")) -> socket.socket:
     """Take the server's address: nobody else can, and connections wait until the server is started.
 
     Args:
         host: Name or address of an interface of this machine.
         port: TCP port; 0 = a free one.
+        named: How the user sets host and port, for errors.
 
     Raises:
         ConfigError: The address cannot be used.
@@ -51,9 +58,9 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if (known := exhausted(error)) is not None:
             raise known from error
-        fix = "choose another port with --port; 0 takes a free one"
+        fix = f"choose another port: {named[1]}0 takes a free one"
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            fix = "name an address of this machine with --host, for example 127.0.0.1; 'ip address' lists them"
+            fix = f"name an address of this machine, for example {named[0]}127.0.0.1; 'ip address' lists them"
         raise ConfigError(
             "The server cannot listen at this address.", where=f"{host}:{port}", why=str(error), fix=fix
         ) from error
@@ -79,8 +86,6 @@ class Server:
         bound: The address.
         limits: Limits of connections and headers.
 
-    Attributes:
-        failure: What has ended the thread before :meth:`stop`; None = nothing has.
     """
 
     def __init__(self, app: Starlette, bound: socket.socket, limits: Limits) -> None:
@@ -95,17 +100,49 @@ class Server:
             server_header=False, proxy_headers=False, backlog=BACKLOG, timeout_graceful_shutdown=ENDING_S,
         )  # fmt: skip
         self._server, self._bound = uvicorn.Server(config), bound
-        self.failure: BaseException | None = None
+        self._url = url_of(bound)
+        self._failure: BaseException | None = None
+        self._loop: futures.Future[asyncio.AbstractEventLoop] = futures.Future()
         self._thread = threading.Thread(target=self._run, name="anytron-serve", daemon=True)
 
     def start(self) -> None:
         """Start to answer."""
         self._thread.start()
 
-    @property
-    def alive(self) -> bool:
-        """Whether the server answers."""
-        return self._thread.is_alive()
+    def check(self) -> None:
+        """Check that the server answers.
+
+        Raises:
+            WorkerError: Its thread has ended.
+        """
+        if not self._thread.is_alive():
+            raise WorkerError(
+                "The server has ended by itself.",
+                where=self._url,
+                why=f"its thread failed: {self._failure!r}",
+                fix="start it again; if it ends again, report this as a bug of Anytron",
+            ) from self._failure
+
+    def call(self, function: Callable[[], Found]) -> Found:
+        """Run a function in the server's thread, which alone uses sessions while the server answers.
+
+        Raises:
+            WorkerError: The server has ended, or does not answer.
+        """
+        found: futures.Future[Found] = futures.Future()
+
+        def run() -> None:
+            try:
+                found.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - the caller raises it
+                found.set_exception(error)
+
+        try:
+            self._loop.result(ANSWER_S).call_soon_threadsafe(run)
+            return found.result(ANSWER_S)
+        except (RuntimeError, futures.TimeoutError):
+            self.check()
+            raise
 
     def stop(self) -> None:
         """Accept no more connections, let answers be sent, and end the thread."""
@@ -116,9 +153,13 @@ class Server:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._server.serve([self._bound]))
+            asyncio.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
-            self.failure = error
+            self._failure = error
+
+    async def _serve(self) -> None:
+        self._loop.set_result(asyncio.get_running_loop())
+        await self._server.serve([self._bound])
 
 
 class _Connection(H11Protocol):

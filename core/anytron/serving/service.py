@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 from dataclasses import dataclass, replace
@@ -13,12 +14,20 @@ from anytron.serving.answers import Written, check_finite, written
 from anytron.serving.conversation import Conversation, check_messages
 from anytron.serving.limits import Limits
 from anytron.serving.refusal import Refusal
-from anytron.serving.requests import ChatBody, CompletionBody, TokensBody, sampling_of, template_arguments
+from anytron.serving.requests import (
+    ChatBody,
+    CompletionBody,
+    TokensBody,
+    check_terms,
+    sampling_of,
+    template_arguments,
+)
 from anytron.task.data.decoding import decode_responses
 from anytron.workers.engines.rollout_engine import Response
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from contextlib import AbstractContextManager
 
     from anytron.serving.desk import Desk
     from anytron.serving.rendering import Renderer
@@ -114,7 +123,7 @@ class Service:
             last = known[-1] if known and known[-1] in self.model.sampling.end_token_ids else None
             given = await self._renderer.continuation(conversation, covered, last)
             tokens = known + given
-        sampling, seed = self._sampling(body, tokens), self._seed_of(body.seed)
+        sampling, seed = self._sampling(body, tokens, session), self._seed_of(body.seed, session, before)
         written_here = [] if before is None else before.path()
         examples = 0 if session is None else len(conversation.assistants()) - len(written_here)
         return Asked(session, before, given, tokens, sampling, seed, conversation, examples)
@@ -162,14 +171,15 @@ class Service:
             Refusal: The model's outputs are not finite, or the server ends.
         """
         seeds = [asked.seed, *(derive_seed(asked.seed, "answer", place) for place in range(1, count))]
-        waiting = [asyncio.ensure_future(self._desk.answer(asked.tokens, asked.sampling, seed)) for seed in seeds]
-        try:
-            responses = await asyncio.gather(*waiting)
-        finally:
-            for one in waiting:
-                one.cancel()
-        found = [self._written(asked, response, tools=tools) for response in responses]
-        self._record(asked, found)
+        with _answering(asked.session, count):
+            waiting = [asyncio.ensure_future(self._desk.answer(asked.tokens, asked.sampling, seed)) for seed in seeds]
+            try:
+                responses = await asyncio.gather(*waiting)
+            finally:
+                for one in waiting:
+                    one.cancel()
+            found = [self._written(asked, response, tools=tools) for response in responses]
+            self._record(asked, found)
         return found
 
     async def stream(self, asked: Asked, *, tools: bool) -> AsyncIterator[tuple[str, Response, Written | None]]:
@@ -191,6 +201,11 @@ class Service:
             (whole,) = await self.answers(asked, 1, tools=tools)
             yield whole.text, whole.response, whole
             return
+        with _answering(asked.session, 1):
+            async for text, response, last in self._slices(asked):
+                yield text, response, last
+
+    async def _slices(self, asked: Asked) -> AsyncIterator[tuple[str, Response, Written | None]]:
         parts: list[Response] = []
         shown, left = "", asked.sampling.max_new_tokens
         tokens = asked.tokens
@@ -223,6 +238,8 @@ class Service:
         """Record answers that can all be sent."""
         if asked.session is None:
             return
+        if asked.session.ended:
+            raise Refusal(404, "no_session", "The session has ended while the model answered.")
         if asked.before is None and asked.examples:
             asked.session.counts["examples"] += asked.examples
         for one in found:
@@ -233,12 +250,16 @@ class Service:
             why = f"the vocabulary has {self.model.vocab_size} tokens"
             raise Refusal(400, "invalid_request", f"The prompt has a token that the model does not know: {why}.")
         before, covered = (None, 0) if session is None else session.find_tokens(tokens)
-        return Asked(session, before, tokens[covered:], tokens, self._sampling(body, tokens), self._seed_of(seed))
+        sampling = self._sampling(body, tokens, session)
+        seed = self._seed_of(seed, session, before)
+        return Asked(session, before, tokens[covered:], tokens, sampling, seed)
 
-    def _sampling(self, body: Any, tokens: tuple[int, ...]) -> SamplingParams:
+    def _sampling(self, body: Any, tokens: tuple[int, ...], session: Session | None) -> SamplingParams:
         context = self.model.context
         longest = (1 << 31) if context is None else context - len(tokens)
-        return sampling_of(body, self.model.sampling, longest)
+        if session is None or session.terms is None:
+            return sampling_of(body, self.model.sampling, longest)
+        return check_terms(body, sampling_of(body, session.terms.sampling, longest), session.terms.sampling)
 
     def _check(self, body: Common) -> None:
         self._check_model(body.model)
@@ -252,8 +273,15 @@ class Service:
             why = f"this server has the model {self.model.name}"
             raise Refusal(404, "model_not_found", f"There is no model {name[:100]!r}: {why}.", "model")
 
-    def _seed_of(self, seed: int | None) -> int:
-        return derive_seed(self._seed, "request", next(self._number)) if seed is None else seed % 2**63
+    def _seed_of(self, seed: int | None, session: Session | None, before: Turn | None) -> int:
+        if seed is not None:
+            return seed % 2**63
+        own = None if session is None else session.seed_after(before)
+        return derive_seed(self._seed, "request", next(self._number)) if own is None else own
+
+
+def _answering(session: Session | None, count: int) -> AbstractContextManager[None]:
+    return contextlib.nullcontext() if session is None else session.answering(count)
 
 
 def _complete(text: str) -> str:

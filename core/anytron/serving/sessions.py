@@ -8,6 +8,7 @@ counted.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from array import array
 from collections import Counter
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from anytron.base.packed import Packed
+from anytron.base.seeds import derive_seed
 from anytron.serving.conversation import extended, rendered
 from anytron.serving.refusal import Refusal
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from anytron.serving.conversation import Conversation
-    from anytron.workers.engines.rollout_engine import Response
+    from anytron.workers.engines.rollout_engine import Response, SamplingParams
 
 SHOWN = 60
 """Letters of a message that an error shows."""
@@ -78,21 +80,57 @@ class Branch:
     versions: tuple[int | None, ...]
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What a run requires of a session that it trains on.
+
+    Attributes:
+        seed: Seed of the session's first answer, from which the seeds of later answers are derived.
+        max_turns: Most answers.
+        sampling: Sampling parameters of each answer; a request may only lower ``max_new_tokens`` and choose ``stop``.
+    """
+
+    seed: int
+    max_turns: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What a client says that its session is worth.
+
+    Attributes:
+        reward: The reward.
+        metrics: Numbers for the run's metrics.
+    """
+
+    reward: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(eq=False)
 class Session:
     """The conversations of one client, which only this client's key and the server's key can read.
 
     Attributes:
         id: Name of the session.
+        terms: What a run requires of the session; None = no run trains on it.
         turns: All recorded turns, in order of their answers.
         counts: How often what happened: ``answered``; requests that were refused, by the code of the refusal.
         size: Number of recorded tokens.
+        reward: The last reward that the client has sent; None = none.
+        ended: Whether nothing more may be recorded.
     """
 
     id: str
+    terms: Terms | None = None
     turns: list[Turn] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     size: int = 0
+    reward: Reward | None = None
+    ended: bool = False
+    _asked_at: Counter[int] = field(default_factory=Counter)
+    _expected: int = 0
     _ends: dict[bytes, Turn] = field(default_factory=dict)
     _asked: dict[bytes, Turn] = field(default_factory=dict)
     _given: set[bytes] = field(default_factory=set)
@@ -135,6 +173,34 @@ class Session:
             if (turn := self._lengths[length].get(digest.digest())) is not None:
                 found = turn, length
         return found
+
+    def seed_after(self, turn: Turn | None) -> int | None:
+        """Return the seed of the next answer after a turn (None = to a first request); None without terms.
+
+        The first answer at each place has the seed that an environment's turn there has.
+        """
+        if self.terms is None:
+            return None
+        place, depth = 0 if turn is None else id(turn), 0 if turn is None else len(turn.path())
+        again, self._asked_at[place] = self._asked_at[place], self._asked_at[place] + 1
+        seed = self.terms.seed if not depth else derive_seed(self.terms.seed, "turn", depth)
+        return derive_seed(seed, "again", again) if again else seed
+
+    @contextlib.contextmanager
+    def answering(self, count: int) -> Iterator[None]:
+        """Take the place of some answers while they are generated.
+
+        Raises:
+            Refusal: They are more than the session's terms allow.
+        """
+        if self.terms is not None and len(self.turns) + self._expected + count > self.terms.max_turns:
+            why = f"environment.max_turns allows {self.terms.max_turns} answers in a session"
+            raise Refusal(403, "too_many_turns", f"The model answers no more in this session: {why}.")
+        self._expected += count
+        try:
+            yield
+        finally:
+            self._expected -= count
 
     def record(
         self,

@@ -15,7 +15,8 @@ import pytest
 from anytron.base.errors import ConfigError, WorkerError
 from anytron.cli import serve
 from anytron.cli.serve import run_serve
-from anytron.serving.keys import read_key
+from anytron.serving import installation
+from anytron.serving.keys import KEY_VARIABLE, read_key
 from tests import listening
 from tests.core.cli.conftest import COMMAND
 from tests.core.cli.test_chat_command import answered, write_model
@@ -121,9 +122,9 @@ def test_a_pipe_is_no_key_file_and_remedies_quote_the_path(tmp_path):
 
 
 def test_the_key_leaves_the_environment(monkeypatch):
-    monkeypatch.setenv(serve.KEY_VARIABLE, KEY)
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
     assert serve._key(None) == (KEY, True)
-    assert serve.KEY_VARIABLE not in os.environ
+    assert KEY_VARIABLE not in os.environ
 
 
 def test_a_server_whose_thread_fails_is_an_error(model, monkeypatch):
@@ -158,7 +159,7 @@ def test_mistakes_are_found_before_a_start(model, tmp_path, monkeypatch):
         run_serve(tmp_path, [], **OPTIONS)
     with pytest.raises(ConfigError, match=r"cannot be read[\s\S]*umask 077"):
         run_serve(model, [], **{**OPTIONS, "key_file": tmp_path / "none"})
-    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    monkeypatch.setattr(installation, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'anytron\[serve\]'"):
         run_serve(model, [], **OPTIONS)
 

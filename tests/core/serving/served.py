@@ -9,13 +9,10 @@ from contextlib import contextmanager
 import httpx
 import openai
 
-from anytron.serving.app import Routes
-from anytron.serving.desk import Desk
-from anytron.serving.keys import Keyring
+from anytron.serving.endpoint import Endpoint
 from anytron.serving.limits import Limits
-from anytron.serving.rendering import Renderer
-from anytron.serving.server import Server, bind, url_of
-from anytron.serving.service import ServedModel, Service
+from anytron.serving.server import bind
+from anytron.serving.service import ServedModel
 from tests.core.serving.toys import END, SAMPLING, RandomPool, tokenizer
 
 KEY = "a-key-of-the-server"
@@ -26,9 +23,13 @@ LIMITS = Limits(body_bytes=10_000, body_s=0.5, headers_s=1.0, connections=60, re
 class Served:
     """A server in this process."""
 
-    def __init__(self, pool, routes, keys, bound, renderer):
-        self.pool, self.routes, self.keys, self.renderer = pool, routes, keys, renderer
-        self.url, self.address = url_of(bound), bound.getsockname()
+    def __init__(self, pool, endpoint, bound):
+        self.pool, self.endpoint, self.counts = pool, endpoint, endpoint.counts
+        self.url, self.address = endpoint.url, bound.getsockname()
+
+    @property
+    def sessions(self):
+        return self.endpoint._keys._sessions
 
     def ask(self, path, body=None, key=KEY, **named):
         headers = {"Authorization": f"Bearer {key}", **named.pop("headers", {})}
@@ -52,29 +53,22 @@ class Served:
 
 @contextmanager
 def served(template="qwen", seed=0, limits=LIMITS, **options):
-    pool, desk = RandomPool(seed, template, **options), Desk()
-    one = tokenizer(template)
-    renderer = Renderer(one, len(one), {})
-    keys = Keyring(KEY, limits)
-    routes = Routes(Service(ServedModel("toy", one, len(one), 2000, SAMPLING), renderer, desk, limits), keys)
-    bound = bind("127.0.0.1", 0)
-    server, over = Server(routes.app(), bound, limits), threading.Event()
+    pool, over = RandomPool(seed, template, **options), threading.Event()
+    one, bound = tokenizer(template), bind("127.0.0.1", 0)
+    with Endpoint(ServedModel("toy", one, len(one), 2000, SAMPLING), {}, KEY, bound, limits) as endpoint:
 
-    def work():
-        while not over.is_set():
-            desk.work(pool, 0.005)
+        def work():
+            while not over.is_set():
+                endpoint.desk.work(pool, 0.005)
 
-    worker = threading.Thread(target=work)
-    server.start()
-    worker.start()
-    try:
-        yield Served(pool, routes, keys, bound, renderer)
-    finally:
-        over.set()
-        worker.join()
-        desk.close()
-        server.stop()
-        renderer.close()
+        worker = threading.Thread(target=work)
+        endpoint.start()
+        worker.start()
+        try:
+            yield Served(pool, endpoint, bound)
+        finally:
+            over.set()
+            worker.join()
 
 
 def wait_until(true):

@@ -137,7 +137,7 @@ def test_the_request_of_a_client_that_leaves_is_given_up(fresh, stream):
         connection.sendall((head + body).encode())
         wait_until(lambda: fresh.pool.waiting)
     wait_until(lambda: fresh.pool.cancelled == [0])
-    wait_until(lambda: fresh.routes.counts["aborted"] == 1)
+    wait_until(lambda: fresh.counts["aborted"] == 1)
     fresh.pool.held = False
     assert fresh.chat().status_code == 200
 
@@ -262,7 +262,7 @@ def test_outputs_that_are_not_finite_are_no_answer(fresh, monkeypatch):
 def test_a_tokenising_process_that_dies_costs_a_request():
     with served() as server:
         assert server.chat().status_code == 200
-        os.kill(server.renderer._reader._child.pid, signal.SIGKILL)
+        os.kill(server.endpoint._renderer._reader._child.pid, signal.SIGKILL)
         died = server.chat()
         assert died.status_code == 503
         assert "x-should-retry" not in died.headers

@@ -136,7 +136,7 @@ def test_the_token_route_answers_as_vllm_does(fresh):
     first = generate([5, 6])
     second = generate([5, 6, *first, 8])
     generate([5, 7, *second])
-    (session,) = fresh.keys._sessions.values()
+    (session,) = fresh.sessions.values()
     assert check_law(fresh.pool.log, [session]) > 0
     assert len(next(session.branches()).tokens) == 3 + len(first) + len(second)
     assert session.id == "trace-1"
@@ -169,7 +169,7 @@ def test_a_session_shows_what_was_sampled_and_refuses_another_history(fresh):
 
 def test_without_a_session_nothing_is_recorded(one):
     assert one.chat(messages=[*HELLO, {"role": "assistant", "content": "never"}, *HELLO]).status_code == 200
-    assert all(not session.turns for session in one.keys._sessions.values())
+    assert all(not session.turns for session in one.sessions.values())
 
 
 def test_spaces_in_arguments_and_empty_fields_do_not_change_a_history(fresh):
@@ -190,7 +190,7 @@ def test_what_conversations_share_is_shown_once(fresh):
         history = [{"role": "user", "content": "long " * 200}, first, {"role": "tool", "content": question}]
         assert fresh.chat(key, history).status_code == 200
     turns = fresh.ask(f"/v1/sessions/{name}", key=key).json()["turns"]
-    (session,) = fresh.keys._sessions.values()
+    (session,) = fresh.sessions.values()
     assert [turn["parent"] for turn in turns] == [None, 0, 0, 0]
     assert sum(len(turn["token_ids"]) for turn in turns) == session.size
     assert sum(len(branch.tokens) for branch in session.branches()) > 2 * session.size
@@ -205,7 +205,7 @@ def test_what_fails_again_is_not_repeated_by_the_openai_client(fresh):
         assert client.max_retries > 0
         with pytest.raises(openai.ConflictError, match="has not recorded"):
             client.chat.completions.create(model="toy", messages=history)
-    assert fresh.routes.counts["history_not_recorded"] == 1
+    assert fresh.counts["history_not_recorded"] == 1
     assert "x-should-retry" not in Refusal(503, "busy", "The server is busy.").headers
 
 
@@ -250,6 +250,6 @@ def test_a_header_of_a_session_acts_on_generation_alone(fresh):
     authorized = {"Authorization": f"Bearer {KEY}", **named}
     assert httpx.delete(fresh.url.removesuffix("/v1") + path, headers=authorized, trust_env=False).status_code == 200
     assert fresh.ask("/v1/chat/completions", {"model": 1}, headers=named).status_code == 400
-    assert not fresh.keys._sessions
+    assert not fresh.sessions
     assert fresh.ask("/v1/chat/completions", {"model": "toy", "messages": HELLO}, headers=named).status_code == 200
-    assert list(fresh.keys._sessions) == ["mine"]
+    assert list(fresh.sessions) == ["mine"]

@@ -105,10 +105,10 @@ class RandomPool:
         self.script = None  # token ids of one long answer, which is asked for in slices
         self.begun = None  # number of tokens before it
 
-    def ask(self, questions):
+    def ask(self, questions, answered):
         numbers = []
         for prompt, sampling, seed in questions:
-            self.waiting[self.number] = (prompt.tokens, sampling, seed)
+            self.waiting[self.number] = (answered, prompt.tokens, sampling, seed)
             numbers.append(self.number)
             self.number += 1
         return numbers
@@ -116,9 +116,10 @@ class RandomPool:
     def poll(self, seconds):
         if self.held:
             return []
-        found = [(number, self.answer(*question)) for number, question in self.waiting.items()]
-        self.waiting = {}
-        return found
+        asked, self.waiting = self.waiting, {}
+        for number, (answered, *question) in asked.items():
+            answered(number, self.answer(*question))
+        return []
 
     def cancel(self, numbers):
         self.cancelled += numbers

@@ -17,7 +17,7 @@ from anytron.base.errors import AnytronError, EngineError
 from anytron.base.files import WEIGHTS, PrivateDirectory
 from anytron.base.seeds import derive_seed
 from anytron.run.preflight.capabilities import compares_weights
-from anytron.run.rollout.conversations import SingleTurns
+from anytron.run.rollout.turns import SingleTurns
 from anytron.run.trainer.experience import assemble, make_samples
 from anytron.run.trainer.updates import UpdatePlan
 from anytron.run.trainer.weight_transfer import WeightTransfer

@@ -101,7 +101,8 @@ def _references(config: RunConfig) -> dict[str, str]:
     named |= {"algorithm.advantage": config.algorithm.advantage, "algorithm.loss": config.algorithm.loss}
     named |= {f"rewards.{index}.function": reward.function for index, reward in enumerate(config.rewards)}
     if config.environment is not None:
-        named["environment.path"] = config.environment.path
+        key, called = config.environment.called
+        named[key] = config.environment.command[0] if config.environment.command else called
     return named | validation_references(config)
 
 

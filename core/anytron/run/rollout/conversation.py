@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from anytron.base.errors import DataError
 from anytron.base.seeds import derive_seed
 from anytron.config.json_files import is_writable
 from anytron.task.data.processor_time import processor_time
@@ -28,6 +29,20 @@ if TYPE_CHECKING:
 
 TURN = "anytron stands for a turn"
 """Placeholder for the model's turns when the chat template is rendered: only the text after them is used."""
+HOPELESS = 16
+"""The run ends if this many conversations have failed before any environment answered: its code is at fault."""
+
+
+class Tried(Protocol):
+    """A response that an environment or an agent takes part in."""
+
+    @property
+    def prompt(self) -> TokenizedPrompt:
+        """The prompt."""
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it failed; None if it did not."""
 
 
 @dataclass
@@ -182,3 +197,21 @@ def _rendered(messages: Sequence[Message], tokenizer: Any, template: Mapping[str
     if text.count(TURN) != 2:
         raise ValueError(f"the chat template does not render an assistant's turn exactly once and unchanged: {text!r}")
     return text.rpartition(TURN)[2]
+
+
+def check_hope(failed: Sequence[Tried], limit: int) -> None:
+    """Check that fewer responses than ``limit`` have failed.
+
+    Raises:
+        DataError: At least as many have failed; the run ends.
+    """
+    if len(failed) < limit:
+        return
+    failure = failed[0].failure
+    assert failure is not None, "these have failed"
+    raise DataError(
+        failure.what,
+        where=f"environment, prompt {failed[0].prompt.id} (for every sample so far)",
+        why=failure.why,
+        fix=failure.fix,
+    )

@@ -1,4 +1,4 @@
-"""Responses of one turn, or of several turns with observations of an environment between them.
+"""Responses of several turns, with observations of an environment between them.
 
 A turn is an ordinary request to the rollout engines. Its prompt is the whole conversation so far, token by
 token::
@@ -7,7 +7,7 @@ token::
               [own]   [not trained]  [own]   [not trained]  [own]       response mask
 
 While some conversations wait for their environment, the engines work on others; and while the driver waits for training
-ranks, :class:`AttendedGroup` keeps both at work.
+ranks, :class:`anytron.run.rollout.turns.AttendedGroup` keeps both at work.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from anytron.base.errors import DataError
-from anytron.run.rollout.conversation import Conversation, observation_tokens
+from anytron.run.rollout.conversation import HOPELESS, Conversation, check_hope, observation_tokens
 from anytron.run.rollout.pool import response_seed
 from anytron.task.data.decoding import decode_responses
+from anytron.task.environments import AgentResult
 from anytron.task.isolation.failure import Failure
-from anytron.workers.engines.rollout_engine import PromptInputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from anytron.config.generation import EnvironmentSection
-    from anytron.config.schema import RunConfig
     from anytron.run.preflight.prepare import PreparedRun
-    from anytron.run.rollout.pool import Generation, RolloutPool
+    from anytron.run.rollout.pool import RolloutPool
     from anytron.task.data.prompts import TokenizedPrompt
     from anytron.task.environments import Observation
     from anytron.task.environments.pool import EnvironmentPool
-    from anytron.workers.engines.rollout_engine import Response, SamplingParams
-    from anytron.workers.executor.protocol import Host, Pending, Share, WorkerGroup
+    from anytron.workers.engines.rollout_engine import Response
+    from anytron.workers.executor.protocol import Pending
 
 POLL_S = 1.0
 """Seconds to wait if only the engines, or only the environments, are at work."""
@@ -41,38 +39,6 @@ GLANCE_S = 0.01
 """Seconds to wait for environments before looking at the engines again, while both are at work."""
 GATHER_S = 0.1
 """Seconds that a turn may wait to be requested together with later turns: engines are faster with many at a time."""
-HOPELESS = 16
-"""The run ends if this many conversations have failed before any environment answered: its code is at fault."""
-
-
-class SingleTurns:
-    """Responses of one turn.
-
-    Args:
-        pool: The rollout engines that generate them.
-        sampling: Sampling parameters.
-    """
-
-    def __init__(self, pool: RolloutPool, sampling: SamplingParams) -> None:
-        self._pool, self._sampling = pool, sampling
-
-    def begin(self, prompts: Sequence[TokenizedPrompt], samples_per_prompt: int, seed: int) -> Generation:
-        """Ask for responses to each prompt; see :meth:`RolloutPool.begin`."""
-        inputs = [PromptInputs(prompt.tokens, prompt.patches) for prompt in prompts]
-        return self._pool.begin(inputs, self._sampling, samples_per_prompt, seed)
-
-    def finish(self, begun: Generation, *, more: bool = False) -> list[list[Response]]:
-        """Wait for responses; return the responses to each prompt, in order. ``more`` has no effect here."""
-        del more
-        return self._pool.finish(begun)
-
-    def finish_in_flight(self) -> None:
-        """Finish all responses that were begun; see :meth:`RolloutPool.finish_in_flight`."""
-        self._pool.finish_in_flight()
-
-    def attend(self, call: Pending) -> None:
-        """Continue until a call of the training ranks is over; see :meth:`RolloutPool.attend`."""
-        self._pool.attend(call)
 
 
 class Conversations:
@@ -125,7 +91,7 @@ class Conversations:
         for conversation in conversations:
             del self._begun[conversation.number]
         if not more:
-            _check_hope([one for one in conversations if one.failure is not None], len(conversations))
+            check_hope([one for one in conversations if one.failure is not None], len(conversations))
         return [[conversation.response() for conversation in group] for group in begun]
 
     def finish_in_flight(self) -> None:
@@ -161,6 +127,7 @@ class Conversations:
             self._listen(0.0 if self._environments.busy else POLL_S, *others)
         alone = not (self._speaking or self._ready or others)
         for number, answer in self._environments.poll(POLL_S if alone else GLANCE_S):
+            assert not isinstance(answer, AgentResult), "no agent is run"
             self._take(self._begun[number], answer)
 
     def _ask(self, conversations: Sequence[Conversation]) -> None:
@@ -183,7 +150,7 @@ class Conversations:
         if isinstance(answer, Failure):
             conversation.end(finished=False, failure=answer)
             if not self._answered:
-                _check_hope([one for one in self._begun.values() if one.failure is not None], HOPELESS)
+                check_hope([one for one in self._begun.values() if one.failure is not None], HOPELESS)
             return
         self._answered = True
         self._answer(conversation, answer)
@@ -220,83 +187,3 @@ class Conversations:
         """Tokens that the model's context has left; None = any number."""
         limit = self._prepared.context_length
         return None if limit is None else limit - len(conversation.prompt.tokens) - len(conversation.tokens)
-
-
-def turns_of(
-    config: RunConfig, prepared: PreparedRun, pool: RolloutPool, environments: EnvironmentPool | None
-) -> SingleTurns | Conversations:
-    """Return the maker of a run's responses: of several turns with an environment, otherwise of one turn."""
-    if config.environment is None or environments is None:
-        return SingleTurns(pool, prepared.sampling)
-    return Conversations(pool, prepared, environments, config.environment)
-
-
-class AttendedGroup:
-    """A :class:`~anytron.workers.executor.protocol.WorkerGroup` whose calls keep replicas and environments busy.
-
-    A replica generates while it is polled, and the driver polls it whenever it waits: here, for the training ranks.
-
-    Args:
-        group: The training ranks.
-        turns: The maker of responses, which goes on while the training ranks work.
-    """
-
-    def __init__(self, group: WorkerGroup, turns: SingleTurns | Conversations) -> None:
-        self._group, self._turns = group, turns
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return self._group.size
-
-    @property
-    def hosts(self) -> Sequence[Host]:
-        """The machine of each rank."""
-        return self._group.hosts
-
-    @property
-    def ended(self) -> bool:
-        """Whether the processes have ended."""
-        return self._group.ended
-
-    def submit(self, method: str, *args: Any, **kwargs: Any) -> Pending:
-        """Call a method on all ranks without waiting."""
-        return self._group.submit(method, *args, **kwargs)
-
-    def submit_each(self, method: str, shares: Iterable[Share[tuple[Any, ...]]]) -> Pending:
-        """Call a method on all ranks with different arguments, without waiting."""
-        return self._group.submit_each(method, shares)
-
-    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method on all ranks, and go on generating responses until it is done."""
-        return self._wait(self.submit(method, *args, **kwargs))
-
-    def scatter(self, method: str, shares: Iterable[Share[tuple[Any, ...]]]) -> list[Any]:
-        """Call a method on all ranks with different arguments, and go on generating responses until it is done."""
-        return self._wait(self.submit_each(method, shares))
-
-    def rebuild(self, config: RunConfig) -> None:
-        """Build engines for another configuration in the same processes."""
-        self._group.rebuild(config)
-
-    def end(self) -> None:
-        """End the processes without notifying their engines."""
-        self._group.end()
-
-    def _wait(self, call: Pending) -> list[Any]:
-        self._turns.attend(call)
-        return list(call.result())
-
-
-def _check_hope(failed: Sequence[Conversation], limit: int) -> None:
-    """Raise an error, which ends the run, if at least ``limit`` conversations have failed."""
-    if len(failed) < limit:
-        return
-    failure = failed[0].failure
-    assert failure is not None, "these have failed"
-    raise DataError(
-        failure.what,
-        where=f"environment, prompt {failed[0].prompt.id} (for every sample so far)",
-        why=failure.why,
-        fix=failure.fix,
-    )

@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from typing_extensions import TypeVarTuple
 
@@ -48,6 +49,15 @@ Arguments = TypeVarTuple("Arguments")
 
 POLL_S = 1.0
 """Seconds that a poll may take if no response is finished; new requests wait until the poll ends."""
+VISIT_S = 0.02
+"""Seconds after which the pool looks for requests of guests again, while it waits for something else."""
+
+
+class Guests(Protocol):
+    """Askers in another thread, such as the clients of an endpoint."""
+
+    def visit(self, pool: RolloutPool) -> None:
+        """Ask the pool what the guests have asked since the last visit, and give up what they have given up."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,11 @@ class RolloutPool:
 
     Attributes:
         routing: Shape of the model's routing, if every response must carry it; None = responses carry no routing.
+        guests: Askers whose requests are taken whenever the driver waits in a method of this pool, except while
+            :meth:`finish_in_flight` waits; None = there are none.
     """
+
+    guests: Guests | None = None
 
     def __init__(
         self,
@@ -94,6 +108,8 @@ class RolloutPool:
         self._queue: list[GenerationRequest] = []
         self._finished: dict[int, Response] = {}
         self._cancelled: set[int] = set()
+        self._answered: dict[int, Callable[[int, Response], None]] = {}
+        self._admits = True
         self._requests = 0
         self._failure: BaseException | None = None
         self._replicas = [self._start(index) for index in range(settings.replicas)]
@@ -136,14 +152,30 @@ class RolloutPool:
 
     def finish_in_flight(self) -> None:
         """Finish all responses that were begun, as long as a replica has weights."""
-        self._work_until(
-            lambda: not (self._queue or any(replica.held for replica in self._replicas)) or not self.has_weights
-        )
+        self._admits = False
+        try:
+            self._work_until(
+                lambda: not (self._queue or any(replica.held for replica in self._replicas)) or not self.has_weights
+            )
+        finally:
+            self._admits = True
 
-    def ask(self, questions: Sequence[tuple[PromptInputs, SamplingParams, int]]) -> list[int]:
-        """Ask for a response to each (prompt, sampling parameters, seed); return the request numbers."""
+    def ask(
+        self,
+        questions: Sequence[tuple[PromptInputs, SamplingParams, int]],
+        answered: Callable[[int, Response], None] | None = None,
+    ) -> list[int]:
+        """Ask for a response to each (prompt, sampling parameters, seed); return the request numbers.
+
+        Args:
+            questions: The requests.
+            answered: Called with number and response of each request when it has finished; None = :meth:`poll` or
+                :meth:`finish` returns them.
+        """
         requests = [GenerationRequest(self._requests + place, *one) for place, one in enumerate(questions)]
         self._requests += len(requests)
+        if answered is not None:
+            self._answered |= {request.id: answered for request in requests}
         # The longest prompts come first: they take longest, and nothing should begin late that does.
         self._queue += sorted(requests, key=lambda request: -len(request.prompt.tokens))
         return [request.id for request in requests]
@@ -153,6 +185,7 @@ class RolloutPool:
         self._queue = [request for request in self._queue if request.id not in numbers]
         for number in numbers:
             self._finished.pop(number, None)
+            self._answered.pop(number, None)
         self._cancelled |= {number for replica in self._replicas for number in replica.held if number in numbers}
 
     @property
@@ -164,7 +197,8 @@ class RolloutPool:
         """Keep all replicas at work for about the given time, or until a call returns.
 
         Returns:
-            Number and response of each request that has finished since the last poll; each is returned once.
+            Number and response of each request that has finished since the last poll, unless it was asked for with
+            ``answered``; each is returned once.
         """
         if not self._finished:
             self._begin_calls()
@@ -203,6 +237,8 @@ class RolloutPool:
 
     def sleep(self) -> dict[str, float]:
         """Make all replicas free their devices' memory until they receive weights; return memory metrics."""
+        if self.guests is not None:
+            self.finish_in_flight()  # an engine that sleeps has no requests
         self._give = None  # those who sleep wait for the next weights, and so do their successors
         found = [self._ask(index, SleepingRollout.sleep) for index in range(len(self._replicas))]
         for replica in self._replicas:
@@ -260,7 +296,15 @@ class RolloutPool:
         """Send weights if replicas wait for them; otherwise wait until a call ends, and process its answer."""
         if self._give_weights():
             return
+        if self.guests is not None:
+            if self._admits:
+                self.guests.visit(self)
+                self._begin_calls()
+            timeout_s = min(timeout_s, VISIT_S)
         working = {replica.call: replica for replica in self._replicas if replica.call is not None}
+        if not (working or others):  # only guests could give it work
+            time.sleep(timeout_s)
+            return
         for call in self._executor.wait([*working, *others], timeout_s):
             replica = working.get(call)
             if replica is None:
@@ -324,6 +368,8 @@ class RolloutPool:
             del replica.held[number]
             if number in self._cancelled:
                 self._cancelled.remove(number)
+            elif (answered := self._answered.pop(number, None)) is not None:
+                answered(number, response)
             else:
                 self._finished[number] = response
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from anytron.config.schema import RunConfig
     from anytron.run.preflight.prepare import PreparedRun
-    from anytron.run.rollout.conversations import Conversations, SingleTurns
     from anytron.run.rollout.pool import RolloutPool
     from anytron.run.rollout.replica import GiveWeights
+    from anytron.run.rollout.turns import Turns
     from anytron.task.data.mixture import Mixture, Place
     from anytron.task.data.prompts import TokenizedPrompt
     from anytron.workers.engines.rollout_engine import Response
@@ -69,9 +69,7 @@ class RolloutPrefetch:
             all are new (``rollout.max_staleness=0``).
     """
 
-    def __init__(
-        self, config: RunConfig, prepared: PreparedRun, pool: RolloutPool, turns: SingleTurns | Conversations
-    ) -> None:
+    def __init__(self, config: RunConfig, prepared: PreparedRun, pool: RolloutPool, turns: Turns) -> None:
         self._config, self._prepared, self._pool, self._turns = config, prepared, pool, turns
         self._begun: deque[Prefetched] = deque()
         self._taken: list[list[Response]] = []

@@ -250,9 +250,9 @@ def make_samples(
     return [
         Sample(
             prompt_id=prompt.id,
-            prompt_text=prompt.text,
+            prompt_text=prompt.text if response.prompt is None else tokenizer.decode(list(response.prompt)),
             response_text=text,
-            prompt_tokens=prompt.tokens,
+            prompt_tokens=prompt.tokens if response.prompt is None else response.prompt,
             response_tokens=response.tokens,
             log_probs=response.log_probs,
             finished=response.finished,

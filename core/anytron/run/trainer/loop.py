@@ -20,8 +20,9 @@ from anytron.run.groups import all_groups
 from anytron.run.preflight.capabilities import generates_in_training
 from anytron.run.preflight.prepare import prepare, prepare_held_out, prepare_prompts, prepare_validation
 from anytron.run.preflight.rehearsal import require_earnable
-from anytron.run.rollout.conversations import turns_of
+from anytron.run.rollout.endpoint import endpoint_key, open_endpoint
 from anytron.run.rollout.prefetch import RolloutPrefetch
+from anytron.run.rollout.turns import turns_of
 from anytron.run.trainer.alarms import SkippedSteps
 from anytron.run.trainer.experience import ExperienceMaker
 from anytron.run.trainer.frame import Attempt, RunFrame, RunSummary
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from anytron.run.trainer.experience import Experience
     from anytron.run.trainer.workers import TrainingWorkers
     from anytron.sequences.batch import RaggedBatch
+    from anytron.serving.endpoint import Endpoint
     from anytron.task.environments.pool import EnvironmentPool
     from anytron.task.rewards.scoring import RewardWorkers
     from anytron.workers.executor.protocol import Executor
@@ -77,9 +79,10 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         WorkerError: A worker process failed, or too many were lost in a row (``trainer.max_restarts``).
     """
     restarts = Restarts(config.trainer.max_restarts, Path(config.trainer.output_dir), progress.note)
+    key = endpoint_key(config)
     while True:
         try:
-            return _attempt(config, executor, progress, restarts)
+            return _attempt(config, executor, progress, restarts, key)
         except ProcessLost as error:
             executor.end()
             restarts.lost(error, "all processes start again, from the last checkpoint")
@@ -88,7 +91,9 @@ def train(config: RunConfig, executor: Executor, progress: Progress) -> RunSumma
         config = config.model_copy(update={"resume": "auto"})
 
 
-def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts) -> RunSummary:
+def _attempt(
+    config: RunConfig, executor: Executor, progress: Progress, restarts: Restarts, key: str | None
+) -> RunSummary:
     executor.warm_up(all_groups(config))
     if config.supervised:
         examples = prepare_prompts(config, progress.note)
@@ -98,7 +103,7 @@ def _attempt(config: RunConfig, executor: Executor, progress: Progress, restarts
     prepared = prepare(config, progress.note)
     examined = prepare_validation(config, prepared)
     with _begun(config, executor, progress, restarts, prepared, examined) as attempt:
-        return attempt if isinstance(attempt, RunSummary) else _reinforce(attempt, prepared, examined)
+        return attempt if isinstance(attempt, RunSummary) else _reinforce(attempt, prepared, examined, key)
 
 
 @contextlib.contextmanager
@@ -133,12 +138,13 @@ def _begun(
             yield Attempt(config, executor, progress, restarts, start, run)
 
 
-def _reinforce(attempt: Attempt, prepared: PreparedRun, examined: list[ValidationSet]) -> RunSummary:
-    """Start the processes of rewards and environments, and train by reinforcement learning."""
+def _reinforce(attempt: Attempt, prepared: PreparedRun, examined: list[ValidationSet], key: str | None) -> RunSummary:
+    """Start the processes of rewards and environments and the endpoint, and train by reinforcement learning."""
     config, executor, progress, logs = attempt.config, attempt.executor, attempt.progress, attempt.run.path / "logs"
     with (
         PrivateDirectory(WEIGHTS) as exchange,
         prepared.rewards.start(logs, config.executor.start_timeout_s) as score_rewards,
+        open_endpoint(config, prepared, key, progress.note) as endpoint,
         start_environments(config, logs) as environments,
     ):
         require_earnable(config, prepared, examined, score_rewards, logs / "rehearsal", progress)
@@ -146,7 +152,7 @@ def _reinforce(attempt: Attempt, prepared: PreparedRun, examined: list[Validatio
             transfer: WeightTransfer | WeightsInPlace = WeightsInPlace()
         else:
             transfer = WeightTransfer.from_config(config, executor, exchange.path, progress.note)
-        return _train(attempt, prepared, examined, score_rewards, environments, transfer)
+        return _train(attempt, prepared, examined, score_rewards, environments, endpoint, transfer)
 
 
 def _train(
@@ -155,17 +161,19 @@ def _train(
     examined: list[ValidationSet],
     score_rewards: RewardWorkers,
     environments: EnvironmentPool | None,
+    endpoint: Endpoint | None,
     transfer: WeightTransfer | WeightsInPlace,
 ) -> RunSummary:
     config, run = attempt.config, attempt.run
     write_random_model(config, prepared.tokenizer)
     trainer, rollout, judge = start_workers(attempt.executor, config, attempt.restarts)
-    turns = turns_of(config, prepared, rollout, environments)
+    rollout.guests = None if endpoint is None else endpoint.desk
+    turns = turns_of(config, prepared, rollout, environments, endpoint)
     if config.rollout.max_staleness:
         trainer, judge = trainer.while_generating(turns), None if judge is None else judge.while_generating(turns)
     prefetch = RolloutPrefetch(config, prepared, rollout, turns)
     maker = ExperienceMaker(config, prefetch, score_rewards.beside(judge), prepared.tokenizer, run)
-    validation = Validation(config, examined, rollout, turns, judge, run)
+    validation = Validation(config, examined, rollout, turns, judge, run, endpoint)
     facts = {"rollout": rollout.describe()} | ({} if judge is None else {"reward_model": judge.describe()})
     frame = RunFrame(attempt, trainer, prefetch, prepared.tokenizer, validation, facts)
     learner = _Learner(config, trainer, frame, attempt.start.step)

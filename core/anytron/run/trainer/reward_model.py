@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from anytron.config.schema import RunConfig
-    from anytron.run.rollout.conversations import Conversations, SingleTurns
+    from anytron.run.rollout.turns import Turns
     from anytron.run.trainer.updates import MicroBatch
     from anytron.sequences.batch import RaggedBatch
     from anytron.task.rewards.sample import Sample
@@ -41,7 +41,7 @@ class RewardModelRanks:
     group: WorkerGroup
     topology: tuple[Topology, ...]
     plan: UpdatePlan
-    turns: SingleTurns | Conversations | None = None
+    turns: Turns | None = None
 
     @classmethod
     def of(cls, group: WorkerGroup, config: RunConfig) -> RewardModelRanks:
@@ -54,7 +54,7 @@ class RewardModelRanks:
         topology = tuple(call(group, RewardModelEngine.topology))
         return cls(group, topology, UpdatePlan.from_config(config.of_reward_model, topology[0]))
 
-    def while_generating(self, turns: SingleTurns | Conversations) -> RewardModelRanks:
+    def while_generating(self, turns: Turns) -> RewardModelRanks:
         """Return an object for the same ranks that lets ``turns`` generate while it waits for the ranks."""
         return replace(self, turns=turns)
 

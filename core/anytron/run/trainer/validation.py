@@ -24,7 +24,7 @@ from anytron.base.errors import DataError, within
 from anytron.base.seeds import derive_seed
 from anytron.record.checkpoint.directory import Best
 from anytron.record.validation import set_metrics, standing
-from anytron.run.rollout.conversations import turns_of
+from anytron.run.rollout.turns import turns_of
 from anytron.run.trainer.experience import make_samples
 from anytron.task.environments.pool import start_environments
 
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from anytron.record.tracking.progress import Clock, Progress
     from anytron.record.tracking.run_directory import RunDirectory
     from anytron.run.preflight.prepare import ValidationSet
-    from anytron.run.rollout.conversations import Conversations, SingleTurns
     from anytron.run.rollout.pool import RolloutPool
+    from anytron.run.rollout.turns import Turns
     from anytron.run.trainer.checkpointing import Checkpointing
     from anytron.run.trainer.reward_model import RewardModelRanks
+    from anytron.serving.endpoint import Endpoint
     from anytron.task.rewards.sample import Sample
     from anytron.task.rewards.scoring import RewardScores
 
@@ -55,14 +56,16 @@ class Validation:
         turns: Training's responses, none of which is in progress during a validation.
         judge: The reward model; None without one.
         run: The run's directory, which keeps samples.
+        endpoint: The server by which agents reach the model; None without agents.
     """
 
     config: RunConfig
     sets: Sequence[ValidationSet]
     pool: RolloutPool
-    turns: SingleTurns | Conversations
+    turns: Turns
     judge: RewardModelRanks | None
     run: RunDirectory
+    endpoint: Endpoint | None = None
 
     def __call__(self, step: int) -> dict[str, float]:
         """Examine the policy with the weights that the rollout engines have after a step."""
@@ -87,7 +90,7 @@ class Validation:
             prepared.rewards.start(logs, config.executor.start_timeout_s) as score,
             start_environments(config, logs) as environments,
         ):
-            turns = turns_of(config, prepared, self.pool, environments)
+            turns = turns_of(config, prepared, self.pool, environments, self.endpoint)
             prepared.sampler.seek([(0, 0)] * len(prepared.sampler.tables))
             samples: list[Sample] = []
             for begin in range(0, len(prepared.sampler), one.at_one_time):

@@ -15,8 +15,8 @@ from anytron.base.errors import EngineError
 from anytron.base.metric import joined, largest
 from anytron.run.groups import reward_model_group, training_group
 from anytron.run.preflight.capabilities import generates_in_training
-from anytron.run.rollout.conversations import AttendedGroup
 from anytron.run.rollout.pool import RolloutPool
+from anytron.run.rollout.turns import AttendedGroup
 from anytron.run.trainer.reward_model import RewardModelRanks
 from anytron.run.trainer.updates import shared
 from anytron.sequences.batch import RaggedBatch, TokenOutputs
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from anytron.algorithms.contract import LossFunction
     from anytron.config.schema import RunConfig
     from anytron.record.checkpoint.manifest import FileRecord
-    from anytron.run.rollout.conversations import Conversations, SingleTurns
+    from anytron.run.rollout.turns import Turns
     from anytron.run.trainer.interruptions import Restarts
     from anytron.run.trainer.updates import MicroBatch, MiniBatch, UpdatePlan
     from anytron.workers.engines.training_engine import Additions, Conformance, ScoringRole, Topology, UpdatedModel
@@ -74,7 +74,7 @@ class TrainingWorkers:
         """Wait until the ranks are ready, and ask for their positions in the parallel layout."""
         return cls(group, tuple(call(group, TrainingEngine.topology)))
 
-    def while_generating(self, turns: SingleTurns | Conversations) -> TrainingWorkers:
+    def while_generating(self, turns: Turns) -> TrainingWorkers:
         """Return an object for the same ranks that lets ``turns`` generate while it waits for the ranks."""
         return replace(self, group=AttendedGroup(self.group, turns))
 

@@ -17,6 +17,6 @@ An environment is a class with two methods::
 The configuration names it by import path (``environment.path``); its keyword arguments are ``environment.options``.
 """
 
-from anytron.task.environments.protocol import Environment, Observation, Task, Turn
+from anytron.task.environments.protocol import AgentResult, AgentTask, Environment, Observation, Task, Turn
 
-__all__ = ["Environment", "Observation", "Task", "Turn"]
+__all__ = ["AgentResult", "AgentTask", "Environment", "Observation", "Task", "Turn"]

@@ -10,17 +10,19 @@ are made again in a new process by repeating their earlier calls, which must giv
 
 from __future__ import annotations
 
+import shutil
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import Self
 
+from anytron.base.errors import ConfigError
 from anytron.config.imports import resolve
-from anytron.task.environments.protocol import ENVIRONMENT_PATH
+from anytron.task.environments.protocol import AGENT_FUNCTION, ENVIRONMENT_PATH, Observation
 from anytron.task.environments.worker import Call, Reply
 from anytron.task.isolation.failure import Failure
 from anytron.task.isolation.process import Gone, IsolatedProcess, ProcessSettings
@@ -31,23 +33,32 @@ if TYPE_CHECKING:
 
     from anytron.config.generation import EnvironmentSection
     from anytron.config.schema import RunConfig
-    from anytron.task.environments.protocol import Observation, Task, Turn
+    from anytron.task.environments.protocol import AgentResult, AgentTask, Task, Turn
 
 
 MOST_CALLS = 64
 """Most calls in one message: the process holds the arguments of all these calls, which contain the prompts' data."""
 
-Answer = tuple[int, "Observation | Failure"]
-"""Number of a conversation, and the observation of its environment or the failure that ends the conversation."""
+Answer = tuple[int, "Observation | AgentResult | Failure"]
+"""Number of a conversation, and the observation of its environment, the result of its agent, or the failure that ends
+the conversation."""
 
 
 def check_environment(section: EnvironmentSection) -> None:
-    """Check that the class ``environment.path`` is an environment and accepts ``environment.options``.
+    """Check that an environment's class or an agent's function exists and accepts its options.
 
     Raises:
-        ConfigError: The class does not exist, lacks a method, or does not accept its options.
+        ConfigError: The class, the function or the program does not exist; the class lacks a method; or the options
+            are not accepted.
     """
-    resolve(section.path, ENVIRONMENT_PATH, options=section.options)
+    resolve(section.called[1], AGENT_FUNCTION if section.is_agent else ENVIRONMENT_PATH, options=section.arguments)
+    if section.command and shutil.which(section.command[0]) is None:
+        raise ConfigError(
+            "The program of the agent does not exist.",
+            where=f"environment.command ({section.command[0]})",
+            why="it is no file that can be executed, and no directory of PATH has such a file",
+            fix="name the program with its path, relative to the YAML file; chmod +x makes a file executable",
+        )
 
 
 def start_environments(config: RunConfig, logs: Path) -> AbstractContextManager[EnvironmentPool | None]:
@@ -87,11 +98,13 @@ class EnvironmentPool:
     """
 
     def __init__(self, section: EnvironmentSection, logs: Path, start_timeout_s: float) -> None:
+        key, path = section.called
+        options = section.model_copy(update={"options": section.arguments}).model_dump(mode="json")["options"]
         self._settings = ProcessSettings(
             title="An environment process",
-            where=f"environment.path ({section.path})",
+            where=f"{key} ({path})",
             worker="anytron.task.environments.worker",
-            start={"path": section.path, "options": section.model_dump(mode="json")["options"]},
+            start={"path": path, "options": options, "is_agent": section.is_agent},
             timeout_s=section.timeout_s,
             memory_gib=section.memory_gib,
             start_timeout_s=start_timeout_s,
@@ -118,11 +131,11 @@ class EnvironmentPool:
 
     def begin(self, task: Task) -> int:
         """Request an environment for a new conversation, without waiting; return the conversation's number."""
-        number, self._numbers = self._numbers, self._numbers + 1
-        host = min(self._hosts, key=lambda host: len(host.past))
-        host.past[number] = []
-        host.queue.append((Call(number, "reset", task), None))
-        return number
+        return self._begin("reset", task)
+
+    def run(self, task: AgentTask) -> int:
+        """Run an agent, without waiting; return its number. :meth:`poll` returns its result, and forgets it."""
+        return self._begin("run", task)
 
     def step(self, number: int, turn: Turn) -> None:
         """Send a turn of the model to a conversation's environment; :meth:`poll` returns the answer."""
@@ -171,6 +184,13 @@ class EnvironmentPool:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _begin(self, method: Literal["reset", "run"], task: Task) -> int:
+        number, self._numbers = self._numbers, self._numbers + 1
+        host = min(self._hosts, key=lambda host: len(host.past))
+        host.past[number] = []
+        host.queue.append((Call(number, method, task), None))
+        return number
+
     def _host_of(self, number: int) -> Host:
         return next(host for host in self._hosts if number in host.past)
 
@@ -194,6 +214,9 @@ class EnvironmentPool:
                 self._replace(host)
             return [(call.number, failure)] if failure is not None and known and call.method != "close" else []
         assert not isinstance(reply, Gone), "that is a failure"
+        if call.method == "run":
+            self._forget(host, call.number)
+            return [] if reply.observation is None else [(call.number, reply.observation)]
         if expected is None and known:
             host.past[call.number].append((call, reply))
         if expected is not None or not known or reply.observation is None:
@@ -252,4 +275,4 @@ class EnvironmentPool:
 def _said(reply: Reply) -> tuple[object, ...] | None:
     """Return the parts of a reply that must be equal when its call is repeated; None without an observation."""
     found = reply.observation
-    return None if found is None else (found.text, found.messages, found.tokens, found.done)
+    return None if not isinstance(found, Observation) else (found.text, found.messages, found.tokens, found.done)

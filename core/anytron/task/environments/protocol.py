@@ -138,6 +138,75 @@ class Environment(Protocol):
         """Answer a turn of the model."""
 
 
+@dataclass(frozen=True, repr=False)
+class AgentTask(Task):
+    """The task of an agent: a program that talks to the model by OpenAI's API, in a session of its own.
+
+    Attributes:
+        base_url: Address of the API, for example ``http://127.0.0.1:41234/v1``.
+        api_key: Key of the session, which nothing else may use. The representation of the task does not show it.
+        model: Name of the model in requests.
+    """
+
+    base_url: str
+    api_key: str
+    model: str
+
+    def __repr__(self) -> str:
+        return f"AgentTask(prompt_id={self.prompt_id!r}, base_url={self.base_url!r})"
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """The result of an agent.
+
+    Attributes:
+        reward: The reward of the whole session; None = the agent has sent it by ``POST /v1/reward``.
+        metrics: Numbers that are averaged over samples, for example ``{"tool_calls": 1}``.
+
+    Raises:
+        TypeError: ``metrics`` is not a mapping.
+        ValueError: A number is not finite.
+    """
+
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.metrics, Mapping):
+            raise TypeError(f"an agent's metrics have the type {type(self.metrics).__name__}, which is not a mapping")
+        for name, number in {**({} if self.reward is None else {"reward": self.reward}), **self.metrics}.items():
+            if not _is_finite(number):
+                raise ValueError(f"{name} is {number!r}, not a finite number")
+
+    @classmethod
+    def of(cls, found: object) -> AgentResult:
+        """Read what an agent's function returned: a result, a number, or None.
+
+        Raises:
+            TypeError, ValueError: It is none of them, or not finite.
+        """
+        if isinstance(found, cls):
+            return found
+        if found is None or isinstance(found, Real):
+            return cls(None if found is None else float(found))
+        raise TypeError(f"it is a {type(found).__name__}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values, for :meth:`from_json`."""
+        numbers = {str(name): float(number) for name, number in self.metrics.items()}
+        return {"reward": None if self.reward is None else float(self.reward), "metrics": numbers}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> AgentResult:
+        """Make a result from the value of :meth:`as_json`.
+
+        Raises:
+            TypeError, ValueError: The value is malformed.
+        """
+        return cls(**record)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of a response in an environment.
@@ -172,6 +241,16 @@ STEP = Called(
 )
 
 CLOSE = Called("An environment's method close", method="close", optional=True)
+
+AGENT = Called(
+    "An agent",
+    ("task",),
+    f"task is an AgentTask, and {has(AgentTask)}",
+    f"a finite number, an anytron.tasks.AgentResult ({has(AgentResult)}), or None if the reward was sent",
+    awaited=True,
+)
+
+AGENT_FUNCTION = Kind("environment.agent", AGENT, options=True)
 
 ENVIRONMENT_PATH = Kind("environment.path", MADE, (RESET, STEP, CLOSE), options=True)
 

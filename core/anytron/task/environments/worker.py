@@ -5,12 +5,26 @@ Importing this module does not import torch; environments may import it.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from anytron.task.environments.protocol import CLOSE, ENVIRONMENT_PATH, MADE, RESET, STEP, Observation, Task, Turn
+from anytron.task.environments.protocol import (
+    AGENT,
+    AGENT_FUNCTION,
+    CLOSE,
+    ENVIRONMENT_PATH,
+    MADE,
+    RESET,
+    STEP,
+    AgentResult,
+    Observation,
+    Task,
+    Turn,
+)
 from anytron.task.isolation.failure import Failure, read
 from anytron.task.isolation.worker import calls, enter
 
@@ -27,12 +41,13 @@ class Call:
 
     Attributes:
         number: Number of the conversation.
-        method: Name of the method; ``reset`` makes the environment, ``close`` deletes it.
-        argument: A :class:`Task` for ``reset``, a :class:`Turn` for ``step``, None for ``close``.
+        method: Name of the method; ``reset`` makes the environment, ``close`` deletes it. ``run`` calls an agent.
+        argument: A :class:`Task` for ``reset``, a :class:`Turn` for ``step``, None for ``close``, an
+            :class:`AgentTask` for ``run``.
     """
 
     number: int
-    method: Literal["reset", "step", "close"]
+    method: Literal["reset", "step", "close", "run"]
     argument: Task | Turn | None = None
 
 
@@ -41,11 +56,11 @@ class Reply:
     """The result of a call.
 
     Attributes:
-        observation: The observation of ``step``; None from other methods.
+        observation: The observation of ``step``, or the result of ``run``; None from other methods.
         failure: The failure that ended the conversation; None if the call succeeded.
     """
 
-    observation: Observation | None = None
+    observation: Observation | AgentResult | None = None
     failure: Failure | None = None
 
     @classmethod
@@ -57,10 +72,11 @@ class Reply:
         """
         if "failure" in record:
             return cls(failure=read(Failure, record["failure"]))
-        if call.method != "step":
+        if call.method not in ("step", "run"):
             return cls()
         try:
-            return cls(Observation.from_json(record["observation"]))
+            kind = Observation if call.method == "step" else AgentResult
+            return cls(kind.from_json(record["observation"]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
@@ -126,6 +142,34 @@ def _called(environments: dict[int, Environment], call: Call) -> dict[str, Any] 
     return None
 
 
+def answer_agent(call: Call, agent: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Run an agent. Any failure of it, even ``exit()``, results in an answer.
+
+    Args:
+        call: The call to answer.
+        agent: The agent's function.
+        options: Its keyword arguments.
+
+    Returns:
+        As for :func:`answer`, with the agent's result as the observation.
+    """
+    if call.method == "close":
+        return {"observation": None}
+
+    def run(task: object) -> Any:
+        found = agent(task, **options)
+        return asyncio.run(found) if inspect.iscoroutine(found) else found
+
+    try:
+        found = _ran(AGENT, run, call.argument, named=agent)
+        try:
+            return {"observation": AgentResult.of(found).as_json()}
+        except (TypeError, ValueError) as error:
+            raise _Failed(Failure(*AGENT.unusable(agent, f"an invalid result: {error}"))) from error
+    except _Failed as failed:
+        return {"failure": asdict(failed.failure)}
+
+
 def _plain(found: object, method: object) -> dict[str, Any]:
     if not isinstance(found, Observation):
         raise _Failed(Failure(*STEP.unusable(method, f"{type(found).__name__}, not an Observation")))
@@ -138,11 +182,12 @@ def _plain(found: object, method: object) -> dict[str, Any]:
     return record
 
 
-def _ran(called: Called, function: Callable[..., Any], *given: object) -> Any:
+def _ran(called: Called, function: Callable[..., Any], *given: object, named: Callable[..., Any] | None = None) -> Any:
+    """Call a function of the user; ``named`` is the function that errors name, if it is another one."""
     try:
         found = function(*given)
     except BaseException as error:  # `exit()` too
-        raise _Failed(Failure.raised(error, called, function, "environment")) from error
+        raise _Failed(Failure.raised(error, called, named or function, "environment")) from error
     if fault := called.returned_async(function, found):
         raise _Failed(Failure(*fault))
     return found
@@ -157,11 +202,15 @@ def main(channel: int, lifeline: int) -> None:
 
     from anytron.config.imports import resolve
 
-    options = start["options"]
-    make = partial(resolve(start["path"], ENVIRONMENT_PATH, options=options), **options)
-    environments: dict[int, Environment] = {}
+    options, path = start["options"], start["path"]
+    if start["is_agent"]:
+        agent = resolve(path, AGENT_FUNCTION, options=options)
+        answered = partial(answer_agent, agent=agent, options=options)
+    else:
+        make = partial(resolve(path, ENVIRONMENT_PATH, options=options), **options)
+        answered = partial(answer, environments={}, make=make)
     for call, give in calls(connection, start):
-        found = answer(call, environments, make)
+        found = answered(call)
         give(found)
         if found.get("failure", {}).get("ends"):
             return

@@ -22,7 +22,7 @@ class Sample:
 
     Attributes:
         prompt_id: The prompt's name in its source.
-        prompt_text: The prompt's text; decoded if the source gave token ids.
+        prompt_text: The prompt's text; decoded if the source gave token ids, or if an agent sent the prompt.
         response_text: The response's text, decoded without special tokens, but with tags of thought (``</think>``); the
             text of an environment is part of it.
         prompt_tokens: Token ids, at least one.

@@ -116,6 +116,7 @@ class Response:
             ``rollout.replay_routing`` is set.
         response_mask: For each token, whether the model wrote it; None = the model wrote all of them.
         environment: The environment's outcome; None = no environment took part.
+        prompt: Token ids of the prompt that an agent sent; None = the prompt that the response was requested for.
     """
 
     tokens: Sequence[int]
@@ -125,6 +126,7 @@ class Response:
     routing: Tensor | None = None
     response_mask: Sequence[bool] | None = None
     environment: Outcome | None = None
+    prompt: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Pack the numbers: a driver holds millions of them."""

@@ -18,7 +18,8 @@ import torch
 from anytron.base.errors import DataError
 from anytron.config.generation import EnvironmentSection
 from anytron.config.imports import resolve
-from anytron.run.rollout.conversations import Conversations, SingleTurns, turns_of
+from anytron.run.rollout.conversations import Conversations
+from anytron.run.rollout.turns import SingleTurns, turns_of
 from anytron.task.data.pretrained import TOKENIZER
 from anytron.task.data.prompts import TokenizedPrompt
 from anytron.task.environments.pool import EnvironmentPool

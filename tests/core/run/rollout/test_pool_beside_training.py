@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from anytron.base.errors import ProcessLost, WorkerError
-from anytron.run.rollout.conversations import AttendedGroup, SingleTurns
+from anytron.run.rollout.turns import AttendedGroup, SingleTurns
 from tests.core.run.rollout.replicas import (
     PROMPTS,
     SAMPLING,

@@ -1,0 +1,89 @@
+"""The endpoint of a run: programs talk to the model while it is trained (``rollout.endpoint``)."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anytron.base.errors import ConfigError
+from anytron.config.generation import EndpointSection
+from anytron.serving.installation import check_installed
+from anytron.serving.keys import KEY_VARIABLE, new_key, read_key, variable_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from anytron.config.schema import RunConfig
+    from anytron.run.preflight.prepare import PreparedRun
+    from anytron.serving.endpoint import Endpoint
+
+MODEL = "policy"
+"""Name of the model in requests."""
+
+
+def endpoint_key(config: RunConfig) -> str | None:
+    """Return the key of the run's endpoint; None if it has no endpoint.
+
+    Without the section ``rollout.endpoint`` only agents of the run use the endpoint, and the key is new and secret.
+
+    Raises:
+        ConfigError: The section is there, and there is no key or it cannot be used; or packages are missing.
+    """
+    section, environment = config.rollout.endpoint, config.environment
+    if section is None:
+        if environment is None or not environment.is_agent:
+            return None
+        check_installed(environment.called[0])
+        return new_key()
+    check_installed("rollout.endpoint")
+    key = variable_key() if section.key_file is None else read_key(Path(section.key_file))
+    if key is None:
+        raise ConfigError(
+            "The endpoint has no key.",
+            where="rollout.endpoint",
+            why=f"rollout.endpoint.key_file is not set, and the environment variable {KEY_VARIABLE} is not set",
+            fix=f"choose a key: export {KEY_VARIABLE}=$(python -c 'import secrets; print(secrets.token_urlsafe(32))')",
+        )
+    return key
+
+
+@contextlib.contextmanager
+def open_endpoint(
+    config: RunConfig, prepared: PreparedRun, key: str | None, tell: Callable[[str], None]
+) -> Iterator[Endpoint | None]:
+    """Start the endpoint of a run, and end it afterwards; yield None if the run has none.
+
+    Args:
+        config: The run's configuration.
+        prepared: Tokenizer, sampling parameters and limits of the model.
+        key: The key (:func:`endpoint_key`).
+        tell: Called with a line about the endpoint.
+
+    Raises:
+        ConfigError: The address cannot be used.
+    """
+    if key is None:
+        yield None
+        return
+    from anytron.serving.endpoint import Endpoint
+    from anytron.serving.server import bind
+    from anytron.serving.service import ServedModel
+
+    section = config.rollout.endpoint or EndpointSection()
+    bound = bind(section.host, section.port, ("rollout.endpoint.host=", "rollout.endpoint.port="))
+    context = longest_context(config, prepared.context_length)
+    model = ServedModel(MODEL, prepared.tokenizer, prepared.vocab_size, context, prepared.sampling)
+    with Endpoint(model, prepared.chat_template_kwargs, key, bound) as endpoint:
+        endpoint.start()
+        if config.rollout.endpoint is not None:
+            tell(f"serving the model {MODEL} at {endpoint.url} while it is trained")
+            if not endpoint.is_loopback:
+                tell("warning: other machines can reach this address; keys, prompts and answers are sent unencrypted")
+        yield endpoint
+
+
+def longest_context(config: RunConfig, model: int | None) -> int | None:
+    """Return the most tokens of prompt and answer that the rollout engine takes; None = any number."""
+    limits = [limit for limit in (model, config.rollout.options.get("max_model_len")) if isinstance(limit, int)]
+    return min(limits, default=None)

@@ -1,0 +1,48 @@
+"""The agent that runs a program (``environment.command``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anytron.task.environments.protocol import AgentTask
+
+TASK_FILE = "ANYTRON_TASK_FILE"
+"""Environment variable of the program: file with its task, as JSON."""
+MODEL = "ANYTRON_MODEL"
+"""Environment variable of the program: name of the model in requests."""
+SECRET = ("base_url", "api_key", "model")
+"""Fields of the task that the program gets as environment variables instead."""
+
+
+def run_command(task: AgentTask, command: Sequence[str]) -> None:
+    """Run a program to its end. It sends its reward by ``POST /v1/reward``.
+
+    Its output goes into the log of this process. The process leads a session with everything that the program starts:
+    after a time-out all of it is killed.
+
+    Raises:
+        RuntimeError: The program could not be started, or ended with another status than 0.
+    """
+    own = {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, MODEL: task.model}
+    told = {one.name: getattr(task, one.name) for one in fields(task) if one.name not in SECRET}
+    with tempfile.TemporaryDirectory(prefix="anytron-agent-") as directory:
+        file = Path(directory) / "task.json"
+        file.write_text(json.dumps({**told, "data": dict(task.data)}, default=str), encoding="utf-8")
+        try:
+            done = subprocess.run(  # noqa: S603 - the command is the user's
+                list(command), env={**os.environ, **own, TASK_FILE: str(file)}, stdin=subprocess.DEVNULL, check=False
+            )
+        except OSError as error:
+            raise RuntimeError(f"{command[0]} could not be started: {error}") from error
+    if done.returncode:
+        how = f"by signal {-done.returncode}" if done.returncode < 0 else f"with status {done.returncode}"
+        raise RuntimeError(f"{command[0]} ended {how}; its output is in the log of this process")
