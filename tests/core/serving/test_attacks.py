@@ -222,7 +222,7 @@ def test_nobody_else_gets_the_address():
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
 def test_an_address_that_the_machine_does_not_have_has_its_remedy(host):
-    with pytest.raises(ConfigError, match="name an address of this machine with --host"):
+    with pytest.raises(ConfigError, match=r"name an address of this machine, for example --host 127\.0\.0\.1"):
         bind(host, 0)
 
 

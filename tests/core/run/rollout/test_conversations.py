@@ -5,123 +5,19 @@ The engine's model knows how to use a calculator. What it writes follows from th
 
 from __future__ import annotations
 
-import contextlib
-import random
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from anytron.base.errors import DataError
-from anytron.config.generation import EnvironmentSection
-from anytron.config.imports import resolve
-from anytron.run.rollout.conversations import Conversations
 from anytron.run.rollout.turns import SingleTurns, turns_of
-from anytron.task.data.pretrained import TOKENIZER
 from anytron.task.data.prompts import TokenizedPrompt
-from anytron.task.environments.pool import EnvironmentPool
-from anytron.workers.engines.rollout_engine import Response, SamplingParams
-from tests.core.run.rollout.replicas import Engine, Executor, pool_of, weights
-
-EXAMPLE = Path(__file__).parents[4] / "examples" / "calculator.py"
-QUESTIONS = ["1234", "5678", "9012", "1010", "9999"]
-END = 14
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return resolve(f"{EXAMPLE}:tokenizer", TOKENIZER)()
-
-
-class Pupil(Engine):
-    """Asks the calculator for the product in the prompt, and repeats what it shows."""
-
-    def poll(self, seconds):
-        self.order.shuffle(self.held)
-        done, self.held = self.held[:3], self.held[3:]
-        return [(request.id, self.response(request)) for request in done]
-
-    def response(self, request):
-        text = self.tokenizer.decode(request.prompt.tokens)
-        if text.endswith(">"):
-            tokens = self.encode(self.ask(text[:-1]))
-        else:
-            tokens = [*self.encode(text.split("*")[-1].strip(";!")), END]
-        longest = request.sampling.max_new_tokens
-        reason = "stop" if len(tokens) <= longest else "length"
-        tokens = tuple(tokens[:longest])
-        log_probs = tuple(-random.Random(request.seed + place).random() for place in range(len(tokens)))
-        return Response(tokens, log_probs, reason, (self.version,) * len(tokens), self.routing(request, tokens))
-
-    def encode(self, text):
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    @staticmethod
-    def routing(request, tokens):
-        """Two experts for each token that it has read: the token's number, and how much it was given to read."""
-        seen = [*request.prompt.tokens, *tokens][:-1]
-        return torch.tensor([[[token, len(request.prompt.tokens)]] for token in seen])
-
-    @staticmethod
-    def ask(question):
-        return f"{question}*"
-
-
-@pytest.fixture
-def converse(tmp_path, tokenizer):
-    """Have the pupil, or another of its class, answer all questions, ``count`` times each."""
-    with contextlib.ExitStack() as stack:
-
-        def make(
-            seed=0,
-            count=2,
-            ask=Pupil.ask,
-            context_length=None,
-            replicas=2,
-            path=f"{EXAMPLE}:Calculator",
-            disturb=lambda turns, pool, executor: None,
-            **section,
-        ):
-            def engine(number, order):
-                pupil = Pupil(order)
-                pupil.tokenizer, pupil.ask = tokenizer, ask
-                return pupil
-
-            executor = Executor(seed, engine)
-            pool = pool_of(executor, replicas)
-            pool.load_weights(weights(1))
-            settings = EnvironmentSection(path=path, **section)
-            environments = stack.enter_context(EnvironmentPool(settings, tmp_path / "logs", 60))
-            sampling = SamplingParams(max_new_tokens=8, min_new_tokens=1)
-            prepared = SimpleNamespace(
-                tokenizer=tokenizer,
-                sampling=sampling,
-                context_length=context_length,
-                vocab_size=17,
-                chat_template_kwargs={},
-            )
-            config = SimpleNamespace(environment=settings)
-            turns = turns_of(config, prepared, pool, environments)
-            assert isinstance(turns, Conversations)
-            begun = turns.begin([prompt(tokenizer, question) for question in QUESTIONS], count, seed=5)
-            disturb(turns, pool, executor)
-            found = turns.finish(begun)
-            return found, [request for group in executor.groups for request in group.engine.seen]
-
-        yield make
-
-
-def prompt(tokenizer, question):
-    text = f"{question}>"
-    tokens = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return TokenizedPrompt(question, text, tokens, {"answer": product(question)})
-
-
-def product(question):
-    return str(int(question[:2]) * int(question[2:]))
+from anytron.workers.engines.rollout_engine import SamplingParams
+from tests.core.run.rollout.pupil import EXAMPLE, QUESTIONS, Training, asked, product, prompt
+from tests.core.run.rollout.replicas import Executor, pool_of, weights
 
 
 def test_what_the_model_saw_is_what_is_trained(converse, tokenizer):
@@ -226,21 +122,6 @@ def test_an_environment_that_fails_for_all_ends_the_run(converse, tmp_path, meth
     )
     with pytest.raises(DataError, match=r"(?s)s method \w+ raised\..*prompt .*for every sample so far.*no opinion"):
         converse(path=f"{tmp_path}/e.py:Broken")
-
-
-class Training:
-    """A call of training ranks, which takes until something is so."""
-
-    def __init__(self, until):
-        self.until = until
-
-    @property
-    def done(self):
-        return self.until()
-
-
-def asked(executor):
-    return sum(len(group.engine.seen) for group in executor.groups)
 
 
 def test_conversations_go_on_while_training_is_waited_for(converse):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from anytron.base import components
@@ -30,6 +31,7 @@ from tests.core.run.trainer.disturbed_runs import comparable, lines
 from tests.core.run.trainer.torch_engines import TorchEngine, TorchRewardModel
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
+CALCULATOR = yaml.safe_load((EXAMPLES / "grpo_calculator.yaml").read_text())
 FOUND: dict[tuple[object, ...], Any] = {}
 
 
@@ -268,3 +270,25 @@ def undisturbed(new_run, tmp_path):
         return UNDISTURBED[key]
 
     return train
+
+
+@pytest.fixture
+def new_calculator(new_run):
+    """Make the example's run, smaller."""
+
+    def make(environment=None, **sections):
+        model = CALCULATOR["model"]["config"] | {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+        defaults = {
+            "model": {"config": model, "tokenizer": f"{EXAMPLES}/calculator.py:tokenizer"},
+            "data": {"source": f"{EXAMPLES}/calculator.py:prompts", "options": {"count": 64}},
+            "environment": {
+                **CALCULATOR["environment"],
+                "path": f"{EXAMPLES}/calculator.py:Calculator",
+                **(environment or {}),
+            },
+            "rewards": CALCULATOR["rewards"],
+            "rollout": {**CALCULATOR["rollout"], "samples_per_prompt": 8},
+        }
+        return new_run(**defaults | sections)
+
+    return make

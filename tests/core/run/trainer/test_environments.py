@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import yaml
 from safetensors.torch import load_file
 
 from anytron.base.errors import ConfigError
 from anytron.run.rollout import conversations
+from tests.core.run.trainer.conftest import CALCULATOR, EXAMPLES
 from tests.core.run.trainer.disturbed_runs import EVERY_STEP, assert_equal, comparable, lines, raise_at
-
-EXAMPLES = Path(__file__).parents[4] / "examples"
-CALCULATOR = yaml.safe_load((EXAMPLES / "grpo_calculator.yaml").read_text())
-
-
-@pytest.fixture
-def new_calculator(new_run):
-    """Make the example's run, smaller."""
-
-    def make(environment=None, **sections):
-        model = CALCULATOR["model"]["config"] | {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
-        defaults = {
-            "model": {"config": model, "tokenizer": f"{EXAMPLES}/calculator.py:tokenizer"},
-            "data": {"source": f"{EXAMPLES}/calculator.py:prompts", "options": {"count": 64}},
-            "environment": {
-                **CALCULATOR["environment"],
-                "path": f"{EXAMPLES}/calculator.py:Calculator",
-                **(environment or {}),
-            },
-            "rewards": CALCULATOR["rewards"],
-            "rollout": {**CALCULATOR["rollout"], "samples_per_prompt": 8},
-        }
-        return new_run(**defaults | sections)
-
-    return make
 
 
 def test_turns_and_tool_calls_are_measured_and_log_probs_agree_over_the_models_own_tokens(new_calculator):
