@@ -5,7 +5,7 @@
 processes forked from one that has imported the device stack and most of Megatron. A group that ends before its last
 test (a crash, a test that nothing interrupts) is started again behind that test. With several ranks, each file is a
 group, and new processes are forked after ``AT_ONCE`` tests: the tests leave their process groups open, and with them
-gloo's threads.
+gloo's threads. Tests that hung, mostly because gloo never connects some group, are run once more in new processes.
 
 Without groups, all folders are run (with several ranks: ``PARALLEL``), and
 ``docs/reference/results/megatron-suite-PLATFORM-RANKS.json`` and the page are written. The exit status is 1 if a group
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import tests
 from tests.house import ROOT
 from tests.megatron_lm import VARIABLE
-from tests.megatron_lm.outcomes import outcomes, read, summary
+from tests.megatron_lm.outcomes import interrupted, outcomes, read, summary
 from tests.megatron_lm.page import PAGE, RESULTS, page, table
 from tests.megatron_lm.ranks import Limits, run_ranks
 
@@ -48,6 +48,8 @@ ALONE = ("transformer/test_te_layers_batch_invariant.py",)
 RESTARTS = 12
 AT_ONCE = 25
 """Tests that one process runs, where there are several ranks."""
+AGAIN_AT_ONCE = 4
+"""Tests that one process runs when it repeats tests that hung."""
 
 
 def groups(unit_tests: Path) -> list[str]:
@@ -81,8 +83,24 @@ def run_group(name: str, root: Path, out: Path, arguments: argparse.Namespace) -
     """Run one group to its end or its time limit; return the files of its ranks."""
     stem = name.partition(",")[0].replace("/", "__").removesuffix(".py")
     files = [out / f"{stem}.{rank}" for rank in range(arguments.ranks)]
+    if arguments.ranks == 1:
+        _run_tests(name, root, files, arguments, None)
+        return files
+    repeated = files[0].exists() and '{"again"' in files[0].read_text(encoding="utf-8", errors="replace")
+    _run_tests(name, root, files, arguments, AGAIN_AT_ONCE if repeated else AT_ONCE)
+    if not repeated and (again := interrupted(files)):
+        for file in files:
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(f"\n{json.dumps({'again': again})}\n")
+        _run_tests(name, root, files, arguments, AGAIN_AT_ONCE)
+    return files
+
+
+def _run_tests(
+    name: str, root: Path, files: Sequence[Path], arguments: argparse.Namespace, at_once: int | None
+) -> None:
+    """Run the tests that have not started yet."""
     end = monotonic() + arguments.group_seconds
-    at_once = AT_ONCE if arguments.ranks > 1 else None
     ends_early = 0
     while not _complete(files) and ends_early < RESTARTS and monotonic() < end - 5:
         begun = _started(files)
@@ -91,7 +109,6 @@ def run_group(name: str, root: Path, out: Path, arguments: argparse.Namespace) -
         ends_early += not all("finished" in record for record in _last(files))
         if _started(files) == begun:
             break
-    return files
 
 
 def _last(files: Sequence[Path]) -> list[dict[str, Any]]:

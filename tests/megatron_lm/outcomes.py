@@ -43,7 +43,8 @@ _PATTERNS = {
     ),
     "absent": ("No module named 'transformer_engine",),
     "package": (
-        "MambaSSM", "Grouped GEMM is not available", "No module named", "tensorrt_llm", "emerging_optimizers",
+        "not supported by torch LayerNorm", "MambaSSM", "Grouped GEMM is not available", "No module named",
+        "tensorrt_llm", "emerging_optimizers",
         "Emerging Optimizers", "nltk", "persist_layer_norm", "Connection refused", "NameResolutionError", "cuda_ext",
     ),
     "hardware": (
@@ -63,6 +64,7 @@ _TESTS = {
     "test_utils.py::test_cross_check_param_hashes": "ranks",
     "models/test_bert_model.py::TestBertModelAttentionDimensions::test_transformer_engine_version_1_7": "test",
     "transformer/test_multi_latent_attention.py::TestParallelMLAAttentionPrecision::test_gpu_forward_thd": "test",
+    "transformer/test_multi_latent_attention.py::TestContextParallelMLAAttentionPrecision": "test",  # torch.equal
     "transformer/moe/test_aux_loss.py::TestPaddingMaskAuxLoss::test_padding_mask_with_z_loss": "test",
     "transformer/test_attention_variant_dsa.py::TestDSAIndexer::test_dsa_indexer_with_mask": "test",  # ties of top-k
     "data/test_fim_dataset.py": "package",  # files that NVIDIA's machines have
@@ -76,14 +78,30 @@ _TESTS = {
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the records of one rank; a line that was being written when the process ended is left out."""
+    """Return the records of one rank; a line that was being written when the process ended is left out.
+
+    ``{"again": [names]}`` takes back what was recorded of these tests, which run once more, and the end of the group.
+    """
     if not path.exists():
         return []
-    records = []
+    records: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):
-            records.append(json.loads(line))
+            record = json.loads(line)
+            if (names := record.get("again")) is None:
+                records.append(record)
+            else:
+                records = [one for one in records if "finished" not in one and _test(one) not in names]
     return records
+
+
+def _test(record: Mapping[str, Any]) -> str | None:
+    return next((record[key] for key in ("id", "start", "end") if key in record), None)
+
+
+def interrupted(files: Iterable[Path]) -> list[str]:
+    """Return the tests that ended because they, or another rank, took too long."""
+    return [name for name, record in outcomes(files).items() if record["kind"] in ("crashed", "lost")]
 
 
 def outcomes(files: Iterable[Path]) -> dict[str, dict[str, Any]]:

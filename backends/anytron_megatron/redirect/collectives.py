@@ -52,6 +52,8 @@ def substitutions(runtime: DeviceRuntime) -> Iterator[Substitution]:
             for name, replacement in replacements.items():
                 if hasattr(module, name):
                     yield Substitution(module, name, replacement)
+        mesh = torch.distributed.device_mesh.DeviceMesh
+        yield Substitution(mesh, "__init__", _on_the_device(mesh.__init__, runtime))
     yield Substitution(torch.cuda.nccl, "version", lambda: (0, 0, 0))  # none: older than any that a caller demands
 
 
@@ -151,6 +153,23 @@ def _of_the_runtime(original: Callable[..., Any], runtime: DeviceRuntime) -> Cal
         call = parameters.bind(*args, **kwargs)
         if isinstance(backend := call.arguments.get("backend"), str):
             call.arguments["backend"] = translated_backend(backend, runtime)
+        return original(*call.args, **call.kwargs)
+
+    return make
+
+
+def _on_the_device(original: Callable[..., Any], runtime: DeviceRuntime) -> Callable[..., Any]:
+    """Wrap the constructor of device meshes: a mesh of CUDA devices becomes one of the runtime's.
+
+    FSDP2 takes the device of its parameters from the mesh, and Megatron names CUDA there.
+    """
+    parameters = inspect.signature(original)
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        call = parameters.bind(*args, **kwargs)
+        if call.arguments.get("device_type") == "cuda":
+            call.arguments["device_type"] = runtime.device_type
         return original(*call.args, **call.kwargs)
 
     return make
