@@ -77,3 +77,22 @@ def test_groups_for_cuda_are_the_runtimes(tmp_path):
             assert dist.get_backend(group).endswith("gloo")
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("redirected")
+def test_meshes_of_cuda_are_meshes_of_the_device(tmp_path):
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("cuda:nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        meshes = [
+            dist.DeviceMesh("cuda", [0]),
+            dist.init_device_mesh("cuda", (1,), mesh_dim_names=("dp",)),
+            dist.DeviceMesh.from_group(dist.group.WORLD, "cuda"),
+        ]
+        assert {mesh.device_type for mesh in meshes} == {"cpu"}
+        layer = torch.nn.Linear(4, 2, device="cuda")
+        sharded = fully_shard(layer, mesh=meshes[2])  # Megatron's TorchFullyShardedDataParallel does so
+        assert sharded(torch.ones(3, 4)).shape == (3, 2)
+    finally:
+        dist.destroy_process_group()

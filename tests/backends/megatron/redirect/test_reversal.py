@@ -14,7 +14,8 @@ from anytron_megatron.redirect import is_redirected, redirect_torch_cuda, redire
 OWNERS = (
     torch, torch.cuda, torch.cuda.random, torch.cuda.memory, torch.cuda.nvtx, torch.cuda.streams, torch.cuda.nccl,
     torch.Tensor, torch.nn.Module, torch.autocast, torch.utils._device, torch.utils._device.DeviceContext,
-    torch.nn.Parameter, torch._C._nn, torch.distributed, torch.distributed.distributed_c10d, torch.fft, torch.nested,
+    torch.nn.Parameter, torch._C._nn, torch.distributed, torch.distributed.distributed_c10d,
+    torch.distributed.DeviceMesh, torch.fft, torch.nested,
 )  # fmt: skip
 
 
