@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from anytron.serving.app import Routes
@@ -51,7 +52,7 @@ class Endpoint:
     ) -> None:
         limits = limits or Limits()
         self.model, self.desk, self.url, self.is_loopback = model, Desk(), url_of(bound), is_loopback(bound)
-        self._keys = Keyring(key, limits)
+        self._keys, self._reported = Keyring(key, limits), Counter[str]()
         with contextlib.ExitStack() as ends:
             self._renderer = Renderer(model.tokenizer, model.vocab_size, chat_template_kwargs)
             ends.callback(self._renderer.close)
@@ -77,6 +78,14 @@ class Endpoint:
     def end(self, session: Session) -> None:
         """End a session: its key is no longer admitted, and nothing is added to what it has recorded."""
         self._server.call(lambda: self._keys.delete(session))
+
+    def metrics(self) -> dict[str, float]:
+        """Count the requests since the last call, for the metrics of a step."""
+        now = Counter(dict(self.counts))
+        new, self._reported = now - self._reported, now
+        refused = new.total() - new["answered"] - new["aborted"]
+        found = {"answered": new["answered"], "refused": refused, "aborted": new["aborted"]}
+        return {f"endpoint/{name}": float(count) for name, count in found.items()}
 
     def close(self) -> None:
         """Answer no more, and end the server."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _CORRECTED = "`algorithm.importance_correction` is `measured`, `truncated` or `masked`, also by itself"
 _SUPERVISED = "`algorithm.name` is `sft`"
 _TURNS = "`environment` is given"
+_ENDPOINT = "`rollout.endpoint` or an agent is given"
 _CRITIC = "`critic` is given"
 _OFFLOAD, _SLEEP = "`engine.offload` names something", "`rollout.sleep`"
 _STALE = "`rollout.max_staleness` is above 0"
@@ -127,6 +128,14 @@ METRICS = (
     Metric("environment/turns_mean", "turns", "mean number of the model's turns", _TURNS),
     Metric("environment/turns_max", "turns", "the most turns of a sample", _TURNS),
     Metric("environment/observation_tokens_mean", "tokens", "mean length of what the environment wrote", _TURNS),
+    Metric("endpoint/answered", "requests", "requests of agents and clients that the model answered", _ENDPOINT),
+    Metric(
+        "endpoint/refused",
+        "requests",
+        "requests that were refused, such as those with a history that their session has not recorded",
+        _ENDPOINT,
+    ),
+    Metric("endpoint/aborted", "requests", "requests that their client gave up", _ENDPOINT),
     Metric("environment/metrics/NAME", "", "mean of a metric that the environment itself reports", _TURNS),
     Metric("loss/total", "", "the loss whose gradient was taken"),
     Metric("loss/policy", "", "policy-gradient part of the loss: what `algorithm.loss` computes"),

@@ -213,7 +213,8 @@ def _train(
             lengths = [] if batch is None else batch.lengths.tolist()
             metrics |= frame.throughput.metrics(lengths, metrics, step.clock, updates_policy=updates_policy)
             metrics |= {**experience.metrics, **kl_metrics(batch, algorithm), **teacher_metrics(batch)}
-            frame.record(step, {**metrics, **signal, **memory, **prefetch.age, **transfer.metrics})
+            asked = {} if endpoint is None else endpoint.metrics()
+            frame.record(step, {**metrics, **signal, **memory, **prefetch.age, **transfer.metrics, **asked})
             if updates_policy and metrics["update/skipped"] < len(outcomes):  # otherwise there are no log-probs
                 check_agreement(metrics, config.trainer.rollout_log_prob_tolerance)
         frame.finish(send_weights)

@@ -21,7 +21,7 @@ MODEL = {"tokenizer": f"{toy_agents.__file__}:tokenizer"}
 
 def rounded(metrics):
     """Metrics without those that compare log-probs of rollout and training: an engine's batches have other shapes."""
-    return {name: value for name, value in metrics.items() if not name.startswith("rollout/")}
+    return {name: value for name, value in metrics.items() if not name.startswith(("rollout/", "endpoint/"))}
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -30,7 +30,9 @@ def test_an_agent_is_trained_exactly_like_the_environment_that_does_the_same(new
     found = []
     for name, environment in (("environment", {"max_observation_tokens": 1024}), ("agent", AGENT)):
         run = new_calculator(
-            environment, rollout=rollout, trainer={"total_steps": 3, "output_dir": str(tmp_path / name)}
+            environment,
+            rollout=rollout,
+            trainer={"total_steps": 3, "output_dir": str(tmp_path / name), "log_samples": 1000},
         )
         if name == "agent":
             model = run.config.model.model_copy(update=MODEL)
@@ -40,6 +42,10 @@ def test_an_agent_is_trained_exactly_like_the_environment_that_does_the_same(new
     (expected, samples), (metrics, own) = found
     assert any(len(sample["turns"]) == 2 for sample in samples)
     assert own == samples
+    turns = [sum(len(sample["turns"]) for sample in samples if sample["step"] == step) for step in (1, 2, 3)]
+    if not ahead:  # then turns of the next step are among them
+        assert [one["endpoint/answered"] for one in metrics] == turns
+    assert {one["endpoint/refused"] for one in metrics} == {0}
     # With weights that are a step old, the loss has the rounded log-probs of the rollout.
     assert [rounded(one) for one in metrics] == [pytest.approx(rounded(one), rel=1e-5, abs=1e-6) for one in expected]
 

@@ -11,13 +11,14 @@ import pytest
 from anytron.base.components import TRAINING_ENGINES, component_names, engine_info
 from anytron.base.metric import Metric
 from anytron.record.tracking.metric_table import METRICS
+from anytron.serving.keys import KEY_VARIABLE
+from tests.core.run.trainer.conftest import CALCULATOR
 from tests.core.run.trainer.disturbed_runs import lines
 from tests.core.run.trainer.test_distillation import teacher
-from tests.core.run.trainer.test_environments import new_calculator
 from tests.core.run.trainer.test_supervised import HELD_OUT, new_sft
 from tests.core.run.trainer.validations import section
 
-__all__ = ["new_calculator", "new_sft", "teacher"]  # fixtures
+__all__ = ["new_sft", "teacher"]  # fixtures
 
 ROOT = Path(__file__).parents[4]
 ELSEWHERE = {metric.name for metric in METRICS if metric.name.startswith("memory/")} - {"memory/training_peak_bytes"}
@@ -52,7 +53,8 @@ def unknown(keys, table=METRICS):
     return sorted(key for key in keys if sum(metric.matches(key) for metric in table) != 1)
 
 
-def test_runs_of_all_kinds_write_the_table(new_run, new_sft, new_calculator, teacher, tmp_path):
+def test_runs_of_all_kinds_write_the_table(new_run, new_sft, new_calculator, teacher, tmp_path, monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, "a-key-that-is-long-enough")
     ahead = new_run(
         FUNCTIONS,
         rewards=[{"function": "task.py:short"}, {"function": "task.py:sevens"}],
@@ -64,7 +66,9 @@ def test_runs_of_all_kinds_write_the_table(new_run, new_sft, new_calculator, tea
     )
     keys = written(ahead)
     played = new_calculator(
-        algorithm={"loss": "cispo"}, trainer={"total_steps": 1, "output_dir": str(tmp_path / "played")}
+        algorithm={"loss": "cispo"},
+        rollout={**CALCULATOR["rollout"], "endpoint": {}},
+        trainer={"total_steps": 1, "output_dir": str(tmp_path / "played")},
     )
     keys |= written(played)
     taught = new_run(
@@ -111,7 +115,7 @@ def test_capitals_stand_for_a_name(name, key, is_it):
 
 
 KEY = re.compile(
-    r"(?:reward|validation|response|environment|loss|policy|rollout|update|critic|data|time|throughput|memory|moe|mtp|kl)"
+    r"(?:reward|validation|response|environment|endpoint|loss|policy|rollout|update|critic|data|time|throughput|memory|moe|mtp|kl)"
     r"/[\w/]*\w"
 )
 SOURCES = [path for folder in ("core", "backends") for path in (ROOT / folder).rglob("*.py")]

@@ -18,10 +18,7 @@ from anytron.run.preflight import prepare as sets
 from anytron.run.trainer import validation as examining
 from anytron.task.rewards.scoring import RewardWorkers
 from tests.core.run.trainer.disturbed_runs import EVERY_STEP, assert_equal, comparable, lines, output, steps
-from tests.core.run.trainer.test_environments import new_calculator
 from tests.core.run.trainer.validations import found, section
-
-__all__ = ["new_calculator"]  # a fixture
 
 STATEFUL = """
 import random
