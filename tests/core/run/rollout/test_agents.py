@@ -238,6 +238,19 @@ def test_an_endpoint_without_a_key_is_refused_with_the_command_that_makes_one(mo
     assert endpoint_key(config) == "a-key-that-is-long-enough"
 
 
+def test_routing_is_not_replayed_with_agents():
+    sections = {
+        "model": {"path": "m"},
+        "data": {"source": "s:s"},
+        "rewards": [{"function": "environment"}],
+        "environment": {"agent": "a:b"},
+        "trainer": {"total_steps": 1},
+    }
+    RunConfig.model_validate(sections)
+    with pytest.raises(ValueError, match=r"remove rollout\.replay_routing"):
+        RunConfig.model_validate({**sections, "rollout": {"replay_routing": True}})
+
+
 def test_the_representation_of_a_task_shows_no_key():
     from anytron.tasks import AgentTask
 
