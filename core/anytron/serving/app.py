@@ -106,7 +106,7 @@ class Routes:
         name = request.headers.get("x-session-id")
         if session is None and name is not None:
             request.state.session = session = self._keys.named(name)
-        if session is not None:
+        if session is not None and session.terms is None:
             self._keys.check_room()
         return body, session
 

@@ -165,11 +165,14 @@ class Keyring:
             terms: What a run requires of the session; None = no run trains on it.
 
         Raises:
-            Refusal: There are too many sessions.
+            Refusal: There are too many sessions, and no run trains on this one.
         """
         key = new_key()
-        session = self.named(secrets.token_hex(12))
-        session.terms = terms
+        name = secrets.token_hex(12)
+        if terms is None:
+            session = self.named(name)
+        else:  # however many sessions clients have begun
+            session = self._sessions[name] = Session(name, terms)
         self._names[_digest(key)] = session.id
         return session, key
 

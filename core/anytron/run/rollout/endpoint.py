@@ -67,6 +67,7 @@ def open_endpoint(
         yield None
         return
     from anytron.serving.endpoint import Endpoint
+    from anytron.serving.limits import Limits
     from anytron.serving.server import bind
     from anytron.serving.service import ServedModel
 
@@ -74,7 +75,9 @@ def open_endpoint(
     bound = bind(section.host, section.port, ("rollout.endpoint.host=", "rollout.endpoint.port="))
     context = longest_context(config, prepared.context_length)
     model = ServedModel(MODEL, prepared.tokenizer, prepared.vocab_size, context, prepared.sampling)
-    with Endpoint(model, prepared.chat_template_kwargs, key, bound) as endpoint:
+    agents = 0 if config.environment is None else config.environment.processes
+    limits = Limits(connections=512 + 4 * agents, requests=256 + 4 * agents)
+    with Endpoint(model, prepared.chat_template_kwargs, key, bound, limits) as endpoint:
         endpoint.start()
         if config.rollout.endpoint is not None:
             tell(f"serving the model {MODEL} at {endpoint.url} while it is trained")

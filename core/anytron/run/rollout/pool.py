@@ -33,7 +33,7 @@ from anytron.workers.engines.rollout_engine import (
 from anytron.workers.executor.protocol import submit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from torch import Tensor
     from typing_extensions import Unpack
@@ -152,13 +152,10 @@ class RolloutPool:
 
     def finish_in_flight(self) -> None:
         """Finish all responses that were begun, as long as a replica has weights."""
-        self._admits = False
-        try:
+        with self._without_guests():
             self._work_until(
                 lambda: not (self._queue or any(replica.held for replica in self._replicas)) or not self.has_weights
             )
-        finally:
-            self._admits = True
 
     def ask(
         self,
@@ -237,10 +234,10 @@ class RolloutPool:
 
     def sleep(self) -> dict[str, float]:
         """Make all replicas free their devices' memory until they receive weights; return memory metrics."""
-        if self.guests is not None:
+        with self._without_guests():
             self.finish_in_flight()  # an engine that sleeps has no requests
-        self._give = None  # those who sleep wait for the next weights, and so do their successors
-        found = [self._ask(index, SleepingRollout.sleep) for index in range(len(self._replicas))]
+            self._give = None  # those who sleep wait for the next weights, and so do their successors
+            found = [self._ask(index, SleepingRollout.sleep) for index in range(len(self._replicas))]
         for replica in self._replicas:
             replica.version = None
         return {
@@ -255,6 +252,14 @@ class RolloutPool:
     def describe(self) -> list[Mapping[str, Any]]:
         """Return facts about each replica, for the run's records."""
         return [self._ask(index, RolloutEngine.describe) for index in range(len(self._replicas))]
+
+    @contextlib.contextmanager
+    def _without_guests(self) -> Iterator[None]:
+        before, self._admits = self._admits, False
+        try:
+            yield
+        finally:
+            self._admits = before
 
     def _start(self, index: int) -> Replica:
         if self._within is not None:

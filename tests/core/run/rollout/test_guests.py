@@ -1,0 +1,37 @@
+"""Guests of the pool: their requests are answered while the driver waits, and change none of its responses."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.run.rollout.replicas import PROMPTS, SAMPLING, Executor, pool_of, weights
+
+
+class Guest:
+    """Asks one question at each visit."""
+
+    def __init__(self):
+        self.visits, self.answers = 0, {}
+
+    def visit(self, pool):
+        self.visits += 1
+        pool.ask([(PROMPTS[self.visits % 10], SAMPLING, self.visits)], self.answers.__setitem__)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_guests_are_answered_while_the_driver_waits_and_never_while_replicas_finish_or_sleep(expected, seed):
+    executor = Executor(seed)
+    pool = pool_of(executor, 3, sleep=True)
+    pool.guests = guest = Guest()
+    pool.load_weights(weights(1))
+    assert pool.finish(pool.begin(PROMPTS, SAMPLING, 4, seed=1)) == expected[0]  # the driver's own responses
+    assert guest.answers
+    before = guest.visits
+    pool.sleep()
+    assert guest.visits == before
+    assert not any(group.engine.held for group in executor.groups)
+    assert len(guest.answers) == before
+    pool.load_weights(weights(2))
+    while len(guest.answers) == before:
+        assert pool.poll(0.0) == []
+    assert {version for response in list(guest.answers.values())[before:] for version in response.versions} <= {2}
