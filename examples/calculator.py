@@ -28,7 +28,7 @@ SPECIAL = ("<eos>", "<pad>", "<unk>")
 
 
 def tokenizer():
-    """Make a tokenizer of one token per character."""
+    """Make a tokenizer of one token per character, whose chat template writes contents of messages and nothing else."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -36,7 +36,13 @@ def tokenizer():
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     characters.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=characters,
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        chat_template="{% for message in messages %}{{ message.content }}{% endfor %}",
+    )
 
 
 def prompts(count: int = 4096, seed: int = 0) -> Iterator[Prompt]:

@@ -53,9 +53,14 @@ class Served:
 
 @contextmanager
 def served(template="qwen", seed=0, limits=LIMITS, **options):
-    pool, over = RandomPool(seed, template, **options), threading.Event()
-    one, bound = tokenizer(template), bind("127.0.0.1", 0)
-    with Endpoint(ServedModel("toy", one, len(one), 2000, SAMPLING), {}, KEY, bound, limits) as endpoint:
+    with serving(RandomPool(seed, template, **options), tokenizer(template), SAMPLING, limits) as server:
+        yield server
+
+
+@contextmanager
+def serving(pool, one, sampling, limits=LIMITS, context=2000):
+    bound, over = bind("127.0.0.1", 0), threading.Event()
+    with Endpoint(ServedModel("toy", one, len(one), context, sampling), {}, KEY, bound, limits) as endpoint:
 
         def work():
             while not over.is_set():
