@@ -80,7 +80,13 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("engine",),
         ("__init__",),
     ),
-    "anytron_verifiers": (("messages",), ("client", "source"), ("environment",), ("__init__",)),
+    "anytron_verifiers": (
+        ("messages", "release"),
+        ("client", "tasksets"),
+        ("agent", "source"),
+        ("environment",),
+        ("__init__",),
+    ),
     "anytron_ray": (
         ("__init__", "introduction", "lease"),
         ("agent", "findings"),

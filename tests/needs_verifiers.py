@@ -2,20 +2,10 @@
 
 import pytest
 
-from anytron.base.errors import ConfigError
-from anytron_verifiers.source import require_supported
-
-
-def missing() -> bool:
-    try:
-        require_supported()
-    except ConfigError:
-        return True
-    return False
-
+from anytron_verifiers.release import TURNS, installed
 
 NEEDS_VERIFIERS = [
     pytest.mark.verifiers,
-    pytest.mark.skipif(missing(), reason="no verifiers that is supported is installed"),
+    pytest.mark.skipif(not installed(TURNS), reason="no verifiers below 0.4 that is supported is installed"),
     pytest.mark.filterwarnings("ignore"),  # those of what verifiers imports
 ]

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
-
-from packaging.specifiers import SpecifierSet
 
 from anytron.base.errors import ConfigError
 from anytron.task.data import Prompt
 from anytron_verifiers.messages import plain, tools_of
+from anytron_verifiers.release import EPISODES, TURNS, installed, require
+from anytron_verifiers.tasksets import rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-
-SUPPORTED = SpecifierSet(">=0.2.1,<0.4")
-"""Versions whose environments take the model as a client object (``Environment.run_rollout(input, client, ...)``),
-except versions that require an older ``datasets`` than training does."""
-
-INSTALL = "pip install 'anytron[verifiers]', with Python 3.11 or newer"
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -29,16 +22,21 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def prompts(name: str, args: Mapping[str, Any] | None = None, count: int = -1) -> Iterator[Prompt]:
     """Return the rows of an environment's training dataset, with the tools that the model may call.
 
+    From verifiers 0.4 on, return the rows of a taskset; its tools are known only to the programs that run it.
+
     Args:
-        name: Name of the environment, as for ``verifiers.load_environment``.
-        args: Keyword arguments of the environment's ``load_environment``.
+        name: Name of the environment, as for ``verifiers.load_environment``; from 0.4 on, of the taskset.
+        args: Keyword arguments of the environment's ``load_environment``; from 0.4 on, its configuration.
         count: Number of rows, from the first; -1 = all.
 
     Raises:
         ConfigError: The environment cannot be loaded.
-        TypeError: A row's prompt is not a list of messages.
+        TypeError: A row's prompt is not a list of messages; from 0.4 on, a row has no prompt.
         ValueError: A message has content other than text.
     """
+    if installed(EPISODES):
+        yield from rows(name, args or {}, count)
+        return
     environment = load(name, args or {})
     for row in environment.get_dataset(n=count).to_list():
         number, asked = row["example_id"], row["prompt"]
@@ -58,7 +56,7 @@ def load(name: str, args: Mapping[str, Any]) -> Any:
         ConfigError: No supported verifiers is installed, the environment does not exist or refuses its arguments, or
             it scores the responses to a prompt together.
     """
-    require_supported()
+    require(TURNS)
     import verifiers
 
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -82,22 +80,3 @@ def load(name: str, args: Mapping[str, Any]) -> Any:
             fix="remove these functions from the rubric; algorithm.advantage compares the responses to a prompt",
         )
     return environment
-
-
-def require_supported() -> None:
-    """Check that a supported version of verifiers is installed, without importing it.
-
-    Raises:
-        ConfigError: verifiers is not installed, or its version is not supported.
-    """
-    try:
-        found = version("verifiers")
-    except PackageNotFoundError:
-        why = "verifiers is not installed"
-    else:
-        if SUPPORTED.contains(found, prereleases=True):
-            return
-        why = f"verifiers {found} is installed, not {SUPPORTED}"
-        if found not in SpecifierSet("<0.4", prereleases=True):
-            why += "; from 0.4 on its environments reach the model over HTTP only, and tokens are not the run's own"
-    raise ConfigError("No supported version of verifiers is installed.", where="verifiers", why=why, fix=INSTALL)

@@ -19,14 +19,14 @@ AGENTS = EXAMPLES / "agents"
 
 
 class Script(RandomPool):
-    """Writes the texts of a script, one at each request, in random pieces of tokens."""
+    """Writes the texts of a script, one at each request, in random pieces of tokens; then nothing more."""
 
     def __init__(self, texts, split=split_at_random, end=END):
         super().__init__()
         self.texts, self.split, self.end = list(texts), split, end
 
     def answer(self, tokens, sampling, seed):
-        text = self.texts.pop(0)
+        text = self.texts.pop(0) if self.texts else ""
         ids = self.split(self.order, text)
         if not any(text.endswith(stop) for stop in sampling.stop):
             ids.append(self.end)
@@ -64,6 +64,6 @@ def check_one_conversation(server, session, turns):
     check_law(server.pool.log, [session])
 
 
-def agent(file):
-    """Return the function ``solve`` of an example."""
-    return _from_file(str(AGENTS / file), "environment.agent").solve
+def agent(file, name="solve"):
+    """Return a function of an example."""
+    return getattr(_from_file(str(AGENTS / file), "environment.agent"), name)

@@ -9,34 +9,55 @@ import pytest
 from anytron.base.errors import ConfigError
 from anytron.config.schema import DataSection
 from anytron.task.data.sources import load_prompts
-from anytron_verifiers import source
+from anytron_verifiers import release
 from anytron_verifiers.messages import FORMATS, plain
+from anytron_verifiers.release import EPISODES, TURNS
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Pretend that a version is installed; None = none."""
+
+    def pretend(found):
+        def version(name):
+            if found is None:
+                raise PackageNotFoundError(name)
+            return found
+
+        monkeypatch.setattr(release, "version", version)
+
+    return pretend
 
 
 @pytest.mark.parametrize(
     ("found", "why"),
-    [
-        (None, "verifiers is not installed"),
-        ("0.1.14", "verifiers 0.1.14 is installed"),
-        ("0.4.0", "reach the model over HTTP only"),
-    ],
+    [(None, "verifiers is not installed"), ("0.1.14", "verifiers 0.1.14 is installed, not <0.4,>=0.2.1")],
 )
-def test_another_verifiers_is_refused_by_name(found, why, monkeypatch):
-    def version(name):
-        if found is None:
-            raise PackageNotFoundError(name)
-        return found
-
-    monkeypatch.setattr(source, "version", version)
+def test_another_verifiers_is_refused_by_name(found, why, installed):
+    installed(found)
     with pytest.raises(ConfigError, match=why) as caught:
         list(load_prompts(DataSection(source="anytron_verifiers:prompts", options={"name": "gsm8k"})))
-    assert "pip install 'anytron[verifiers]'" in caught.value.fix
+    assert caught.value.fix == "pip install 'verifiers<0.4,>=0.2.1', with Python 3.11 or newer"
 
 
-@pytest.mark.parametrize("found", ["0.2.1", "0.3.0", "0.3.1", "0.3.2.dev4"])
-def test_the_versions_that_were_tried_are_accepted(found, monkeypatch):
-    monkeypatch.setattr(source, "version", lambda name: found)
-    source.require_supported()
+@pytest.mark.parametrize(
+    ("found", "wanted", "other"),
+    [("0.4.0", TURNS, "agent: anytron_verifiers:solve"), ("0.3.1", EPISODES, "path: anytron_verifiers:Verifiers")],
+)
+def test_the_adapter_of_another_version_is_named(found, wanted, other, installed):
+    installed(found)
+    with pytest.raises(ConfigError) as caught:
+        release.require(wanted)
+    assert f"for this version set environment.{other}" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [("0.2.1", TURNS), ("0.3.0", TURNS), ("0.3.1", TURNS), ("0.3.2.dev4", TURNS), ("0.4.0", EPISODES)],
+)
+def test_the_versions_that_were_tried_are_accepted(found, wanted, installed):
+    installed(found)
+    release.require(wanted)
 
 
 @pytest.mark.parametrize(
