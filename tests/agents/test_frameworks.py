@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.agents.driving import agent, check_one_conversation, playing, solved
+from tests.needs_agents import NEEDS_AGENTS
 
+pytestmark = NEEDS_AGENTS
 ASKED = "What do a tea and a bread cost?"
 DATA = {"answer": "5.75"}
 

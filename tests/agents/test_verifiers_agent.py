@@ -10,7 +10,9 @@ import pytest
 from anytron.base.errors import ConfigError
 from anytron_verifiers import prompts, solve
 from tests.agents.driving import check_one_conversation, playing, solved
+from tests.needs_agents import NEEDS_AGENTS
 
+pytestmark = NEEDS_AGENTS
 OPTIONS = {"name": "products-v1", "args": {"agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}}
 CALL = '<tool_call>\n{"name": "calculator_multiply", "arguments": {"first": 3, "second": 12}}\n</tool_call>'
 
