@@ -33,7 +33,7 @@ SKIPPED = {
     "npu": 0,
     "compiler": 0,
     "verifiers": 17,
-    "agents": 18,
+    "agents": 19,
     "smollm2": 2,
     "sinks": 4,
     "vllm": 40,

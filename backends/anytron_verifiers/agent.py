@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from anytron.tasks import AgentTask
 
-KEY = "ANYTRON_SESSION_API_KEY"
+KEY = "VERIFIERS_SESSION_API_KEY"
 """Variable from which verifiers reads the session's key. Its local runtime keeps names with API_KEY from programs."""
 
 

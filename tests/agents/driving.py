@@ -45,7 +45,7 @@ def playing(texts):
 
 
 def solved(server, solve, text, data=None, max_turns=8, **options):
-    """Call an agent with a session of its own; return its result and what the session has recorded."""
+    """Call an agent in a new session; return its result and what the session has recorded."""
     name, key = server.session()
     task = AgentTask(
         prompt_id="prompt-0", prompt_text=text, data=data or {}, seed=5, max_turns=max_turns,

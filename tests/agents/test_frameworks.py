@@ -34,6 +34,22 @@ def test_the_conversation_of_a_framework_is_recorded_as_it_was_sampled(file, scr
     assert (result.reward, result.metrics) == (reward, {"tool_calls": calls})
 
 
+def test_a_stream_of_langgraph_is_recorded_as_it_was_sampled():
+    from langchain.agents import create_agent
+    from langchain_openai import ChatOpenAI
+
+    def solve(task):
+        model = ChatOpenAI(model=task.model, base_url=task.base_url, api_key=task.api_key, streaming=True)
+        graph = create_agent(model, [agent("langgraph_agent.py", "price")])
+        return graph.invoke({"messages": [("user", task.prompt_text)]})["messages"][-1].content
+
+    texts = SCRIPTS["one call after another"][0]
+    with playing(texts) as server:
+        answer, session = solved(server, solve, ASKED)
+        check_one_conversation(server, session, len(texts))
+    assert answer == texts[-1]
+
+
 def final(answer):
     return f'<tool_call>\n{{"name": "final_answer", "arguments": {{"answer": "{answer}"}}}}\n</tool_call>'
 

@@ -36,6 +36,7 @@ PARSED_ELSEWHERE = {
     "core/anytron_conformance/training/whole_runs.py": "metrics of a run that a test has made",
     "plugins/accelerator/anytron_accelerator/detection.py": "the answer of a process that it has started",
     "backends/anytron_verifiers/environment.py": "arguments of the driver",
+    "backends/anytron_verifiers/tasksets.py": "arguments of the driver",
     "backends/anytron_verifiers/source.py": "rows of an environment, a package that the user has installed",
     "backends/anytron_vllm/installation.py": "what our own program prints",
     "plugins/verl/anytron_verl/configuration.py": "a configuration that hydra has read",

@@ -66,8 +66,10 @@ class Common(_Body):
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
 
     user: str | None = None
+    safety_identifier: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
+    prompt_cache_key: str | None = None
     service_tier: str | None = None
     parallel_tool_calls: bool | None = None
 

@@ -253,3 +253,8 @@ def test_a_header_of_a_session_acts_on_generation_alone(fresh):
     assert not fresh.sessions
     assert fresh.ask("/v1/chat/completions", {"model": "toy", "messages": HELLO}, headers=named).status_code == 200
     assert list(fresh.sessions) == ["mine"]
+
+
+def test_fields_that_change_no_answer_are_read(one):
+    fields = {"user": "a", "safety_identifier": "b", "prompt_cache_key": "c", "store": False, "service_tier": "auto"}
+    assert one.chat(**fields).status_code == 200
