@@ -54,7 +54,7 @@ def solved(server, solve, text, data=None, max_turns=8, **options):
     result = solve(task, **options)
     if inspect.isawaitable(result):
         result = asyncio.run(result)
-    return result, server.keys.visible(name, None)
+    return result, server.sessions[name]
 
 
 def check_one_conversation(server, session, turns):

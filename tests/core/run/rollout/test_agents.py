@@ -35,18 +35,16 @@ def config_of(environment, **rollout):
 
 
 @pytest.fixture
-def answer(tmp_path):
+def answer(tmp_path, tokenizer):
     """Have agents answer all questions of the pupil, ``count`` times each."""
     with contextlib.ExitStack() as stack:
 
         def make(
             seed=0, count=2, context_length=None, replicas=2, agent="solve", disturb=lambda *arguments: None, **section
         ):
-            words = toy_agents.tokenizer()
-
             def engine(number, order):
                 pupil = Pupil(order)
-                pupil.tokenizer = words
+                pupil.tokenizer = tokenizer
                 return pupil
 
             executor = Executor(seed, engine)
@@ -56,7 +54,7 @@ def answer(tmp_path):
             settings = EnvironmentSection(**named, **{"processes": 2, **section})
             environments = stack.enter_context(EnvironmentPool(settings, tmp_path / "logs", 60))
             prepared = SimpleNamespace(
-                tokenizer=words,
+                tokenizer=tokenizer,
                 sampling=SamplingParams(max_new_tokens=8, min_new_tokens=1, stop=("*",)),
                 context_length=context_length,
                 vocab_size=17,
@@ -67,7 +65,7 @@ def answer(tmp_path):
             pool.guests = endpoint.desk
             turns = turns_of(config, prepared, pool, environments, endpoint)
             assert isinstance(turns, Agents)
-            begun = turns.begin([prompt(words, question) for question in QUESTIONS], count, seed=5)
+            begun = turns.begin([prompt(tokenizer, question) for question in QUESTIONS], count, seed=5)
             disturb(turns, pool, executor)
             found = turns.finish(begun)
             assert not endpoint._keys._sessions
@@ -85,6 +83,7 @@ def plain(found):
 def test_an_agent_gives_the_responses_of_the_environment_that_does_the_same(
     answer,
     converse,
+    tokenizer,
     seed,
     processes,
     replicas,
@@ -93,7 +92,7 @@ def test_an_agent_gives_the_responses_of_the_environment_that_does_the_same(
     found, requests = answer(seed=seed, processes=processes, replicas=replicas)
     assert plain(found) == plain(expected)
     for question, group in zip(QUESTIONS, found, strict=True):
-        assert {response.prompt for response in group} == {prompt(toy_agents.tokenizer(), question).tokens}
+        assert {response.prompt for response in group} == {prompt(tokenizer, question).tokens}
     assert len({request.seed for request in requests}) == len(requests) == 20
     others, _ = answer(agent="asynchronous")  # the twin: another agent gives other responses
     assert plain(others) != plain(expected)

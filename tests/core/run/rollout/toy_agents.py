@@ -11,19 +11,10 @@ from pathlib import Path
 import httpx
 
 from anytron.config.imports import resolve
-from anytron.task.data.pretrained import TOKENIZER
 from anytron.task.environments.protocol import ENVIRONMENT_PATH
 from anytron.tasks import AgentResult, Turn
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "calculator.py"
-RAW = "{% for m in messages %}{{ m.content }}{% endfor %}"
-"""With this template, messages are exactly the text of the example's conversations."""
-
-
-def tokenizer():
-    found = resolve(f"{EXAMPLE}:tokenizer", TOKENIZER)()
-    found.chat_template = RAW
-    return found
 
 
 class Client:

@@ -16,7 +16,6 @@ from tests.core.run.trainer.disturbed_runs import comparable, lines
 
 KEY = "the-key-of-this-run-1234"
 AGENT = {"path": None, "agent": f"{toy_agents.__file__}:solve", "processes": 2, "max_observation_tokens": 1024}
-MODEL = {"tokenizer": f"{toy_agents.__file__}:tokenizer"}
 
 
 def rounded(metrics):
@@ -34,9 +33,6 @@ def test_an_agent_is_trained_exactly_like_the_environment_that_does_the_same(new
             rollout=rollout,
             trainer={"total_steps": 3, "output_dir": str(tmp_path / name), "log_samples": 1000},
         )
-        if name == "agent":
-            model = run.config.model.model_copy(update=MODEL)
-            run.config = run.executor.config = run.config.model_copy(update={"model": model})
         run.train()
         found.append((comparable(tmp_path / name), lines(tmp_path / name / "samples.jsonl")))
     (expected, samples), (metrics, own) = found
