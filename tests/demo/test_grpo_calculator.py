@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.demo import test_grpo_sort
 from tests.demo.test_grpo_sort import anytron
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_calculator.yaml"
@@ -14,6 +15,23 @@ def train(output, *overrides):
     finished = anytron("train", str(EXAMPLE), f"trainer.output_dir={output}", *overrides)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_same_task_as_a_program_with_openais_client(tmp_path):
+    """That its steps equal those of the class is tested in tests/core/run/trainer/test_endpoint.py."""
+    small = (
+        "trainer.total_steps=2",
+        "data.prompts_per_step=4",
+        "rollout.samples_per_prompt=4",
+        "environment.processes=2",
+    )
+    example = EXAMPLE.with_name("grpo_calculator_agent.yaml")
+    listens = "one machine, an agent or `rollout.endpoint`"
+    _, metrics = test_grpo_sort.train(tmp_path / "run", *small, example=example, listens=listens)
+    for line in metrics:
+        assert line["rollout/log_prob_abs_diff"] <= 1e-5
+        assert line["environment/failed"] == line["endpoint/refused"] == 0
+        assert line["endpoint/answered"] == 16 * line["environment/turns_mean"]
 
 
 @pytest.mark.slow

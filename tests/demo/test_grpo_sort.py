@@ -51,8 +51,8 @@ STEEPEST = ("trainer.total_steps=150", "optimizer.schedule=constant")
 """For layouts, which agree step by step: no more than the part in which a reward of 0.04 becomes one of 0.5."""
 
 
-def train(output, *overrides, **environment):
-    command = [sys.executable, "-m", "anytron", "train", str(EXAMPLE), f"trainer.output_dir={output}", *overrides]
+def train(output, *overrides, example=EXAMPLE, listens="one machine", **environment):
+    command = [sys.executable, "-m", "anytron", "train", str(example), f"trainer.output_dir={output}", *overrides]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with (
         subprocess.Popen(command, text=True, env={**users_environment(), **environment}, **pipes) as run,
@@ -60,7 +60,7 @@ def train(output, *overrides, **environment):
     ):
         stdout, stderr = run.communicate()
     assert run.returncode == 0, stdout + stderr
-    listening.check("one machine", seen)
+    listening.check(listens, seen)
     return stdout, records(output / "metrics.jsonl")
 
 

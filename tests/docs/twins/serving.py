@@ -42,6 +42,12 @@ SERVING = (
         "        if self._busy < 0:",
     ),
     Twin(
+        "tests/core/run/rollout/test_agents.py::test_a_key_ends_with_its_agent",
+        "core/anytron/serving/endpoint.py",
+        "        self._server.call(lambda: self._keys.delete(session))",
+        "        self._server.call(lambda: None)",
+    ),
+    Twin(
         "tests/core/cli/test_serve_command.py::test_a_key_that_others_can_read_is_refused",
         "core/anytron/serving/keys.py",
         "    if mode & (stat.S_IRWXG | stat.S_IRWXO):",

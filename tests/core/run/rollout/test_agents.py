@@ -7,11 +7,13 @@ that does the same gives the same responses, token by token.
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from anytron.base.errors import ConfigError, DataError
@@ -129,6 +131,13 @@ def test_an_agent_that_fails_costs_its_sample_and_no_other(answer, fault):
             else:
                 assert failure is None
                 assert response.environment.reward == 1.0
+
+
+def test_a_key_ends_with_its_agent(answer, tmp_path):
+    answer(agent="tells", options={"file": str(tmp_path / "told")})
+    url, key = json.loads((tmp_path / "told").read_text())
+    headers = {"Authorization": f"Bearer {key}"}
+    assert httpx.get(f"{url}/models", headers=headers, trust_env=False).status_code == 401
 
 
 def test_an_agent_that_never_asks_ends_the_run(answer):

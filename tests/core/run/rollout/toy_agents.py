@@ -17,6 +17,9 @@ from anytron.tasks import AgentResult, Turn
 EXAMPLE = Path(__file__).parents[4] / "examples" / "calculator.py"
 
 
+HTTP = httpx.Client(timeout=60, trust_env=False)
+
+
 class Client:
     """Asks the model, and keeps the conversation."""
 
@@ -25,7 +28,7 @@ class Client:
 
     def post(self, path, body):
         headers = {"Authorization": f"Bearer {self.task.api_key}"}
-        found = httpx.post(f"{self.task.base_url}{path}", json=body, headers=headers, timeout=60, trust_env=False)
+        found = HTTP.post(f"{self.task.base_url}{path}", json=body, headers=headers)
         if found.is_error:
             raise RuntimeError(found.json()["error"]["code"])
         return found.json()
@@ -109,6 +112,13 @@ def choosy(task, fault):
         return 1.0
     found = MISBEHAVIOUR[fault](client)
     return 1.0 if fault == "branches" else found
+
+
+def tells(task, file):
+    """Write down where the model is, and with which key it answers."""
+    Client(task).ask()
+    Path(file).write_text(json.dumps([task.base_url, task.api_key]))
+    return 1.0
 
 
 def silent(task):
