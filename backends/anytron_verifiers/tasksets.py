@@ -34,7 +34,7 @@ def rows(name: str, args: Mapping[str, Any], count: int) -> Iterator[Prompt]:
             f"The taskset {name!r} of verifiers has no end.",
             where="option count",
             why="all of its rows are asked for",
-            fix="set data.options.count to a number of rows",
+            fix="give the source the option count, a number of rows",
         )
     for row in taskset if count < 0 else taskset.take(count):
         data = row.data

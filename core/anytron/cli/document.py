@@ -37,7 +37,9 @@ HEADING = """# Command line
 |---|---|
 | `ANYTRON_PLATFORM` | the platform, where `platform.name` does not |
 | `ANYTRON_PLATFORM_OPTIONS` | `platform.options` as a JSON object; a configuration with different options is refused |
-| `ANYTRON_SERVE_KEY` | the key of the server that `anytron serve` starts |
+| `ANYTRON_SERVE_KEY` | the key of the server of `anytron serve` or of `rollout.endpoint` |
+| `ANYTRON_TASK_FILE` | set for the program of `environment.command`: a file with its task, as JSON |
+| `ANYTRON_MODEL` | set for the program of `environment.command`: the name of the model in requests |
 | `ANYTRON_PLUGINS` | the only plugins that may be loaded, separated by commas |
 | `ANYTRON_DISABLE_PLUGINS` | plugins that are not loaded, separated by commas |
 | `ANYTRON_ACCELERATOR` | set by the platform `accelerator` for the processes of a run: the device that torch reported |

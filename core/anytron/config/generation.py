@@ -21,7 +21,7 @@ class EndpointSection(Section):
     """TCP port; 0 = a free one."""
     key_file: str | None = None
     """File with the server's key, which only you can read; default: the environment variable ``ANYTRON_SERVE_KEY``.
-    Agents of the run have keys of their own, and need neither."""
+    An agent needs neither: it gets the key of its session."""
 
 
 class RolloutSection(Section):

@@ -241,7 +241,7 @@ def check_terms(body: Common | TokenSampling, asked: SamplingParams, run: Sampli
     others += [] if body.seed is None else ["seed"]
     if others:
         why = "a run trains on this answer and chooses how it is sampled"
-        raise Refusal(400, "other_sampling", f"{', '.join(others)}: {why}; leave it out of the request.", others[0])
+        raise Refusal(400, "other_sampling", f"{', '.join(others)}: {why}; remove it from the request.", others[0])
     shortest = max(asked.min_new_tokens, run.min_new_tokens)
     longest = min(asked.max_new_tokens, run.max_new_tokens)
     return replace(asked, max_new_tokens=longest, min_new_tokens=min(shortest, longest))

@@ -10,6 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytron.base.files import exhausted
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,6 +32,7 @@ def run_command(task: AgentTask, command: Sequence[str]) -> None:
     after a time-out all of it is killed.
 
     Raises:
+        ResourceError: The machine has run out of memory, processes or files.
         RuntimeError: The program could not be started, or ended with another status than 0.
     """
     own = {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, MODEL: task.model}
@@ -42,7 +45,7 @@ def run_command(task: AgentTask, command: Sequence[str]) -> None:
                 list(command), env={**os.environ, **own, TASK_FILE: str(file)}, stdin=subprocess.DEVNULL, check=False
             )
         except OSError as error:
-            raise RuntimeError(f"{command[0]} could not be started: {error}") from error
+            raise exhausted(error) or RuntimeError(f"{command[0]} could not be started: {error}") from error
     if done.returncode:
         how = f"by signal {-done.returncode}" if done.returncode < 0 else f"with status {done.returncode}"
         raise RuntimeError(f"{command[0]} ended {how}; its output is in the log of this process")

@@ -56,7 +56,7 @@ def check_environment(section: EnvironmentSection) -> None:
         raise ConfigError(
             "The program of the agent does not exist.",
             where=f"environment.command ({section.command[0]})",
-            why="it is no file that can be executed, and no directory of PATH has such a file",
+            why="it is not a file that can be executed, and no directory of PATH has such a file",
             fix="name the program with its path, relative to the YAML file; chmod +x makes a file executable",
         )
 
