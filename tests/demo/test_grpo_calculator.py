@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.demo import test_grpo_sort
-from tests.demo.test_grpo_sort import anytron
+from tests import listening
+from tests.demo.test_grpo_sort import anytron, watched
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_calculator.yaml"
 
@@ -26,8 +26,8 @@ def test_the_same_task_as_a_program_with_openais_client(tmp_path):
         "environment.processes=2",
     )
     example = EXAMPLE.with_name("grpo_calculator_agent.yaml")
-    listens = "one machine, an agent or `rollout.endpoint`"
-    _, metrics = test_grpo_sort.train(tmp_path / "run", *small, example=example, listens=listens)
+    _, metrics, seen = watched(tmp_path / "run", *small, example=example)
+    listening.check("one machine, an agent or `rollout.endpoint`", seen)
     for line in metrics:
         assert line["rollout/log_prob_abs_diff"] <= 1e-5
         assert line["environment/failed"] == line["endpoint/refused"] == 0

@@ -51,7 +51,14 @@ STEEPEST = ("trainer.total_steps=150", "optimizer.schedule=constant")
 """For layouts, which agree step by step: no more than the part in which a reward of 0.04 becomes one of 0.5."""
 
 
-def train(output, *overrides, example=EXAMPLE, listens="one machine", **environment):
+def train(output, *overrides, **environment):
+    stdout, metrics, seen = watched(output, *overrides, **environment)
+    listening.check("one machine", seen)
+    return stdout, metrics
+
+
+def watched(output, *overrides, example=EXAMPLE, **environment):
+    """Train an example; return what it printed, its metrics, and where its processes have listened."""
     command = [sys.executable, "-m", "anytron", "train", str(example), f"trainer.output_dir={output}", *overrides]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with (
@@ -60,8 +67,7 @@ def train(output, *overrides, example=EXAMPLE, listens="one machine", **environm
     ):
         stdout, stderr = run.communicate()
     assert run.returncode == 0, stdout + stderr
-    listening.check(listens, seen)
-    return stdout, records(output / "metrics.jsonl")
+    return stdout, records(output / "metrics.jsonl"), seen
 
 
 def records(path):
