@@ -39,7 +39,8 @@ _PATTERNS = {
     ),
     "runner": (
         "can't allocate memory", "MemoryError", "DistNetwork", "Connection closed", "Broken pipe",
-        "Resource temporarily", "microbatches calculator is already", "already initialized",
+        "Resource temporarily", "errors during test teardown", "microbatches calculator is already",
+        "already initialized",
     ),
     "absent": ("No module named 'transformer_engine",),
     "package": (
@@ -53,7 +54,10 @@ _PATTERNS = {
         "'function' object is not subscriptable",  # Megatron's own stand-in for a Triton kernel
     ),
     "refused": ("EngineError", "The portable Transformer Engine has no", "has no counterpart"),
-    "host": ("split_with_sizes expects",),
+    "host": (
+        "split_with_sizes expects",
+        r"aten\.lerp_\.Scalar",  # torch's Adam over a mesh of processors does not use the functions of lists of tensors
+    ),
 }  # fmt: skip
 """Regular expressions that find a class in "kind type message"; the first class that fits is taken."""
 _TESTS = {
@@ -127,6 +131,8 @@ def _kind(record: Mapping[str, Any]) -> str:
     if record.get("type") == "HungTestError":
         return "crashed"
     if record.get("type") == "DistNetworkError" or "Connection closed by peer" in message:
+        return "lost"
+    if message.startswith("errors during test teardown"):  # two of them: the test's and the class's, after a rank hung
         return "lost"
     if record["outcome"] == "failed" and record["when"] in ("setup", "collect"):
         return "error"
