@@ -14,12 +14,13 @@ from tests.needs_agents import NEEDS_AGENTS
 
 pytestmark = NEEDS_AGENTS
 OPTIONS = {"name": "products-v1", "args": {"agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}}
+TASKSETS = str(Path(__file__).parent / "tasksets")
 CALL = '<tool_call>\n{"name": "calculator_multiply", "arguments": {"first": 3, "second": 12}}\n</tool_call>'
 
 
 @pytest.fixture(autouse=True)
 def tasksets(monkeypatch):
-    folder = str(Path(__file__).parent / "tasksets")
+    folder = TASKSETS
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")  # of the tool server
 
