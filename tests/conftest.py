@@ -33,7 +33,7 @@ SKIPPED = {
     "npu": 0,
     "compiler": 0,
     "verifiers": 17,
-    "agents": 19,
+    "agents": 20,
     "smollm2": 2,
     "sinks": 4,
     "vllm": 40,
